@@ -8,7 +8,7 @@ from pathlib import Path
 from econmt.cli.option_groups import option
 from econmt.cli.options import TextRecipe, VerifyOption
 from econmt.config.recipe import Recipe, TextData
-from econmt.data.batching.batches import bucket_rule, training_batches
+from econmt.data.batching.batches import bucket_rule, derived_rule, training_batches
 from econmt.data.batching.bucket_shapes import Counts, Derived
 from econmt.data.batching.buckets import bucket_table, count_lengths
 from econmt.data.batching.padding import (
@@ -160,7 +160,7 @@ def _work_lines(
             cost = padded_to_buckets(counts, width, batch, work)
             lines.append(_padding_line(f"fixed buckets of width {width}", *cost, None))
     if not isinstance(rule, Derived):
-        other = Derived(recipe.training.max_buckets, work)
+        other = derived_rule(recipe, prepared.vocabularies.target.size)
         lines.append(_padding_line("derived buckets", *padded_to_buckets(counts, other, batch, work), None))
     name = "derived buckets" if isinstance(rule, Derived) else f"fixed buckets of width {rule}"
     padding = measure_padding(planned(training_batches(recipe, prepared)), work)

@@ -14,6 +14,7 @@ from econmt.cli.options import BatchChoice
 from econmt.config import limits
 from econmt.config.recipe import Recipe, TextData, find_recipe
 from econmt.data.batching.batches import rows_of_batch, training_batches
+from econmt.data.batching.bucket_shapes import LEAST_PRICED
 from econmt.data.batching.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
@@ -121,13 +122,14 @@ def _from_text(recipe: Recipe, prepared: PreparedData) -> Workload:
 def _from_recipe(recipe: Recipe) -> Workload:
     task = task_of_sizes(recipe, vocabulary_sizes(recipe))
     longest, width = recipe.pairs.max_length, recipe.training.bucket_width
-    step = width or -(-longest // recipe.training.max_buckets)
-    most = -(-(longest + 1) // width) * width if width else longest + 1
+    most = recipe.training.max_buckets
+    step = width or -(-longest // (LEAST_PRICED if most is None else most))
+    widest = -(-(longest + 1) // width) * width if width else longest + 1
     shape = Shape(rows_of_batch(recipe.training.batch, longest), longest, longest)
     diagonal = [(length, length) for length in (*range(step, longest, step), longest)]
     notes = [
         f"Shape: data.max_length, {longest}, on both sides, every row full; the longest pairs of a text may take up to "
-        f"{most} with the end of the sentence and the bucket's padding.",
+        f"{widest} with the end of the sentence and the bucket's padding.",
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the vocabulary sizes are the recipe's; "
         "econmt prepare, or --data-dir, for the worst bucket of the text.",
     ]

@@ -25,7 +25,7 @@ STEPS = 2**24
 """Time steps of a sequence in a benchmark."""
 INPUT_LENGTH = 1_000_000
 """Tokens of a line to translate."""
-BUCKETS = 100
+BUCKETS = 128
 BATCH = 1_000_000
 """Sentences or tokens of a training batch; pairs of a profiled batch."""
 MICRO_BATCHES = 10_000

@@ -57,11 +57,12 @@ class Training(Section):
         description="rows into which a language model's validation text is cut at checkpoints: more rows are faster, "
         "but each starts without context; the final figures always give every word at least 1,000 tokens of context",
     )
-    max_buckets: Annotated[int, TRANSLATION] = Field(
-        12,
+    max_buckets: Annotated[int | None, TRANSLATION] = Field(
+        None,
         ge=1,
         le=limits.BUCKETS,
-        description="maximum number of buckets, the shapes to which pairs are padded; derived from the text",
+        description="maximum number of buckets, the shapes to which pairs are padded; derived from the text. null: 12 "
+        "to 127, as many as save more padding on a GPU than the capture of their CUDA graphs takes",
     )
     bucket_width: Annotated[Positions | None, TRANSLATION] = Field(
         None, description="use fixed buckets instead: round lengths up to multiples of this many tokens"

@@ -52,6 +52,7 @@ class ModelTeacher:
         # All lines at once: they are sorted by length and batched by tokens.
         translations = self._translator.translate_chunk(lines, first, where, done)
         if self._doubts:
-            more = f" (and {len(self._doubts) - 1:,} more lines)" if len(self._doubts) > 1 else ""
-            notice(f"warning: {self._doubts[0]}{more}")
+            more = len(self._doubts) - 1
+            others = f" (and {more:,} more line{'s' * (more > 1)})" if more else ""
+            notice(f"warning: {self._doubts[0]}{others}")
         return [[each.text for each in best.hypotheses] or [best.text] for best in translations]

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from econmt.data.batching.bucket_shapes import GRAPH_BYTES
+
 STACK_BYTES = 256
 """Bytes of stack per thread with which a command begins."""
 
@@ -55,6 +57,8 @@ class OutsideMemory(NamedTuple):
 
 ASSUMED = OutsideMemory(329 * MIB, 158 * MIB, 192 * MIB)
 """Memory that predictions assume, as measured in training on an H100."""
+ASSUMED_GRAPHS = 12
+"""Number of CUDA graphs in that memory."""
 
 
 class OutsideMeter:
@@ -82,10 +86,15 @@ class OutsideMeter:
         kernels = self._bytes() - self._context - self._libraries
         return OutsideMemory(self._context, self._libraries, max(0, kernels))
 
-    def expected(self) -> OutsideMemory:
-        """Returns the memory of a run that is about to begin: what is taken, and the kernels that are assumed."""
+    def expected(self, graphs: int = ASSUMED_GRAPHS) -> OutsideMemory:
+        """Returns the memory of a run that is about to begin: what is taken, and the kernels that are assumed.
+
+        Args:
+            graphs: number of CUDA graphs that the run will capture.
+        """
         now = self.read()
-        return now._replace(kernels=max(now.kernels, ASSUMED.kernels))
+        kernels = ASSUMED.kernels + max(0, graphs - ASSUMED_GRAPHS) * GRAPH_BYTES
+        return now._replace(kernels=max(now.kernels, kernels))
 
     def _bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)

@@ -143,7 +143,8 @@ class Budget:
         """Returns how much of a budget in bytes is not for tensors; the free memory that "auto" means is for them."""
         if value == "auto" or self._device.type != "cuda":
             return 0
-        outside = outside_meter(self._device).expected()
+        graphs = len(self._batches.shapes()) if self._recipe.training.in_graphs else 0
+        outside = outside_meter(self._device).expected(graphs)
         context, libraries, kernels = map(size_text, outside)
         self.notes.append(
             f"training.memory_budget {value}: {size_text(outside.total)} of it for memory outside of PyTorch's "

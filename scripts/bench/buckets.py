@@ -20,7 +20,7 @@ import numpy as np
 
 from econmt.config.recipe import BatchSize, Recipe, find_recipe, load_recipe
 from econmt.data.batching.batches import BatchIterator, rows_of_batch
-from econmt.data.batching.bucket_shapes import Derived, derive_shapes
+from econmt.data.batching.bucket_shapes import MOST_PRICED, SHAPE_PRICE, Derived, derive_shapes
 from econmt.data.batching.buckets import count_lengths
 from econmt.data.batching.padding import PlannedBatch, measure_padding, planned, random_batches
 from econmt.data.batching.pair_flops import PairFlops, pair_flops
@@ -83,6 +83,7 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
     yield name, "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
     kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
     kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
+    kinds.append(("derived, as many as pay", Derived(MOST_PRICED, work, SHAPE_PRICE)))
     for name, rule in kinds:
         batches = BatchIterator(prepared.train, batch, rule, recipe.training.seed, max_length=longest)
         padding = measure_padding(planned(batches, ALL), work)
@@ -100,15 +101,15 @@ def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
     store, batch = prepared.train, recipe.training.batch
     counts = count_lengths(store.source_lengths, store.target_lengths)
     began = time.perf_counter()
-    derive_shapes(counts, Derived(12, work))
+    derived = derive_shapes(counts, Derived(MOST_PRICED, work, SHAPE_PRICE))
     seconds = time.perf_counter() - began
     means = (store.source_lengths.mean() + 1, store.target_lengths.mean() + 1)
     total = work.source + work.target + work.pair
     yield (
         f"{recipe.name}: {len(store):,} pairs of {means[0]:.1f} x {means[1]:.1f} positions on average, batches of "
         f"{batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}; a source position is "
-        f"{100 * work.source / total:.0f} % of the work of a target position and a source position; 12 buckets derived "
-        f"in {seconds:.2f} s"
+        f"{100 * work.source / total:.0f} % of the work of a target position and a source position; "
+        f"{len(derived)} buckets derived in {seconds:.2f} s"
     )
     yield ""
     yield "| batches | shapes | padded to buckets | shapes if cut | cut to the longest pair | again together |"

@@ -30,6 +30,7 @@ ONLY_PARSED = {
         "--validation-hook",
         "recipes import",
         "distill --command",
+        "distill runs/tatoeba",
     ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
     "packages that tests do not install": [

@@ -37,7 +37,7 @@ from econmt.config.recipe import BatchSize, Recipe, SentencePieceSubwords
 from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.batch import BatchShape as BatchShape
 from econmt.data.batching.bpe_dropout import BpeDropout, dropout_capacity
-from econmt.data.batching.bucket_shapes import Derived
+from econmt.data.batching.bucket_shapes import MOST_PRICED, SHAPE_PRICE, Derived
 from econmt.data.batching.buckets import Buckets, assign_buckets, round_up
 from econmt.data.batching.changing_epochs import ChangingEpochs
 from econmt.data.batching.epochs import mix, plan_epoch
@@ -343,10 +343,14 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
 
     The size of the output layer, ``target_vocabulary``, decides on the cost of a target position.
     """
-    training = recipe.training
-    if training.bucket_width is not None:
-        return training.bucket_width
-    return Derived(training.max_buckets, pair_flops(recipe.translation_model, target_vocabulary))
+    width = recipe.training.bucket_width
+    return derived_rule(recipe, target_vocabulary) if width is None else width
+
+
+def derived_rule(recipe: Recipe, target_vocabulary: int) -> Derived:
+    """Returns the rule that derives buckets for a recipe, whether it uses them or not."""
+    work, most = pair_flops(recipe.translation_model, target_vocabulary), recipe.training.max_buckets
+    return Derived(MOST_PRICED, work, SHAPE_PRICE) if most is None else Derived(most, work)
 
 
 def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:

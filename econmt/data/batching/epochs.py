@@ -21,7 +21,7 @@ class EpochTable(NamedTuple):
     shapes: npt.NDArray[np.int64]
     """Source and target positions of each batch, (P, 2)."""
     remainders: npt.NDArray[np.int64]
-    """Positions, in the order of pairs, of the pairs that do not fill a batch of their fixed bucket, (R,)."""
+    """Positions, in the order of pairs, of batches that are not consecutive pairs, one batch after the other, (R,)."""
     windows: npt.NDArray[np.int64]
     """First position, end and rows per batch of each derived bucket, for :func:`mix`, (W, 3); W = 0 if fixed."""
 
@@ -48,18 +48,35 @@ _Divided = tuple[list[tuple[int, int, int, int]], list[int], list[tuple[int, int
 
 
 def _divide_derived(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:
-    """Makes full batches of each bucket; the remaining longest pairs go into the next bucket if they fit there."""
+    """Makes full batches of each bucket; the longest pairs remain and go into the next bucket that has room for them.
+
+    If that is the one that follows, they are its first pairs; else they are ``remainders`` and fill its first batch.
+    """
+    pairs, first, end = sum(counts), 0, 0
     batches, windows = [], []
-    first = end = 0
+    remainders: list[int] = []
+    waiting: list[list[int]] = [[] for _ in buckets]
     for number, ((source, target), count) in enumerate(zip(buckets, counts, strict=True)):
         end += count
-        full = sizes[number]
-        larger = number + 1 < len(buckets) and buckets[number + 1][0] >= source
-        last = end - (end - first) % full if larger else end
+        full, coming = sizes[number], waiting[number]
+        later = range(number + 1, len(buckets))
+        next_bucket = next((each for each in later if buckets[each][0] >= source), None)
+        while coming and (len(coming) + end - first >= full or next_bucket is None):
+            own = max(0, min(full - len(coming), end - first))
+            mixed = [*coming[:full], *range(first, first + own)]
+            batches.append((pairs + len(remainders), len(mixed), source, target))
+            remainders += mixed
+            coming, first = coming[full:], first + own
+        last = end if next_bucket is None else end - (end - first) % full
         batches += [(start, min(full, last - start), source, target) for start in range(first, last, full)]
         windows.append((first, last, full))
         first = last
-    return batches, [], windows
+        if next_bucket is not None:
+            waiting[next_bucket] += coming
+            if next_bucket > number + 1:
+                waiting[next_bucket] += range(last, end)
+                first = end
+    return batches, remainders, windows
 
 
 def _divide_fixed(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:

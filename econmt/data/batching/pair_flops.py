@@ -33,8 +33,12 @@ class PairFlops(NamedTuple):
 
     def scaled(self) -> PairFlops:
         """Returns the coefficients scaled down, so that sums over many millions of pairs are exact in float64."""
-        unit = max(1, sum(self) >> 20)
-        return PairFlops(*(-(-value // unit) for value in self))
+        return PairFlops(*(-(-value // self.unit) for value in self))
+
+    @property
+    def unit(self) -> int:
+        """Operations that are one in :meth:`scaled`."""
+        return max(1, sum(self) >> 20)
 
 
 def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:

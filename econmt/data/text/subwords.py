@@ -215,29 +215,36 @@ def _train_subwords(
     sides: list[tuple[str, tuple[int, ...]]]
     sides = [(JOINT_FILE, (0, 1))] if joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
     for name, columns in sides:
-        sentences = (
-            _SPECIAL_TEXT.sub("< ", normalized(pair[column]))
-            for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS)
-            for column in columns
-            if pair[column].strip()
-        )
+
+        def sentences(columns: tuple[int, ...] = columns) -> Iterator[str]:
+            for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS):
+                for column in columns:
+                    if pair[column].strip():
+                        yield _SPECIAL_TEXT.sub("< ", normalized(pair[column]))
+
         marked = [f"{WORD_START}{tag}" for tag in tags] if 0 in columns else []
-        lines, kind = (_counted_words(sentences), "tsv") if settings.type == "bpe" else (sentences, "text")
+        words = _counted_words(sentences()) if settings.type == "bpe" else None
+        lines, kind = (sentences(), "text") if words is None else (words, "tsv")
         model = without_input_format(_train_model(settings, lines, marked, kind))
         _tell_size(model, settings.size)
         write_atomically(folder / name, model)
 
 
-def _counted_words(sentences: Iterator[str]) -> Iterator[str]:
-    """Yields each word of the text once, a tab and its count: all that byte-pair encoding learns from.
+def _counted_words(sentences: Iterator[str]) -> Iterator[str] | None:
+    """Counts the words of a text, which are all that byte-pair encoding learns from.
 
-    SentencePiece makes the same model of it as of the sentences, which it would hold in memory, and leaves out the same
-    ones. A tab ends a word, as it ends a subword there.
+    SentencePiece makes the same model of them as of the sentences, which it would hold in memory, and leaves out the
+    same ones.
+
+    Returns:
+        Each word with a tab and its count; None for a text with tabs, which this form cannot hold.
     """
     counts = Counter[str]()
     for sentence in sentences:
+        if "\t" in sentence:
+            return None
         if _RESERVED not in sentence and len(sentence.encode()) <= _LONGEST_SENTENCE_BYTES:
-            counts.update(sentence.replace("\t", " ").split(" "))
+            counts.update(sentence.split(" "))
     del counts[""]
     return (f"{word}\t{count}" for word, count in counts.items())
 

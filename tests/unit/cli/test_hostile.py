@@ -51,7 +51,7 @@ def refused(ended: Ended, *words: str) -> None:
         ("data.max_length=99999999999999999999", "must be at most 10000"),
         ("data.subwords.size=99999999999999999999", "must be at most 1000000"),
         ("training.bucket_width=99999999999999999999", "must be at most 10000"),
-        ("training.max_buckets=99999999999999999999", "must be at most 100"),
+        ("training.max_buckets=99999999999999999999", "must be at most 128"),
         ("training.max_updates=99999999999999999999", "must be at most 1000000000000"),
         ("training.threads=100000", "must be at most 1024"),
         ("decoding.beam_size=100000", "must be at most 1000"),

@@ -224,6 +224,25 @@ def test_remainders_share_batches(tmp_path: Path, make_store: MakeStore) -> None
     assert sizes == {8: 15}
 
 
+@pytest.mark.parametrize("batch", [SENTENCES, WORDS])
+def test_many_derived_shapes_hold_all_pairs_in_full_batches(
+    tmp_path: Path, make_store: MakeStore, batch: BatchSize
+) -> None:
+    draw = np.random.default_rng(1)
+    target = draw.integers(1, 30, 2000)
+    source = np.clip(target + draw.integers(-8, 9, 2000), 1, 30)
+    store = make_store(tmp_path, list(zip(source.tolist(), target.tolist(), strict=True)))
+    stream = BatchIterator(store, batch, Derived(60, PairFlops(1, 2, 0), price=20), 1, max_length=60)
+    shapes = {shape[:2]: shape.rows for shape in stream.shapes()}
+    assert len(shapes) > 40
+    for _ in range(2):
+        batches = epoch_of(stream)
+        assert sorted(pairs_of(batches)) == list(range(2000))
+        sizes = [len(each.indices) for each in batches]
+        full = [shapes[each.source.shape[1], each.target_output.shape[1]] for each in batches]
+        assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
+
+
 def test_only_the_last_batch_is_small(store: TokenStore) -> None:
     sizes = sorted(
         len(batch.indices) for batch in epoch_of(iterator(store, BatchSize(type="sentence", size=16)))

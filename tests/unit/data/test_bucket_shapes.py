@@ -100,6 +100,52 @@ def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
     assert padded_work(counts, found, work) <= padded_work(counts, fixed, work)
 
 
+@st.composite
+def rules(draw: st.DrawFn) -> tuple[np.ndarray, Derived]:
+    """Lengths of up to 30 positions that resemble each other, and a rule with a price."""
+    size = draw(st.integers(2, 30))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    target = random.integers(1, size + 1, draw(st.integers(1, 3000)))
+    source = np.clip(target + random.integers(-5, 6, len(target)), 1, size)
+    counts = np.zeros((size + 1, size + 1), dtype=np.int64)
+    np.add.at(counts, (source, target), 1)
+    return counts, Derived(draw(st.integers(13, 60)), draw(works), draw(st.integers(1, 2000)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules())
+def test_shapes_with_a_price_are_worth_it(ruled: tuple[np.ndarray, Derived]) -> None:
+    counts, rule = ruled
+    found = derive_shapes(counts, rule)
+    assert len(np.unique(found, axis=0)) == len(found) <= rule.most
+    assert found.tolist() == sorted(found.tolist(), key=lambda shape: shape[::-1])
+    twelve = derive_shapes(counts, Derived(12, rule.work))
+    if len(found) <= 12:
+        assert found.tolist() == twelve.tolist()
+    # Each pair goes into some shape, and further shapes save their price together.
+    saved = padded_work(counts, twelve, rule.work) - padded_work(counts, found, rule.work)
+    assert saved >= (len(found) - len(twelve)) * rule.price
+
+
+def test_the_number_of_shapes_follows_their_price() -> None:
+    draw = np.random.default_rng(4)
+    target = draw.integers(1, 61, 20_000)
+    source = np.clip(target + draw.integers(-9, 10, 20_000), 1, 60)
+    counts = np.zeros((61, 61), dtype=np.int64)
+    np.add.at(counts, (source, target), 1)
+    work = PairFlops(2, 9, 1)
+    real = float(sum(counts[s, t] * (2 * s + 9 * t + s * t) for s, t in np.argwhere(counts).tolist()))
+    numbers, padded = [], []
+    for price in (real, real / 500, real / 5000, 1):
+        shapes = derive_shapes(counts, Derived(127, work, int(price)))
+        numbers.append(len(shapes))
+        padded.append(padded_work(counts, shapes, work) / real - 1)
+    assert numbers == [12, 28, 93, 127]
+    assert padded == sorted(padded, reverse=True)
+    # However many nested shapes there are, sources of one target length differ in length.
+    assert 1.5 * padded[-1] < padded_work(counts, nested_shapes(counts, Derived(60, work)), work) / real - 1
+
+
 def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
     counts = np.zeros((11, 11), dtype=np.int64)
     counts[np.ix_([5, 10], [5, 10])] = 7

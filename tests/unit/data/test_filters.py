@@ -54,6 +54,8 @@ def kept(corpus: Path, make_recipe: Make) -> Callable[..., tuple[list[int], Prep
         ({"min_words": 2}, [1, 3, 4, 5, 6, 7, 8]),
         ({"max_words": 29}, [1, 2, 3, 4, 5, 6, 8]),
         ({"max_length_ratio": 3.0}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"max_repeats": 2}, [1, 2, 3, 6, 8]),
+        ({"max_repeats": 3}, [1, 2, 3, 4, 5, 6, 8]),
         ({"duplicates": "pairs"}, [1, 2, 3, 4, 5, 7, 8]),
         ({"duplicates": "source"}, [1, 2, 3, 5, 7, 8]),
         ({"duplicates": "target"}, [1, 2, 3, 4, 7, 8]),
@@ -69,7 +71,7 @@ def test_what_is_left(
     dropped = sum(
         counts[name]
         for name in counts
-        if name in ("few_words", "many_words", "ratio", "identical", "duplicate")
+        if name in ("few_words", "many_words", "ratio", "repeats", "identical", "duplicate")
     )
     assert counts["pairs"] + dropped == counts["lines"] == 48
 

@@ -291,12 +291,16 @@ class TestLoadingWhatIsBroken:
             load_vocabularies(tmp_path)
 
 
+@pytest.mark.parametrize("tab", [" ", "\t"])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("joint", [True, False])
-def test_words_with_counts_teach_what_the_sentences_teach(tmp_path: Path, kind: str, joint: bool) -> None:
+def test_words_with_counts_teach_what_the_sentences_teach(
+    tmp_path: Path, kind: str, joint: bool, tab: str
+) -> None:
     """SentencePiece makes the same bytes from the sentences themselves, those that it leaves out among them."""
     sources = [source for source, _ in PAIRS] + [
         "twice  the  space",
+        f"a{tab}tab",
         "a\u2581mark  \u2581here\u2581 \u2581\u2581",
     ] * 7
     sources += [

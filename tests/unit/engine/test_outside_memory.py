@@ -56,7 +56,8 @@ def test_memory_is_told_apart_by_when_it_is_taken(monkeypatch: pytest.MonkeyPatc
     card.taken, card.reserved = card.taken + 300 + 7, card.reserved + 300
     assert meter.read() == OutsideMemory(120, 50, 7)
     assert meter.read().total == card.taken - card.reserved - 100
-    assert meter.expected() == OutsideMemory(120, 50, ASSUMED.kernels)
+    assert meter.expected() == meter.expected(12) == OutsideMemory(120, 50, ASSUMED.kernels)
+    assert meter.expected(40) == OutsideMemory(120, 50, ASSUMED.kernels + 28 * 4_200_000)
     card.taken -= 30  # an earlier kernel is unloaded
     assert meter.read().kernels == 0
 

@@ -432,10 +432,12 @@ def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
         make_run("training.memory_budget=20KiB", *REAL).trainer()
 
 
-def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> None:
-    """Sets the memory outside of PyTorch's allocator that budgets count."""
-    meter = SimpleNamespace(expected=lambda: expected)
+def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> list[int]:
+    """Sets the memory outside of PyTorch's allocator that budgets count; returns numbers of graphs it is asked for."""
+    asked: list[int] = []
+    meter = SimpleNamespace(expected=lambda graphs: asked.append(graphs) or expected)
     monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: meter)
+    return asked
 
 
 def test_a_gpus_budget_is_about_all_of_its_memory(
@@ -443,22 +445,25 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
 ) -> None:
     use_rows(2)
 
-    memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
-    budget = make_run(BUDGET).trainer().budget
+    asked = memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
+    trainer = make_run(BUDGET).trainer()
+    budget = trainer.budget
     budget._device = torch.device("cuda")
     budget.make(TrainingState(), 0)
+    assert asked == [len(trainer.batches.shapes())]
     assert budget.plan is not None
     assert budget.plan.budget == (1024 - 500) << 20
     assert budget.notes == [
         "training.memory_budget 1GiB: 500 MiB of it for memory outside of PyTorch's allocator (context 300 MiB, "
         "libraries 150 MiB, kernels and CUDA graphs 50 MiB)"
     ]
-    small = make_run("training.memory_budget=400MiB").trainer().budget
+    small = make_run("training.memory_budget=400MiB", "training.cuda_graphs=off").trainer().budget
     small._device = torch.device("cuda")
     with pytest.raises(
         InputError, match="beside 500 MiB outside of PyTorch's allocator; use a larger budget, such as"
     ):
         small.make(TrainingState(), 0)
+    assert asked[1:] == [0]
 
 
 def test_auto_is_what_the_device_has(

@@ -1,0 +1,53 @@
+"""Model folders as teachers translate as econmt translate does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import econmt
+from econmt.distillation.opening import open_teacher
+from econmt.distillation.teachers import TeacherChoice
+from econmt.errors import InputError
+
+LINES = ["a b c", "", "d e", "a " * 1200, "h g f e d c b a", "b " * 1001]
+
+
+def test_a_model_folder_translates_as_econmt_does(
+    word_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = TeacherChoice(folder=word_model, beam_size=3, nbest_size=2, device="cpu", threads=1)
+    counted: list[int] = []
+    found = open_teacher(choice).translate(LINES, "text.en", 11, counted.append)
+    assert sum(counted) == len(LINES)
+    assert [found[number] for number in (1, 3, 5)] == [[""]] * 3, "blank and much too long lines"
+    model = econmt.load(word_model, device="cpu")
+    for line, texts in zip(LINES, found, strict=True):
+        if texts != [""]:
+            (expected,) = model.translate([line], beam_size=3, nbest_size=2)
+            assert texts == [each.text for each in expected.hypotheses]
+    warning = capsys.readouterr().err
+    assert warning.startswith("econmt: warning: text.en:14: ")
+    assert warning.endswith("(and 1 more line)\n")
+
+
+def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> None:
+    files = TeacherChoice(folder=word_model).files
+    assert list(files) == [
+        "the teacher's recipe.yaml",
+        "the teacher's params.best.safetensors",
+        "the teacher's vocab.source.txt",
+        "the teacher's vocab.target.txt",
+    ]
+
+
+def test_what_cannot_teach_is_told(word_model: Path, tmp_path: Path) -> None:
+    choice = TeacherChoice(folder=word_model)
+    assert choice.with_nbest(None).nbest_size == 2, "the beam size of its recipe"
+    assert replace(choice, beam_size=9).with_nbest(None).nbest_size == 5
+    with pytest.raises(InputError, match="--nbest-size 4: more than the teacher's beam size of 3"):
+        replace(choice, beam_size=3).with_nbest(4)
+    (tmp_path / "config.json").write_text("{}")
+    assert TeacherChoice(folder=tmp_path).kind == "transformers"
