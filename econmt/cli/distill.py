@@ -153,7 +153,7 @@ def distill(
     \b
     Example:
       econmt distill runs/multi30k --source train.en --output runs/student
-      econmt distill --command "apertium eng-spa" -s news.en --valid dev data.target=es
+      econmt distill --command ./eng-spa -s a.en --valid dev data.target=es
     """
     changes = list(overrides or ())
     if teaching.command is not None and teacher is not None and "=" in str(teacher):

@@ -87,7 +87,7 @@ def score(
     \b
     Example:
       econmt score -m runs/wikitext2 -t test.txt --score-type perplexity --total
-      econmt score -m runs/wikitext2 -t test.txt --score-type perplexity --total --cache 3785 --dynamic
+      econmt score -m runs/wikitext2 -t test.txt --total --cache 3785 --dynamic
       econmt score -m runs/multi30k -s test.en -t test.de
       paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """

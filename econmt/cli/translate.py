@@ -98,7 +98,7 @@ def translate(
     Example:
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
-      econmt translate -m runs/multi30k --language-model runs/german --lm-weight 0.1
+      econmt translate -m runs/multi30k --language-model runs/german
     """
     _check_options(context, text, output, hypotheses, sampling, rules)
     read = [text.input_file, *(text.input_factors or ()), *rules.files]

@@ -1,4 +1,4 @@
-"""Writes English-French text from the statutes and regulations of Canada.
+"""Writes English-French text from the laws of Canada.
 
 Source is the repository justicecanada/laws-lois-xml of the Department of Justice (Open Government Licence - Canada),
 which has every act and regulation as XML in both languages. A checkout, a bare clone and one without some of its files

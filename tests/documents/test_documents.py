@@ -181,7 +181,17 @@ def _every_command() -> list[str]:
     return sorted({*in_blocks, *(command for page in PAGES for command in quoted_scripts(page))})
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if console_blocks(page) or page == "docs/python.md"])
+_FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/python.md"]
+"""Pages whose blocks are followed; those of results, whose commands take long, in thorough tests only."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.thorough] if page.startswith("docs/results/") else [])
+        for page in _FOLLOWED
+    ],
+)
 def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: Path) -> None:
     _provide(page, shell, store, tmp_path)
     reader = Reader(page, shell, tmp_path)

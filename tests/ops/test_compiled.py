@@ -33,7 +33,7 @@ def both(op: str, arguments: dict[str, object], **options: object) -> None:
     "op",
     [
         pytest.param("lstm", marks=pytest.mark.thorough),
-        pytest.param("attentional_lstm", marks=pytest.mark.slow),
+        pytest.param("attentional_lstm", marks=pytest.mark.thorough),
         pytest.param("linear_cross_entropy", marks=pytest.mark.slow),
         pytest.param("additive_attention", marks=pytest.mark.thorough),
     ],

@@ -286,7 +286,7 @@ def test_attention_forward(size: int, dtype: torch.dtype, use: Use) -> None:
                 assert weights[padding].equal(torch.zeros(int(padding.sum())))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @dtypes
 @each_size
 def test_attention_backward(size: int, dtype: torch.dtype, use: Use) -> None:

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 SUITE = ROOT / "scripts" / "smoke.py"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(not (Path(sys.executable).parent / "econmt").exists(), reason="econmt is not installed")
 def test_the_suite_passes_here() -> None:
     words = [sys.executable, str(SUITE), "--library", "yes" if c.is_built() else "no"]

@@ -111,7 +111,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".h")} == {"econmt_ops/backends/c/kernels.h"}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: Path) -> None:
     copy_sources(tmp_path / "sources")
     ops, _ = build(tmp_path / "sources" / "ops", "wheel")

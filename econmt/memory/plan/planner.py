@@ -292,7 +292,13 @@ def estimator(task: Task, device: str, precision: Precision, ranks: Sequence[Ran
         training.averaging,
     ]
     dumped = [section.model_dump(mode="json") for section in sections]
-    others = [training.label_smoothing, training.fixed_param_names, training.fixed_param_strategy]
+    others = [
+        training.label_smoothing,
+        training.activation_regularization,
+        training.temporal_activation_regularization,
+        training.fixed_param_names,
+        training.fixed_param_strategy,
+    ]
     key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)
 
     def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:

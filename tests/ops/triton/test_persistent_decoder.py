@@ -87,7 +87,7 @@ def test_two_layers_with_dropout_and_residual_sums(
     assert launches == ["forward", "forward", "backward", "backward"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_groups_of_rows(device: str, launches: list[str]) -> None:
     check(arguments(Make(device), 66, 2, 9, 1, size=192), None, torch.float16)
     assert launches == ["forward", "backward"]

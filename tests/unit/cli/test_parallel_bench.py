@@ -69,7 +69,7 @@ def test_a_profile_is_enough_for_a_prediction(bench: Call, tmp_path: Path) -> No
     assert 1000 < float(rows[2]["scaling"]) < 1024, "those between hosts are not"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_are_timed(bench: Call, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     options = (

@@ -329,7 +329,7 @@ _OF_A_TEST = {
 """Sizes of every model, so that a step takes little time and memory, and ops are still worth measuring."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoder", ["as it is", "reference"])
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_shipped_recipe_is_estimated_as_it_runs(
@@ -342,7 +342,7 @@ def test_a_shipped_recipe_is_estimated_as_it_runs(
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["multi30k", "quickstart", "student", "tatoeba"])
 def test_a_shipped_recipe_is_estimated_in_its_own_sizes(

@@ -100,6 +100,7 @@ CASES = [
     ),
     Case("multi30k", ("ops.decoder=compiled", "ops.encoder=reference", "ops.stash=gates"), (64, 12, 3)),
     Case("multi30k", ("model.attention.type=dot", "training.label_smoothing=0.1"), (50, 4, 4)),
+    Case("laws-en-fr", (), (24, 3, 4)),
     Case("tatoeba", ("model.decoder.input_feeding=false", "model.attention.type=bilinear"), (64, 8, 4)),
     Case("tatoeba", ("training.precision=bfloat16", "ops.output=recompute"), (48, 4, 5)),
     Case("quickstart", ("model.attention.type=scaled_dot", "training.precision=bfloat16"), (64, 6, 4)),

@@ -113,10 +113,10 @@ MOMENTS: dict[str, Callable[[Run], None]] = {
     "moment",
     [
         "start of Python",
-        pytest.param("import of torch", marks=pytest.mark.slow),
+        pytest.param("import of torch", marks=pytest.mark.thorough),
         "rendezvous",
         pytest.param("training", marks=pytest.mark.slow),
-        pytest.param("writing of a checkpoint", marks=pytest.mark.slow),
+        pytest.param("writing of a checkpoint", marks=pytest.mark.thorough),
     ],
 )
 def test_no_rank_outlives_its_launcher(start: Callable[..., Run], moment: str) -> None:
@@ -176,6 +176,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 @pytest.mark.parametrize("whom", ["launcher", "rank"])
 def test_a_signal_saves_and_ends_all(
