@@ -182,13 +182,14 @@ def _every_command() -> list[str]:
 
 
 _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/python.md"]
-"""Pages whose blocks are followed; those of results, whose commands take long, in thorough tests only."""
+_LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
+"""Pages whose commands take long, which only thorough tests follow."""
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.thorough] if page.startswith("docs/results/") else [])
+        pytest.param(page, marks=[pytest.mark.thorough] if page.startswith(_LONG) else [])
         for page in _FOLLOWED
     ],
 )

@@ -378,9 +378,8 @@ def test_stash_keeps_inputs_and_states_alone(name: str) -> None:
     assert sum(kept.values()) <= most * unit + weights + 4 * 16 * 4 * 4
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["lnlstm", "gru"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["gru", "lnlstm"])
 def test_compiled_steps_equal_the_others(name: str) -> None:
     given = arguments(CASES[name], Make("cpu", torch.float32), 3, 4, 3, 8, 1)
 

@@ -36,7 +36,7 @@ def test_layouts_change_no_result(problem: str, implementation: str, shift: int,
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("problem", [name for name, each in variants() if each == "compiled"])
 def test_layouts_change_no_result_of_compiled_steps(problem: str, device: str) -> None:
     check_layouts(problem, "compiled", 0, device)

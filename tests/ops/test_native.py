@@ -152,6 +152,7 @@ def definition_of_lstm(sums: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Te
     return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
 
 
+@pytest.mark.sampled(7)
 @dtypes
 @each_size
 def test_lstm_forward(size: int, dtype: torch.dtype, use: Use) -> None:
@@ -270,6 +271,7 @@ def for_attention(
     return make(rows, size), keys, make.full(size, scale=2.0 / math.sqrt(size)), padding
 
 
+@pytest.mark.sampled(6)
 @dtypes
 @each_size
 def test_attention_forward(size: int, dtype: torch.dtype, use: Use) -> None:

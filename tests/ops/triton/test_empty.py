@@ -20,12 +20,14 @@ def options_of(problem: str) -> list[dict[str, str]]:
     return [{"stash": stash} for stash in STASHES] if traits.takes_stash else [{}]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("problem", [thorough(name) for name in NAMES])
 def test_nothing_is_computed_of_nothing(problem: str, device: str) -> None:
     for options in options_of(problem):
         check_nothing(problem, "triton", device, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "problem",
     [thorough(name) for name in NAMES if name.startswith(("lstm", "bidirectional_lstm"))],

@@ -14,7 +14,7 @@ from tests.ops.test_float16 import HALF, scaled_gradients, without_dropout
 from tests.ops.triton.conftest import DEVICE
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @each_op
 def test_gradients_are_those_of_float64_or_show_an_overflow(op: str, device: str) -> None:
     call = calls(device, torch.float64)[op]

@@ -92,6 +92,7 @@ def _check(
     assert sums[1][2::3].eq(0).all()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (4, [3, 4]), (5, [1, 4097, 64])], ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 @SMOOTHING

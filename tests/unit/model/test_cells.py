@@ -243,7 +243,7 @@ def share_copied(encoder: str, decoder: str, updates: int) -> float:
     return float((best == wanted)[wanted > 0].float().mean())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("encoder", "decoder"), LEARNERS)
 def test_every_cell_learns_to_copy(encoder: str, decoder: str) -> None:

@@ -176,7 +176,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 @pytest.mark.parametrize("whom", ["launcher", "rank"])
 def test_a_signal_saves_and_ends_all(

@@ -75,7 +75,7 @@ def test_some_fuzzing_finds_nothing(tmp_path: Path) -> None:
             sys.executable,
             ROOT / "scripts" / "fuzz.py",
             "--seconds",
-            "15",
+            "6",
             "--failures",
             tmp_path / "failures",
         ],
