@@ -192,7 +192,7 @@ def test_a_signal_saves_and_ends_all(
     assert f"saved at update {run.folder.commits()[-1].update} in " in line
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_rank_that_hangs_is_named_and_all_end(start: Callable[..., Run]) -> None:
     run = start("parallel.timeout=2")
     run.wait_until_it_trains()
