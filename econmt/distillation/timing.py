@@ -20,7 +20,6 @@ from econmt.errors import EconmtError
 WARM_UP = 32
 """Lines translated before the time is taken."""
 
-
 ROUNDS = 2
 """Number of times that the lines are translated; the fastest counts."""
 

@@ -63,8 +63,8 @@ def token_ids(vocabularies: Vocabularies) -> Callable[[str, str], list[int]]:
         del ids[vocabulary.tokens([special])[0]]
 
     def encode(text: str, source: str) -> list[int]:
-        known = {**vocabularies.copy_ids(source), **ids}
-        return [known[token] for token in text.split(" ") if token]
+        copies = vocabularies.copy_ids(source)
+        return [copies[token] if token in copies else ids[token] for token in text.split(" ") if token]
 
     return encode
 

@@ -77,7 +77,6 @@ def take_own_gpu(name: str, environment: RankEnvironment) -> None:
             "GPU, or set training.device=cpu"
         )
     if name in ("auto", "cuda"):
-        outside_meter(
-            torch.device("cuda", environment.local_rank)
-        )  # begins before anything else uses the GPU
+        # The meter begins before anything else uses the GPU.
+        outside_meter(torch.device("cuda", environment.local_rank))
         torch.cuda.set_device(environment.local_rank)

@@ -238,6 +238,8 @@ class Vocabularies(NamedTuple):
         rows = self.target.encode_many(texts)
         if self.copies:
             for ids, text, source in zip(rows, texts, sources, strict=True):
+                if UNK not in ids:
+                    continue
                 copies = self.copy_ids(source)
                 ids[:] = [
                     copies.get(word, UNK) if token == UNK else token

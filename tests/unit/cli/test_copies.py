@@ -13,6 +13,7 @@ from econmt.config.recipe import load_recipe
 from econmt.data.batching.store import prepare
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
 from econmt.errors import InputError
+from econmt.evaluation.scoring import token_ids
 from econmt.training.run import run_recipe
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, write_text
@@ -40,6 +41,15 @@ def test_names_of_entries_in_a_text_are_words(both: Vocabularies) -> None:
     assert both.encode_sources(["<copy2> <unk>"]) == [[4, 5]]
     assert both.encode_targets(["<unk> <copy2> <copy1>"], ["<copy2> <unk>"]) == [[5, 4, UNK]]
     assert both.decode_targets([[4, 5]], ["<copy2> <unk>"]) == ["<copy2> <unk>"]
+
+
+def test_tokens_of_a_translation_have_ids_again(both: Vocabularies) -> None:
+    encode = token_ids(both)
+    for source in ("Ann a Bob", "<copy2> b <unk>"):
+        tokens = both.resolved([4, 6, 5, UNK], source)[1]
+        assert encode(" ".join(tokens), source) == ([4, 6, 5, UNK] if "Ann" in source else [4, 6, 5, 5])
+    with pytest.raises(KeyError):
+        encode("Ann", "Bob")
 
 
 def test_vocabularies_without_such_entries_are_as_before() -> None:
