@@ -272,8 +272,10 @@ class Budget:
             shape = sentences, source, target
             factors = vocabularies.factor_sizes
             stored = self._weights if recipe.training.param_dtype == "bfloat16" else 0  # beside float32
-            return stored + self._state + estimate_search(
-                recipe, words, target_words, shape, self._device.type, factors
+            return (
+                stored
+                + self._state
+                + estimate_search(recipe, words, target_words, shape, self._device.type, factors)
             )
 
         rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)

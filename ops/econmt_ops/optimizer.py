@@ -459,9 +459,7 @@ class FusedOptimizer:
 def _adam_tensors(update: Update) -> AdamTensors:
     """Returns an update as Adam's kernel takes it."""
     first, second = update.moments
-    return AdamTensors(
-        update.values, update.gradient, first, second, update.numbers["step"], update.salt
-    )
+    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)
 
 
 def _norms(values: Sequence[Tensor]) -> list[Tensor]:

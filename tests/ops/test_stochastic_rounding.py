@@ -75,7 +75,9 @@ def test_what_is_no_number_stays() -> None:
     assert result[3:].abs().max() < 1e-38
 
 
-def steps(make: type[FusedOptimizer], keys: dict[str, Any], dtype: torch.dtype, in_backward: bool) -> list[Tensor]:
+def steps(
+    make: type[FusedOptimizer], keys: dict[str, Any], dtype: torch.dtype, in_backward: bool
+) -> list[Tensor]:
     """Parameters after updates of a small regression; in the middle another optimizer goes on from the state."""
     draw = torch.Generator().manual_seed(2)
     inputs = torch.randn(64, 96, generator=draw)
@@ -124,7 +126,9 @@ def test_small_updates_add_up() -> None:
     assert optimizer.state[weight]["step"] == 100.0
 
 
-def test_rows_of_a_sparse_gradient_are_rounded_as_those_of_a_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_sparse_gradient_are_rounded_as_those_of_a_dense_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("econmt_ops.optimizer.BLOCK_BYTES", 5 * 16 * 2)
     found = []
     for sparse in (False, True):
