@@ -446,7 +446,11 @@ class FusedOptimizer:
         *,
         norm: bool = False,
     ) -> list[Tensor]:
-        """Updates parameters in one launch for each of their types; with ``norm``, returns the gradients' sums of squares by block."""
+        """Updates parameters in one launch for each of their types.
+
+        Returns:
+            With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
+        """
         settings = self._adam_settings(updates[0].values.device, divisor, bound)
         squares: dict[int, Tensor] = {}
         for dtype in sorted({part.values.dtype for part in updates}, key=str):

@@ -4,8 +4,8 @@ A parameter in bfloat16 has 8 bits of mantissa, so that rounding to nearest woul
 Rounded up with the probability of the part that is cut off, updates are kept on average (Gupta, Agrawal, Gopalakrishnan
 and Narayanan 2015, "Deep learning with limited numerical precision").
 
-The random bits are a hash of a seed, the number of a parameter, the number of its update and a value's position, so that
-a resumed run rounds as one that never stopped, and every device in the same way.
+The random bits are a hash of a seed, the number of a parameter, the number of its update and a value's position, so
+that a resumed run rounds as one that never stopped, and every device in the same way.
 """
 
 from __future__ import annotations
