@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -193,8 +193,11 @@ def rows(
     say: Say,
     *,
     seconds: float,
+    only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Times every implementation at each shape and type for ``seconds`` a pass, and calls ``say`` with its progress.
+
+    ``only`` keeps the implementations whose names contain one of its parts; InputError is raised if there is none.
 
     Yields:
         A row for each implementation and pass: median milliseconds, bytes that the pass must move, bytes a second, and
@@ -202,7 +205,10 @@ def rows(
     """
     loops = {each.name for each in implementations_of("linear_recurrence").values() if each.traits.is_last}
     for shape, dtype in itertools.product(shapes, dtypes):
-        found = scans(shape, dtype, device)
+        known = scans(shape, dtype, device)
+        found = {name: scan for name, scan in known.items() if any(part in name for part in only or [""])}
+        if not found:
+            raise InputError(f"--implementation '{', '.join(only)}': in no name of {'; '.join(known)}")
         differences = {}
         for label, scan in found.items():
             say(f"scan: {'x'.join(map(str, shape))}, {dtype_name(dtype)}, {label}")
@@ -240,6 +246,9 @@ def scan_command(
         metavar="BxTxH",
         show_default="the four published",
     ),
+    implementations: list[str] | None = option(
+        None, "--implementation", help="Only implementations whose names contain this; may be repeated."
+    ),
     dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
     seconds: Seconds = option(1.0, help="Seconds for each implementation and pass."),
     session: BenchSession,
@@ -256,7 +265,8 @@ def scan_command(
     wanted = [_shape_of(text) for text in shapes or []] or list(SHAPES)
     types = dtypes_of(dtypes)
     with session.measuring() as say:
-        measured = session.kept(rows(wanted, types, session.device, say, seconds=seconds))
+        only = implementations or ()
+        measured = session.kept(rows(wanted, types, session.device, say, seconds=seconds, only=only))
     columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
     figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
     session.print(measured, (*columns, *figures), "linear recurrence")
