@@ -13,7 +13,7 @@ from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.measure.storages import Storage
 
 
-class PredictingTracker(StepTracker):  # type: ignore[no-untyped-call]
+class PredictingTracker(StepTracker):
     """Tracker of a step on fake tensors, which may run several steps and record the last one.
 
     Args:
@@ -42,7 +42,7 @@ class PredictingTracker(StepTracker):  # type: ignore[no-untyped-call]
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
         for records in (self.changes, self.hidden, self.repetitions, self.begins, self.works, self.flops):
-            records.clear()  # type: ignore[attr-defined]
+            records.clear()
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:
             storage.operator, storage.kept_by, storage.line = "", None, None

@@ -19,27 +19,34 @@ def _seeds(query: Tensor, on_device: bool) -> tuple[Tensor, Tensor]:
 
 def _by_position(query: Tensor, width: int) -> Tensor:
     """Creates an output (B, H, T, D) that is contiguous as (B, T, H, D)."""
-    rows, heads, steps, _ = query.shape
+    rows, heads, steps = query.shape[:3]
     return query.new_empty(rows, steps, heads, width).transpose(1, 2)
 
 
 def _efficient_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, keeps: bool, *_: Any, scale: Any = None
+    query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None, keeps: bool, *_: Any, _scale: Any = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keeps the logarithm of each row's sum, in whole blocks of 32 rows (transformers/cuda/attention.cu)."""
-    rows, heads, steps, _ = query.shape
+    rows, heads, steps = query.shape[:3]
     outputs = _by_position(query, value.shape[-1])
     sums = query.new_empty(rows, heads, -(-steps // 32) * 32 if keeps else 0, dtype=torch.float32)
     return outputs, sums, *_seeds(query, False)
 
 
 def _efficient_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, outputs: Tensor, *_: Any, **__: Any
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _bias: Tensor | None,
+    outputs: Tensor,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Computes gradients contiguous as (B, T, H, D) (transformers/cuda/attention_backward.cu)."""
     gradient = gradient.transpose(1, 2).contiguous()
     results = [_by_position(each, each.shape[-1]) for each in (query, key, value)]
-    rows, heads, steps, _ = query.shape
+    rows, heads, steps = query.shape[:3]
     if query.dtype is torch.float32:
         products = gradient * outputs.transpose(1, 2)
         sums = products.sum(-1)
@@ -51,11 +58,9 @@ def _efficient_attention_backward(
     return results[0], results[1], results[2], None
 
 
-def _flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> tuple[Any, ...]:
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     """Keeps the logarithm of each row's sum (transformers/cuda/flash_attn/flash_api.cpp, mha_fwd)."""
-    rows, heads, steps, _ = query.shape
+    rows, heads, steps = query.shape[:3]
     outputs = _by_position(query, value.shape[-1])
     sums = query.new_empty(rows, heads, steps, dtype=torch.float32)
     nothing = query.new_empty(0)
@@ -77,7 +82,7 @@ def _flash_attention_backward(
 
 
 def _cudnn_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, keeps: bool, *_: Any, **__: Any
+    query: Tensor, key: Tensor, value: Tensor, _bias: Tensor | None, keeps: bool, *_: Any, **__: Any
 ) -> tuple[Any, ...]:
     """Keeps the logarithm of each row's sum (cudnn/MHA.cpp)."""
     outputs = torch.empty_like(query) if query.shape == value.shape else _by_position(query, value.shape[-1])
@@ -87,7 +92,7 @@ def _cudnn_attention(
 
 
 def _cudnn_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+    _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 

@@ -62,8 +62,8 @@ def batch_norm(
         arguments = (inputs, weight, bias, mean, variance, training, momentum, eps, enabled)
         return _composite(aten.batch_norm.default, *arguments)  # type: ignore[no-any-return]
     layout = torch.channels_last if _is_channels_last(inputs) else torch.contiguous_format
-    arguments = (inputs.contiguous(memory_format=layout), weight, bias, mean, variance)
-    return aten.cudnn_batch_norm(*arguments, training, momentum, eps)[0]  # type: ignore[no-any-return]
+    inputs = inputs.contiguous(memory_format=layout)
+    return aten.cudnn_batch_norm(inputs, weight, bias, mean, variance, training, momentum, eps)[0]  # type: ignore[no-any-return]
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -78,7 +78,7 @@ def attention_backend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, causal: bool, grouped: bool
 ) -> str:
     """Returns "cudnn", "flash", "efficient" or "math" (transformers/cuda/sdp_utils.cpp, select_sdp_backend)."""
-    flags = torch.backends.cuda
+    flags: Any = torch.backends.cuda
     sizes = query.shape[-1], value.shape[-1]
     same_heads = query.dim() == 4 and query.shape[1] == key.shape[1] == value.shape[1]
     dense = (
@@ -148,7 +148,9 @@ def attention(
         size = query.shape[-1]
         scale = size**-0.5 if scale is None else scale
         if size % 8:
-            query, key, value = (torch.nn.functional.pad(each, (0, -size % 8)) for each in (query, key, value))
+            query, key, value = (
+                torch.nn.functional.pad(each, (0, -size % 8)) for each in (query, key, value)
+            )
         results = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
@@ -234,16 +236,16 @@ def _recurrent(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return padded, packed
 
 
-def pack_backward(gradient: Tensor, shape: Sequence[int], batch_sizes: Tensor, batch_first: bool) -> Tensor:
+def pack_backward(gradient: Tensor, shape: Sequence[int], _batch_sizes: Tensor, _batch_first: bool) -> Tensor:
     """Computes the gradient of sequences that `torch._pack_padded_sequence` has packed."""
     return gradient.new_zeros(shape)
 
 
 def unpack(
-    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, steps: int
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, _padding: float, _steps: int
 ) -> tuple[Tensor, Tensor]:
     """Pads packed sequences, whose lengths are taken to be equal, since they are values of a tensor."""
-    padded = data.unflatten(0, (len(batch_sizes), -1)).clone()
+    padded = data.view(len(batch_sizes), -1, *data.shape[1:]).clone()
     lengths = torch.full((padded.shape[1],), len(batch_sizes), dtype=torch.int64)
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
@@ -304,7 +306,7 @@ def _only_fake(name: str, stand_in: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Lets fake tensors of the CPU take the path of a GPU within the context; optimizers update all tensors at once."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, stand_in in _stand_ins().items():
         library.impl(name, _only_fake(name, stand_in), "AutogradCPU")
     modules: list[Any] = [importlib.import_module("torch.optim.optimizer"), _foreach_utils]

@@ -22,12 +22,13 @@ aten = torch.ops.aten
 
 
 def _layer_norm(
-    inputs: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    inputs: Tensor, shape: Sequence[int], _weight: Tensor | None, _bias: Tensor | None, _eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keeps mean and deviation in float32 (cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
     outer = list(inputs.shape[: inputs.dim() - len(shape)]) + [1] * len(shape)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    return outputs, *(inputs.new_empty(outer, dtype=_accumulated(inputs)) for _ in range(2))
+    mean, deviation = (inputs.new_empty(outer, dtype=_accumulated(inputs)) for _ in range(2))
+    return outputs, mean, deviation
 
 
 def _accumulated(tensor: Tensor) -> torch.dtype:
@@ -37,12 +38,12 @@ def _accumulated(tensor: Tensor) -> torch.dtype:
 def _cudnn_batch_norm(
     inputs: Tensor,
     weight: Tensor,
-    bias: Tensor,
-    mean: Tensor | None,
-    variance: Tensor | None,
+    _bias: Tensor,
+    _mean: Tensor | None,
+    _variance: Tensor | None,
     training: bool,
-    momentum: float,
-    eps: float,
+    _momentum: float,
+    _eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keeps mean and deviation of each channel (cudnn/BatchNorm.cpp)."""
     kept = weight.numel() if training else 0
@@ -85,7 +86,14 @@ def _embedding_backward(gradient: Tensor, indices: Tensor, rows: int, *_: Any) -
 
 
 def _group_norm(
-    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, channels: int, _: int, groups: int, eps: float
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rows: int,
+    channels: int,
+    _: int,
+    groups: int,
+    _eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes a scale and a shift for each channel of each row (cuda/group_norm_kernel.cu)."""
     outputs = torch.empty_like(inputs)
@@ -96,7 +104,7 @@ def _group_norm(
     return outputs, statistics[0], statistics[1]
 
 
-def _native_dropout(inputs: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def _native_dropout(inputs: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
     """Keeps a mask of one byte per element (cuda/Dropout.cu)."""
     mask = torch.empty_like(inputs, dtype=torch.bool)
     return torch.empty_like(inputs), mask

@@ -11,7 +11,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def _pack(inputs: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def _pack(inputs: Tensor, _lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Packs sequences, whose lengths are taken to be the longest possible, since they are values of a tensor."""
     inputs = inputs.transpose(0, 1) if batch_first else inputs
     steps, batch, *rest = inputs.shape
@@ -26,6 +26,8 @@ class _Recurrent:
     """Sizes of a recurrent network in cuDNN (cudnn/RNN.cpp)."""
 
     def __init__(self, inputs: Tensor, settings: Sequence[Any]) -> None:
+        hidden: int
+        layers: int
         mode, hidden, projected, layers, batch_first, _, self.trains, bidirectional, sizes, _ = settings
         self.packed, self.batch_first = bool(sizes), batch_first
         if sizes:
@@ -48,7 +50,13 @@ class _Recurrent:
 
 
 def _cudnn_rnn(
-    inputs: Tensor, weights: list[Tensor], _: int, buffer: Tensor, h: Tensor, c: Tensor | None, *settings: Any
+    inputs: Tensor,
+    _weights: list[Tensor],
+    _: int,
+    buffer: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    *settings: Any,
 ) -> tuple[Tensor, ...]:
     sizes, width = _Recurrent(inputs, settings), inputs.element_size()
     inputs = _time_first(inputs, sizes.batch_first and not sizes.packed)
@@ -67,7 +75,7 @@ def _cudnn_rnn_backward(
     inputs: Tensor,
     weights: list[Tensor],
     _: int,
-    buffer: Tensor,
+    _buffer: Tensor,
     h: Tensor,
     c: Tensor | None,
     outputs: Tensor,
@@ -98,21 +106,19 @@ def _cudnn_rnn_backward(
     return result.transpose(0, 1) if first else result, before_h, before_c, parts
 
 
-def _lstm_cell(
-    gates: Tensor, more: Tensor, c: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _lstm_cell(gates: Tensor, _more: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Keeps the gates (cuda/RNN.cu)."""
     return torch.empty_like(c), torch.empty_like(c), torch.empty_like(gates)
 
 
 def _lstm_cell_backward(
-    dh: Tensor | None, dc: Tensor | None, c: Tensor, after: Tensor, workspace: Tensor, biases: bool
+    _dh: Tensor | None, _dc: Tensor | None, c: Tensor, _after: Tensor, workspace: Tensor, biases: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     gates, before = torch.empty_like(workspace), torch.empty_like(c)
     return gates, before, gates.sum(0) if biases else None
 
 
-def _gru_cell(gates: Tensor, more: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _gru_cell(_gates: Tensor, _more: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Keeps five values of each unit (cuda/RNN.cu)."""
     return torch.empty_like(h), h.new_empty(*h.shape[:-1], 5 * h.shape[-1])
 

@@ -110,7 +110,7 @@ def reduction(inputs: Tensor, dims: Any = None, *_: Any, **__: Any) -> int:
     return sum(_up(size, 512) * 512 for size in reduction_buffers(inputs, listed))
 
 
-def norm(inputs: Tensor, order: Any = 2, dims: Any = None, *_: Any, **__: Any) -> int:
+def norm(inputs: Tensor, _order: Any = 2, dims: Any = None, *_: Any, **__: Any) -> int:
     """Returns the bytes that `torch.linalg.vector_norm` needs besides its result."""
     return reduction(inputs, dims)
 

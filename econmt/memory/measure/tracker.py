@@ -230,7 +230,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body, cost = facts.body, facts.cost
-        begin, phase = 0.0, self.phase()
+        begin, phase = now(self._start) if facts.replaced else 0.0, self.phase()
         if body is None:
             if self._meter is not None:
                 self._meter()
