@@ -20,7 +20,7 @@ from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.dispatch.plans import Plans
-from econmt_ops.dispatch.rule import MODE, Candidate
+from econmt_ops.dispatch.rule import MODE, Candidate, can_run
 from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
@@ -154,6 +154,7 @@ def run_planned(
     layers: Sequence[Sequence[Any]],
     state: Sequence[tuple[Tensor, Tensor]],
     options: StackOptions,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Runs a stack by its plan.
 
@@ -162,6 +163,7 @@ def run_planned(
         layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
         state: (h, c) of each layer, (D, B, H) each; empty for zeros.
         options: Lengths, dropout and residual sums.
+        resets: As in `LayerTensors`, which a plan of `resets_plan` requires.
 
     Returns:
         Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
@@ -173,7 +175,7 @@ def run_planned(
         check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
-            return run_planned(plan, inputs, layers, state, options)
+            return run_planned(plan, inputs, layers, state, options, resets)
     settings = plan.settings
     if settings is None:
         outputs, h, c = cudnn_stack(inputs, layers, state)
@@ -185,9 +187,9 @@ def run_planned(
         weights, first = layers[number], state[number] if state else None
         layer = plan.layers.get(number)
         if layer is None:
-            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths)
+            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths, None, resets)
             layer = plan.layers[number] = plan_of(settings, tensors, plan.keep)
-        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights)
+        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights, resets)
         return outputs, (last_h, last_c)
 
     return run_stack(run, inputs, len(layers), options)
@@ -215,6 +217,49 @@ def run_again(
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+def resets_plan(
+    inputs: Tensor,
+    layers: Sequence[tuple[Any, ...]],
+    state: tuple[Tensor, ...] | None,
+    options: StackOptions,
+    implementation: str,
+) -> StackPlan | None:
+    """Returns the plan of an LSTM stack whose states begin anew at some steps, by launches that do so themselves.
+
+    Args:
+        inputs: (B, T, I).
+        layers: For each layer, bottom first, the weights of its directions.
+        state: First h and c, (D L, B, H) each; None: zeros.
+        options: Lengths, dropout and residual sums.
+        implementation: "auto" or the name of an implementation.
+
+    Returns:
+        The plan; None if no such launch runs this call.
+    """
+    flat = tuple([weights for layer in layers for weights in layer])
+    start, directions = None if state is None else (state,), len(layers[0])
+    key = key_of("resets", inputs, flat, start, options.lengths, (implementation, directions))
+    if key is None or options.dropout >= 1.0:
+        return None
+    plan = PLANS.get(key)
+    if plan is None:
+        kernels, (*_, keep) = importlib.import_module("econmt_ops.lstm.triton"), key[:6]
+        dtype, traits = compute_dtype(inputs), kernels.TRAITS
+        if implementation == "auto":
+            serves = can_run(traits, inputs.device.type, dtype)
+        else:
+            serves = implementation == "triton" and runs_on(inputs.device)
+        if not serves:
+            return None
+        products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat))
+        if products is None:
+            return None
+        stash = traits.model_stash if MODE.rules_only and implementation == "auto" else "gates"
+        plan = StackPlan(LayerSettings(dtype, products, stash, (False, True)[:directions]), keep, {})
+        PLANS.add(key, plan)
+    return plan
 
 
 @functools.cache

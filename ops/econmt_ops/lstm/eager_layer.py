@@ -95,6 +95,7 @@ class _LayerFunction(torch.autograd.Function):
         ctx: Any,
         plan: LayerPlan,
         lengths: Tensor | None,
+        resets: Tensor | None,
         inputs: Tensor,
         h: Tensor | None,
         c: Tensor | None,
@@ -102,12 +103,12 @@ class _LayerFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs a layer from its first h and c; None: zeros."""
         state = None if h is None or c is None else (h, c)
-        tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths)
+        tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths, None, resets)
         results, rows, outputs = _forward(plan, tensors)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         read = rows if plan.keeps_rows else inputs
-        ctx.save_for_backward(lengths, read, outputs, results.cells, results.gates, h, c, *weights)
+        ctx.save_for_backward(lengths, resets, read, outputs, results.cells, results.gates, h, c, *weights)
         return outputs, results.last_h, results.last_c
 
     @staticmethod
@@ -130,12 +131,12 @@ def _backward(
 ) -> tuple[Any, ...]:
     """Returns the gradients of all arguments of `_LayerFunction.forward`."""
     plan: LayerPlan = ctx.plan
-    lengths, read, outputs, cells, sums, h, c, *weights = ctx.saved_tensors
+    lengths, resets, read, outputs, cells, sums, h, c, *weights = ctx.saved_tensors
     if doutputs is None and last_h is None and last_c is None:
         return (None,) * len(ctx.needs_input_grad)
-    needs = ctx.needs_input_grad[2], *ctx.needs_input_grad[5:]
+    needs = ctx.needs_input_grad[3], *ctx.needs_input_grad[6:]
     inputs, rows = (None, read) if plan.keeps_rows else (read.transpose(0, 1), None)
-    tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths)
+    tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths, None, resets)
     results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
     with _plain_products(plan, outputs.device.type):
@@ -144,7 +145,7 @@ def _backward(
     first: tuple[Any, Any] = (None, None)
     if h is not None:
         first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
-    return None, None, dinputs, *first, *gradients.weights
+    return None, None, None, dinputs, *first, *gradients.weights
 
 
 def run_layer(
@@ -153,6 +154,7 @@ def run_layer(
     state: tuple[Tensor, Tensor] | None,
     lengths: Tensor | None,
     weights: Sequence[Tensor],
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in one or both directions, recorded by autograd if its plan keeps what a backward pass needs.
 
@@ -161,7 +163,7 @@ def run_layer(
         inputs: (B, T, I), of any floating point type; cast to the compute type.
         state: First h and c, (D, B, H) each, in any floating point type; None: zeros.
         lengths: (B,) on the device, contiguous, or None.
-        weights: As in `LayerTensors`.
+        weights, resets: As in `LayerTensors`.
 
     Returns:
         Outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.
@@ -172,8 +174,9 @@ def run_layer(
             break
     if plan.keep:
         results: tuple[Tensor, Tensor, Tensor] = _LayerFunction.apply(  # type: ignore[no-untyped-call]
-            plan, lengths, inputs, *(state or (None, None)), *weights
+            plan, lengths, resets, inputs, *(state or (None, None)), *weights
         )
         return results
-    made, _, outputs = _forward(plan, LayerTensors(inputs.transpose(0, 1), weights, state, lengths))
+    tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths, None, resets)
+    made, _, outputs = _forward(plan, tensors)
     return outputs, made.last_h, made.last_c

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.alignment import widened
-from econmt_ops.core.chunks import outer, reaches
+from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.outer import outer
 from econmt_ops.core.repeated import clean_rows
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.registration import Gradients, Incoming
@@ -39,6 +40,9 @@ class LayerTensors(NamedTuple):
         state: h and c before the first step, (D, B, H) each; None: zeros.
         lengths: (B,) on the device, or None.
         places: Row index of each position, (T, B), or None.
+        resets: (T, B) bool, contiguous and on the device: True where the state begins anew, see
+            `econmt_ops.rnn.base.RecurrentModule.forward`. Initial states are zero for rows that begin with one. None:
+            nowhere.
     """
 
     inputs: Tensor | None
@@ -46,6 +50,7 @@ class LayerTensors(NamedTuple):
     state: tuple[Tensor, Tensor] | None = None
     lengths: Tensor | None = None
     places: Tensor | None = None
+    resets: Tensor | None = None
 
 
 class LayerGradients(NamedTuple):
@@ -76,9 +81,10 @@ class LayerPlan:
     def __init__(self, settings: LayerSettings, tensors: LayerTensors, keep: bool) -> None:
         from econmt_ops.backends.triton import layer_kernels, partition, persistent
 
-        inputs, weights, state, lengths, places = tensors
+        inputs, weights, state, lengths, places, resets = tensors
         assert inputs is not None
-        self.settings, self.keep, self.has_lengths = settings, keep, lengths is not None
+        self.settings, self.keep = settings, keep
+        self.has_lengths, self.has_resets = lengths is not None, resets is not None
         self.dtype, self.products = dtype, products = settings.dtype, settings.products
         self.steps, self.batch = steps, batch = (inputs if places is None else places).shape[:2]
         self.hidden = hidden = weights[1].shape[1]
@@ -115,7 +121,7 @@ class LayerPlan:
             (directions, steps, batch, 4 * hidden),
             (dtype, products, dtype),
             settings.reverse,
-            (state is not None, lengths is not None, self.keeps_cells, self.keeps_sums),
+            (state is not None, lengths is not None, self.has_resets, self.keeps_cells, self.keeps_sums),
         )
         self._parts = [(programs, (steps, batch, *part)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
@@ -130,7 +136,7 @@ class LayerPlan:
             (self.directions, self.steps, self.batch, 4 * self.hidden),
             (self.dtype, self.products, kind, last_kind),
             self.settings.reverse,
-            (self.has_lengths, last_h, last_c),
+            (self.has_lengths, self.has_resets, last_h, last_c),
         )
         ends = self._groups, self._counters
         return launches, [(programs, (self.steps, self.batch, *part, *ends)) for programs, *part in parts]
@@ -207,9 +213,10 @@ class LayerPlan:
         if self._ring:
             exchange = torch.empty((directions, 2, batch, hidden), dtype=self.products, device=device)
         counters = operands.workspace
-        lengths = counters if tensors.lengths is None else tensors.lengths
         arguments = (
-            sums, operands.recurrents, exchange, outputs, cells, first_h, first_c, last_h, last_c, lengths, counters,
+            sums, operands.recurrents, exchange, outputs, cells, first_h, first_c, last_h, last_c,
+            counters if tensors.lengths is None else tensors.lengths,
+            counters if tensors.resets is None else tensors.resets, counters,
         )  # fmt: skip
         for programs, integers in self._parts:
             self._walk(programs, arguments, integers)
@@ -228,25 +235,28 @@ class LayerPlan:
             self._input_shares(operands, sums, tensors.places)
             self._add_first_shares(tensors, operands, sums)
             for number in range(self.directions):
-                later, before = self._neighbours(number, sums, results.outputs)
+                later, before = self._neighbours(number, sums, results.outputs, tensors.resets)
                 recurrent = self._recurrent(operands, tensors.weights, number)
                 later.addmm_(widened(before), widened(recurrent).t())
         if not self.keeps_cells:
             cells = cells.new_empty(self.directions, self.steps, self.batch, self.hidden)
             first_c = None if tensors.state is None else tensors.state[1].float().contiguous()
             shape = self.directions, self.steps, self.batch, 4 * self.hidden
-            walk_cells(sums.view(shape), first_c, cells, tensors.lengths, reverse)
+            walk_cells(sums.view(shape), first_c, cells, tensors.lengths, reverse, tensors.resets)
         return sums, cells
 
-    def _neighbours(self, number: int, sums: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a direction's rows of sums (D T B, 4H) at all steps but its first, and of outputs one step before."""
+    def _neighbours(
+        self, number: int, sums: Tensor, outputs: Tensor, resets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns a direction's rows of sums (D T B, 4H) at all steps but its first, and h before these steps."""
         sums, batch = self._direction(sums, number), self.batch
         states = outputs.view(-1, self.directions * self.hidden)
         if self.directions > 1:
             states = states.narrow(1, number * self.hidden, self.hidden)
+        later, before = sums[batch:], states[:-batch]
         if self.settings.reverse[number]:
-            return sums[:-batch], states[batch:]
-        return sums[batch:], states[:-batch]
+            later, before = sums[:-batch], states[batch:]
+        return later, before if resets is None else before.masked_fill(resets[1:].view(-1, 1), 0.0)
 
     def _clean_operands(self, tensors: LayerTensors, rows: Tensor | None, bias: bool) -> LayerOperands:
         """Makes the operands for the backward pass, with zeros in the padding, whose values may be anything."""
@@ -304,7 +314,8 @@ class LayerPlan:
         arguments = (
             sums, operands.recurrents, exchange, partials, cells, doutputs, dsums,
             doutputs if last_h is None else last_h, first_dc if last_c is None else last_c, first_dc,
-            counters if tensors.lengths is None else tensors.lengths, counters,
+            counters if tensors.lengths is None else tensors.lengths,
+            counters if tensors.resets is None else tensors.resets, counters,
         )  # fmt: skip
         strides = doutputs.stride()[:2]
         for programs, integers in parts:
@@ -384,7 +395,7 @@ class LayerPlan:
     ) -> Tensor:
         """Returns the gradient (4H, H) of a direction's recurrent weights."""
         kind = self.types[number * self._each + 1]
-        gradient = outer(*self._neighbours(number, dsums, outputs), kind)
+        gradient = outer(*self._neighbours(number, dsums, outputs, tensors.resets), kind)
         if tensors.state is not None:
             gates = self._first_gates(tensors, number, self._direction(dsums, number))
             gradient += outer(gates, tensors.state[0][number].to(dsums.dtype), kind)
@@ -396,11 +407,11 @@ _PLANS: Plans[LayerPlan] = Plans()
 
 def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
     """Returns the plan of a layer whose arguments have these shapes; ``keep``: a backward pass will follow."""
-    inputs, weights, state, lengths, places = tensors
+    inputs, weights, state, lengths, places, resets = tensors
     assert inputs is not None
     shapes = inputs.shape, weights[1].shape, None if places is None else places.shape
     types = inputs.dtype, *[weight.dtype for weight in weights]
-    key = settings, shapes, types, inputs.device, state is None, lengths is None, keep
+    key = settings, shapes, types, inputs.device, state is None, lengths is None, resets is None, keep
     plan = _PLANS.get(key)
     if plan is None:
         plan = LayerPlan(settings, tensors, keep)
