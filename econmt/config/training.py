@@ -87,6 +87,12 @@ class Training(Section):
         description="number of batches to accumulate gradients over for one update",
     )
     optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
+    optimizer_in_backward: Annotated[Literal["auto", "always", "never"], NO_PARAMETERS] = Field(
+        "auto",
+        description="update parameters during the backward pass and free each gradient then; results are the same to "
+        "the bit. Rules out clipping by norm, float16, several processes and update_interval above 1; updates of "
+        "several micro-batches are made at their end. auto: in CUDA graphs, where possible; always: on every device",
+    )
     averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
     schedule: Annotated[ScheduleSection, NO_MEMORY] = Field(
         ScheduleSection(), description="schedule of the learning rate"
@@ -248,6 +254,18 @@ class Training(Section):
             raise ValueError(
                 f"loss_scale {self.loss_scale} is not a power of two; use {power // 2} or {power}"
             )
+        if self.optimizer_in_backward == "always":
+            for obstacle, value in (
+                ("gradient_clipping.type norm", self.gradient_clipping.type == "norm"),
+                ("update_interval above 1", self.update_interval > 1),
+                ("precision float16", self.precision == "float16"),
+                ("monitor_pattern", self.monitor_pattern is not None),
+            ):
+                if value:
+                    raise ValueError(
+                        f"optimizer_in_backward always cannot be combined with {obstacle}, which needs all gradients "
+                        "of an update; set it to auto"
+                    )
         budget = self.memory_budget
         if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:
             raise ValueError(

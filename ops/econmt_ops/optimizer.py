@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -192,7 +191,7 @@ class FusedOptimizer:
         if self.loss_scale is not None and self.loss_scale.overflow is None:
             self.clip("none", math.inf)
         divisor, self._divisor = self._divisor, None
-        dense, sparse = self._updates()
+        dense, sparse = self._updates(self._with_gradient())
         if dense:
             self._run(dense, divisor)
         for update, rows in sparse:
@@ -212,22 +211,51 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
-        gradients = self._with_gradient()
-        one_pass = kind != "norm" and self.loss_scale is None and self._owned is None
-        if one_pass and self._have_kernel(gradients):
-            self._divisor = None
-            dense, _ = self._updates()
-            norm = self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
-            assert norm is not None
-            return norm
+        if kind != "norm" and self.loss_scale is None and self._owned is None:
+            return self.norm_of_parts(self.clip_and_step_parts(kind, threshold, self._with_gradient()))
         norm = self.clip(kind, threshold)
         self.step()
         return norm
 
-    def _updates(self) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
+    @torch.no_grad()
+    def clip_and_step_parts(self, kind: str, threshold: float, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Updates parameters that have gradients, clipped by "value" or not ("none"), without a loss scale.
+
+        Returns:
+            The gradients' parts of the norm before clipping, in order, for `norm_of_parts`.
+        """
+        self._divisor = None
+        if not parameters:
+            return []
+        if self._have_kernel(parameters):
+            dense, _ = self._updates(parameters)
+            return self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
+        values = [_values(parameter) for parameter in parameters]
+        parts = (
+            torch._foreach_norm(values) if values[0].is_cuda else list(map(torch.linalg.vector_norm, values))
+        )
+        for gradient in values if kind == "value" else ():
+            gradient.clamp_(-threshold, threshold)
+        dense, sparse = self._updates(parameters)
+        if dense:
+            self._run(dense, None)
+        for update, rows in sparse:
+            self._run_in_blocks(update, rows, None)
+        return list(parts)
+
+    def norm_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of all gradients from their parts, in the order of the parameters."""
+        if not parts:
+            return torch.zeros(())
+        if parts[0].dim():  # sums of squares of a kernel's blocks
+            return torch.cat(list(parts)).sum().sqrt()
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(list(parts)))
+        return norm
+
+    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
         """Counts a step; returns the updates with dense gradients, and those with sparse ones and their rows."""
         dense, sparse = [], []
-        for parameter in filter(self.owns, self._with_gradient()):
+        for parameter in filter(self.owns, parameters):
             state = self._state(parameter)
             update = Update(
                 parameter,
@@ -349,7 +377,7 @@ class FusedOptimizer:
     def _is_adam(self) -> bool:
         return self._name in ("adam", "adamw")
 
-    def _have_kernel(self, parameters: list[Tensor]) -> bool:
+    def _have_kernel(self, parameters: Sequence[Tensor]) -> bool:
         """Returns True if `econmt_ops.backends.cuda.adam` updates these parameters from their gradients."""
         return (
             bool(parameters)
@@ -379,26 +407,14 @@ class FusedOptimizer:
         bound: float = math.inf,
         *,
         norm: bool = False,
-    ) -> Tensor | None:
+    ) -> list[Tensor]:
+        """Updates parameters in one launch; with ``norm``, returns the gradients' sums of squares by block."""
         settings = self._adam_settings(updates[0].values.device, divisor, bound)
         tensors = [
             AdamTensors(part.values, part.gradient, part.moments[0], part.moments[1], part.numbers["step"])
             for part in updates
         ]
         return adam.run(settings, tensors, norm=norm)
-
-
-@contextmanager
-def unchanged_by_overflow(overflow: Tensor | None, *tensors: Tensor) -> Iterator[None]:
-    """Restores the tensors after the context if ``overflow``, a scalar, is not zero; see `LossScale.overflow`.
-
-    The device decides, so that a captured graph may contain the context. Nothing is copied if ``overflow`` is None.
-    """
-    before = [] if overflow is None else [tensor.clone() for tensor in tensors]
-    yield
-    if overflow is not None:
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old.where(overflow != 0.0, tensor))
 
 
 def _values(parameter: Tensor) -> Tensor:

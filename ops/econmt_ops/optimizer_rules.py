@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from econmt_ops.optimizer import FusedOptimizer, Update, unchanged_by_overflow
+from econmt_ops.loss_scale import unchanged_by_overflow
+from econmt_ops.optimizer import FusedOptimizer, Update
 
 _NADAM_DECAY = 4e-3
 """Rate at which NAdam's momentum approaches its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
@@ -58,11 +61,10 @@ class PlainOptimizer(FusedOptimizer):
                     momentum = momentum.where(self._overflow == 0.0, 1.0)
                 scalars["mu_product"].mul_(momentum)
 
-    def step(self) -> None:
-        """See :class:`FusedOptimizer`."""
+    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
         if self._name == "adafactor":
             self.make_dense()
-        super().step()
+        return super()._updates(parameters)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
         rule = getattr(self, f"_{self._name}")

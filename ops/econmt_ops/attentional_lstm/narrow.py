@@ -16,7 +16,7 @@ from econmt_ops.attentional_lstm import forward as stepwise
 from econmt_ops.attentional_lstm import problem
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
-from econmt_ops.core.chunks import ADDS_IN_FLOAT32
+from econmt_ops.core.outer import ADDS_IN_FLOAT32
 from econmt_ops.core.precision import matmul_tf32, narrowed
 from econmt_ops.core.repeated import Inputs, values_of
 from econmt_ops.dispatch.registration import Gradients, Incoming

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
@@ -26,9 +25,9 @@ from econmt_ops.core.low_rank import (
     columns,
     joined,
     layers_of_tensors,
-    linear,
     linear_into,
     product_of,
+    project,
 )
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
@@ -224,7 +223,7 @@ class AttentionalProblem:
         # Flattened to rows: values whose batch is not their first axis in memory would otherwise use a batched product,
         # which copies the matrix once per sentence.
         values = self.call.values
-        rows = linear(values.reshape(-1, values.shape[2]), self.from_values)
+        rows = project(values.reshape(-1, values.shape[2]), self.from_values)
         projected = rows.view(*values.shape[:2], self.hidden)
         if self.padding is not None:
             projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
@@ -253,7 +252,7 @@ class AttentionalProblem:
     @functools.cached_property
     def table(self) -> Tensor:
         """Share of each distinct row in the bottom layer's gates, bias included: (N, 4H)."""
-        return linear(self.inputs, self.from_input, self.layers[0].bias)
+        return project(self.inputs, self.from_input, self.layers[0].bias)
 
     def mask(self, layer: int, begin: int, end: int) -> Tensor | None:
         """Returns the dropout mask of a layer's input in steps begin to end, (K, B, H) bool; None: no dropout."""
@@ -284,4 +283,4 @@ class AttentionalProblem:
 
     def queries(self, top: Tensor) -> Tensor:
         """Returns the queries (K, B, A) of outputs of the stack (K, B, H)."""
-        return top if self.query is None else functional.linear(top, self.query)
+        return top if self.query is None else project(top, self.query)

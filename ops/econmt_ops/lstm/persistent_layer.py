@@ -21,8 +21,9 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted
 from econmt_ops.core.alignment import widened
-from econmt_ops.core.chunks import outer, reaches
+from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.outer import outer
 from econmt_ops.core.repeated import clean_rows
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.registration import Gradients, Incoming

@@ -82,28 +82,27 @@ def prepare(device: torch.device) -> None:
         _kernel(device.index or 0)
 
 
-def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -> Tensor | None:
+def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -> list[Tensor]:
     """Updates parameters whose tensors `serves` accepts, and their moments; the gradients are left as they are.
 
     Returns:
-        With ``norm``, for settings without ``skip``, the norm of all gradients before they are divided and clipped, a
-        float32 scalar; otherwise None.
+        With ``norm``, for settings without ``skip``, of each gradient the sums of squares of its blocks, before it is
+        divided and clipped, (blocks,) float32; otherwise nothing.
     """
     assert not (norm and settings.skip is not None)
-    updates = [update for update in updates if update.values.numel()]
     blocks = [-(-update.values.numel() // _TILE) for update in updates]
     device = settings.rate.device
     squares = torch.empty(sum(blocks), dtype=torch.float32, device=device) if norm else None
+    filled = [pair for pair in zip(updates, blocks, strict=True) if pair[1]]
     begin = 0
-    for number in range(0, len(updates), _MOST):
-        part = slice(number, number + _MOST)
-        count = sum(blocks[part])
+    for number in range(0, len(filled), _MOST):
+        part, counts = zip(*filled[number : number + _MOST], strict=True)
         sums = None if squares is None else squares[begin:]
         _kernel(device.index or 0).launch(
-            count, _SHARED_BYTES, _arguments(settings, updates[part], blocks[part], sums)
+            sum(counts), _SHARED_BYTES, _arguments(settings, part, counts, sums)
         )
-        begin += count
-    return None if squares is None else squares.sum().sqrt()
+        begin += sum(counts)
+    return [] if squares is None else list(torch.split(squares, blocks))
 
 
 def _arguments(

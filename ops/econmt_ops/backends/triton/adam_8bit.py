@@ -64,6 +64,8 @@ def eight_bit_adam(
     rate,
     divisor,
     skip,
+    squares,
+    bound,
     blocks,
     columns,
     count,
@@ -88,6 +90,8 @@ def eight_bit_adam(
     at = (block // blocks).to(tl.int64)[:, None] * columns + column
     value = tl.load(values + at, mask=inside, other=0.0)
     gradient = tl.load(gradients + at, mask=inside, other=0.0)
+    if squares is not None:
+        tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
     code1 = tl.load(first + at, mask=inside, other=0).to(tl.int32)
     code2 = tl.load(second + at, mask=inside, other=0).to(tl.int32)
     scale1 = tl.load(first_scales + block, mask=block < count, other=0.0)[:, None]
@@ -102,6 +106,7 @@ def eight_bit_adam(
     pace = tl.load(rate)
     if divisor is not None:
         gradient = tl.div_rn(gradient, tl.load(divisor))
+    gradient = tl.where(gradient > bound, bound, tl.where(gradient < -bound, -bound, gradient))  # NaN stays
     if DECOUPLED:
         value *= 1.0 - pace * DECAY
     else:
@@ -126,17 +131,27 @@ def eight_bit_adam(
     tl.store(second_scales + block, scale, mask=block < count)
 
 
-def run(settings: AdamSettings, matrix: EightBitMatrix) -> None:
-    """Updates a contiguous float32 matrix and its moments by a gradient that is clipped already and left as it is."""
+def run(settings: AdamSettings, matrix: EightBitMatrix, *, norm: bool = False) -> Tensor | None:
+    """Updates a contiguous float32 matrix and its moments by a gradient, which is left as it is.
+
+    Returns:
+        With ``norm``, for settings without ``skip``, sums of squares of the gradient before it is divided and clipped,
+        one a program, float32.
+    """
+    assert not (norm and settings.skip is not None)
     blocks, (rows, columns) = matrix.first_scale.shape[1], matrix.values.shape
     width = triton.next_power_of_2(triton.cdiv(columns, blocks))
     together = max(1, _VALUES // width)
+    programs = triton.cdiv(rows * blocks, together)
+    squares = matrix.first_scale.new_empty(programs) if norm else None
     log1, log2 = (math.log(beta) if beta else -math.inf for beta in settings.betas)
-    eight_bit_adam[(triton.cdiv(rows * blocks, together),)](
+    eight_bit_adam[(programs,)](
         *matrix,
         settings.rate,
         settings.divisor,
         settings.skip,
+        squares,
+        settings.bound,
         blocks,
         columns,
         rows * blocks,
@@ -151,3 +166,4 @@ def run(settings: AdamSettings, matrix: EightBitMatrix) -> None:
         WIDTH=width,
         num_warps=4,
     )
+    return squares
