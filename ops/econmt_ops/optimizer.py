@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings, AdamTensors
 from econmt_ops.loss_scale import LossScale
+from econmt_ops.stochastic_rounding import salt_of, update_in_float32
 
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
@@ -24,12 +25,17 @@ BLOCK_BYTES = 2 << 20
 
 
 class Update(NamedTuple):
-    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name."""
+    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name.
+
+    ``salt`` and ``begin`` are arguments of `econmt_ops.stochastic_rounding.round_into`.
+    """
 
     values: Tensor
     gradient: Tensor
     moments: tuple[Tensor, ...]
     numbers: dict[str, Tensor]
+    salt: int = 0
+    begin: int = 0
 
 
 class FusedOptimizer:
@@ -46,6 +52,8 @@ class FusedOptimizer:
     On a GPU no method waits for the device. `clip`, `step` and `clip_and_step` may be captured in a CUDA graph if
     `prepare` was called before; with a learning rate in a tensor on the device, every replay reads its current value.
 
+    Parameters in bfloat16 have moments in float32; their updates are computed in float32 and rounded stochastically.
+
     Args:
         parameters: Parameters, all on one device.
         name: One of :attr:`names`.
@@ -55,6 +63,7 @@ class FusedOptimizer:
         weight_decay: L2 penalty, or decoupled weight decay for adamw.
         momentum: Momentum of sgd and nag.
         owned: Parameters that this process updates and keeps state for, if other processes own the rest; None: all.
+        rounding_seed: Seed of the rounding of parameters in bfloat16.
 
     Attributes:
         names: Names of the supported algorithms.
@@ -81,6 +90,7 @@ class FusedOptimizer:
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         owned: Iterable[nn.Parameter] | None = None,
+        rounding_seed: int = 0,
     ) -> None:
         if name not in self.names:
             raise ValueError(
@@ -94,6 +104,8 @@ class FusedOptimizer:
         self.loss_scale: LossScale | None = None
         self._divisor: Tensor | None = None
         self._owned = None if owned is None else set(owned)
+        numbered = enumerate(self.param_groups[0]["params"])
+        self._salts = {parameter: salt_of(rounding_seed, number) for number, parameter in numbered}
 
     def owns(self, parameter: Tensor) -> bool:
         """Returns True if this process updates the parameter."""
@@ -153,7 +165,7 @@ class FusedOptimizer:
         """
         values = [_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
-            norm = torch.nn.utils.get_total_norm(values)
+            norm = self.norm_of_parts(_norms(values))
         bound: Any = threshold
         self._divisor = None
         if self.loss_scale is not None:
@@ -183,7 +195,7 @@ class FusedOptimizer:
             if parameter.requires_grad and self.owns(parameter):
                 self._state(parameter)
                 if self._is_adam:
-                    adam.prepare(parameter.device)
+                    adam.prepare(parameter)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -193,7 +205,7 @@ class FusedOptimizer:
         divisor, self._divisor = self._divisor, None
         dense, sparse = self._updates(self._with_gradient())
         if dense:
-            self._run(dense, divisor)
+            self._apply(dense, divisor)
         for update, rows in sparse:
             self._run_in_blocks(update, rows, divisor)
         if self.loss_scale is not None:
@@ -231,17 +243,15 @@ class FusedOptimizer:
             dense, _ = self._updates(parameters)
             return self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
         values = [_values(parameter) for parameter in parameters]
-        parts = (
-            torch._foreach_norm(values) if values[0].is_cuda else list(map(torch.linalg.vector_norm, values))
-        )
+        parts = _norms(values)
         for gradient in values if kind == "value" else ():
             gradient.clamp_(-threshold, threshold)
         dense, sparse = self._updates(parameters)
         if dense:
-            self._run(dense, None)
+            self._apply(dense, None)
         for update, rows in sparse:
             self._run_in_blocks(update, rows, None)
-        return list(parts)
+        return parts
 
     def norm_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
         """Returns the norm of all gradients from their parts, in the order of the parameters."""
@@ -262,6 +272,7 @@ class FusedOptimizer:
                 _values(parameter),
                 tuple(state[name] for name in self.moments(parameter)),
                 {name: value for name, value in state.items() if value.dim() == 0},
+                self._salts[parameter],
             )
             assert parameter.grad is not None
             if parameter.grad.is_sparse:
@@ -280,18 +291,18 @@ class FusedOptimizer:
 
     def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:  # noqa: ARG002  subclasses use it
         """Returns the type of a state tensor named by :meth:`moments`."""
-        return parameter.dtype
+        return torch.float32 if parameter.dtype == torch.bfloat16 else parameter.dtype
 
     def moment_bytes(self, parameter: Tensor) -> int:
         """Returns the bytes of all state tensors that :meth:`moments` names."""
         shapes = self.moments(parameter).items()
         return sum(shape.numel() * self.moment_type(parameter, name).itemsize for name, shape in shapes)
 
-    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
-        """Returns the scalars of a new state."""
-        if self._name in _SGD:
+    def _first_numbers(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Returns the scalars of a new state; the number of the step if the algorithm or rounding depends on it."""
+        if self._name in _SGD and parameter.dtype != torch.bfloat16:
             return {}
-        return {"step": torch.zeros((), dtype=torch.float32, device=device)}
+        return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
 
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
         """Counts one step in the scalars of all parameters that are updated."""
@@ -304,7 +315,7 @@ class FusedOptimizer:
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a parameter and creates the parts that are missing."""
         shapes, tensors = self.moments(parameter), self.state.get(parameter, {})
-        if shapes.keys() - tensors.keys():
+        if shapes.keys() - tensors.keys() or (parameter.dtype == torch.bfloat16 and "step" not in tensors):
             if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "FusedOptimizer: state cannot be created while a CUDA graph is captured; call prepare() before"
@@ -314,7 +325,7 @@ class FusedOptimizer:
                 name: parameter.detach().new_zeros(shape, dtype=self.moment_type(parameter, name))
                 for name, shape in shapes.items()
             }
-            tensors = {**self._first_numbers(parameter.device), **moments, **tensors}
+            tensors = {**self._first_numbers(parameter), **moments, **tensors}
             self.state[parameter] = tensors
         return tensors
 
@@ -326,10 +337,37 @@ class FusedOptimizer:
         counts = torch.bincount(rows // size, minlength=len(blocks)).tolist()
         block_rows, values = torch.split(rows % size, counts), torch.split(update.gradient, counts)
         buffer = torch.zeros_like(matrix[:size])
+        begin = 0
         for (block, *moments), indices, block_gradient in zip(blocks, block_rows, values, strict=True):
             gradient = buffer[: len(block)].index_copy_(0, indices, block_gradient)
-            self._run([Update(block, gradient, tuple(moments), update.numbers)], divisor)
+            part = Update(block, gradient, tuple(moments), update.numbers, update.salt, begin)
+            self._apply([part], divisor)
             gradient.index_fill_(0, indices, 0.0)
+            begin += block.numel()
+
+    def _apply(self, updates: list[Update], divisor: Tensor | None) -> None:
+        """Does :meth:`_run`; parameters in bfloat16 are updated in float32 and rounded, unless a kernel does it."""
+        exact: list[Update] = []
+        for update in updates:
+            if update.values.dtype != torch.bfloat16 or self._rounds(update):
+                exact.append(update)
+                continue
+            count = update.values.numel()
+            rows = len(update.values) if update.values.dim() else 1
+            if self._name != "adafactor":  # which needs the whole matrix
+                rows = min(rows, BLOCK_BYTES * rows // (4 * count or 1))
+
+            def run(values: Tensor, gradient: Tensor, moments: list[Tensor], its: Update = update) -> None:
+                self._run([its._replace(values=values, gradient=gradient, moments=tuple(moments))], divisor)
+
+            rounding = update.numbers["step"], update.salt, update.begin
+            update_in_float32(run, (update.values, update.gradient, *update.moments), max(1, rows), rounding)
+        if exact:
+            self._run(exact, divisor)
+
+    def _rounds(self, update: Update) -> bool:
+        """Returns True if a kernel updates a parameter in bfloat16 and rounds it."""
+        return self._is_adam and adam.serves(update.values, update.gradient, *update.moments)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
@@ -408,13 +446,33 @@ class FusedOptimizer:
         *,
         norm: bool = False,
     ) -> list[Tensor]:
-        """Updates parameters in one launch; with ``norm``, returns the gradients' sums of squares by block."""
+        """Updates parameters in one launch for each of their types.
+
+        Returns:
+            With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
+        """
         settings = self._adam_settings(updates[0].values.device, divisor, bound)
-        tensors = [
-            AdamTensors(part.values, part.gradient, part.moments[0], part.moments[1], part.numbers["step"])
-            for part in updates
-        ]
-        return adam.run(settings, tensors, norm=norm)
+        squares: dict[int, Tensor] = {}
+        for dtype in sorted({part.values.dtype for part in updates}, key=str):
+            of_type = [number for number, part in enumerate(updates) if part.values.dtype == dtype]
+            tensors = [_adam_tensors(updates[number]) for number in of_type]
+            squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
+        return [squares[number] for number in sorted(squares)]
+
+
+def _adam_tensors(update: Update) -> AdamTensors:
+    """Returns an update as Adam's kernel takes it."""
+    first, second = update.moments
+    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)
+
+
+def _norms(values: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the norm of each tensor, at least in float32."""
+    if values and values[0].is_cuda:
+        narrow = any(part.dtype == torch.bfloat16 for part in values)
+        return list(torch._foreach_norm(list(values), 2, torch.float32 if narrow else None))
+    types = [torch.float32 if part.dtype == torch.bfloat16 else None for part in values]
+    return [torch.linalg.vector_norm(part, dtype=kind) for part, kind in zip(values, types, strict=True)]
 
 
 def _values(parameter: Tensor) -> Tensor:

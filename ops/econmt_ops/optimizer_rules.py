@@ -46,10 +46,10 @@ class PlainOptimizer(FusedOptimizer):
         }
         return dict.fromkeys(names.get(self._name, ("exp_avg", "exp_avg_sq")), shape)
 
-    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
-        numbers = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+    def _first_numbers(self, parameter: Tensor) -> dict[str, Tensor]:
+        numbers = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         if self._name == "nadam":
-            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=device)
+            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=parameter.device)
         return numbers
 
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
