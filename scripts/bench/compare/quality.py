@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
-import platform
 import shutil
 import signal
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch
 
+from econmt.bench.rows import circumstances
 from econmt.data.batching.store import PreparedData, open_prepared
 from econmt.evaluation.metrics import bleu
 from scripts.bench.arguments import parser_of
@@ -38,7 +38,6 @@ from .report import machine
 from .run import CACHE, environment_of, say
 from .toolkit import Places, install
 from .tools.by_minute import BEGINS, BY_MINUTE, SOURCE, TARGET, ByMinute, Checkpoint
-from .tools.econmt import Econmt
 from .turns import Trainee, run_alone
 
 MARKS = (60.0, 120.0, 240.0, 540.0)
@@ -161,9 +160,16 @@ class Student:
         return finished, round(began[0], 1), watch.peak
 
     def _scored(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Translates the validation text with a checkpoint that has no BLEU yet."""
+        """Translates the validation text with a checkpoint that has no BLEU yet; that stays so if it fails."""
         if checkpoint.bleu is not None:
             return checkpoint
+        try:
+            return checkpoint._replace(bleu=self._translated(checkpoint))
+        except FailedError as error:
+            say(f"{self.toolkit.name} failed: {error}")
+            return checkpoint
+
+    def _translated(self, checkpoint: Checkpoint) -> float:
         name = f"mark-{checkpoint.mark:g}"
         output = self._places.work / f"{name}.pieces.txt"
         command = self.toolkit.translate(self._places, self._model / name, output)
@@ -176,7 +182,7 @@ class Student:
         (self._places.work / f"{name}.txt").write_text(
             "".join(f"{text}\n" for text in texts), encoding="utf-8"
         )
-        return checkpoint._replace(bleu=round(bleu(texts, references, "13a").value, 2))
+        return round(bleu(texts, references, "13a").value, 2)
 
     def _run(self, trainee: Trainee, name: str) -> Finished:
         log = self._places.work / f"{name}.log"
@@ -188,13 +194,6 @@ class Student:
         log.write_text("".join(f"{line}\n" for line in finished.lines), encoding="utf-8")
         say(f"{self.toolkit.name}: {name}, {trainee.clock.read():.0f} s")
         return finished
-
-
-def conditions(options: argparse.Namespace) -> dict[str, Any]:
-    """Describes the machine and the versions."""
-    gpu = torch.cuda.get_device_name(0) if options.device == "cuda" else None
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "commit": Econmt().version()}
-    return machine() | versions | {"gpu": gpu, "threads": options.threads}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -212,6 +211,7 @@ def main(words: Sequence[str] | None = None) -> int:
     keys = options.only or list(BY_MINUTE)
     prepared = make_data(options.work / "data", options.store, token_files=keys != ["econmt"])
     say(f"data: {options.work / 'data'}")
+    conditions = machine() | circumstances(torch.device(options.device))
     failed = False
     for key in keys:
         if key in results:
@@ -223,7 +223,8 @@ def main(words: Sequence[str] | None = None) -> int:
             failed = True
             say(f"{key} failed: {error}")
             continue
-        results[key] = measured | {"conditions": conditions(options)}
+        results[key] = measured | {"conditions": conditions}
+        failed |= any(checkpoint["bleu"] is None for checkpoint in measured["checkpoints"])
         options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(markdown(list(results.values())))
     return int(failed)

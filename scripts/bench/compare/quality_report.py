@@ -27,7 +27,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{row['parameters'] / 1e6:.1f}",
                 f"{row['tokens_per_second']:,}",
                 f"{row['tokens_per_update']:,}",
-                *(f"{checkpoints[mark]['bleu']:.1f}" if mark in checkpoints else "-" for mark in marks),
+                *(shown(checkpoints.get(mark)) for mark in marks),
                 f"{row['device_bytes'] / 1e6:,.0f}",
                 f"{allocated / 1e6:,.0f}",
                 f"{row['start_seconds']:.0f}",
@@ -36,19 +36,24 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(table(lines))
 
 
+def shown(checkpoint: Mapping[str, Any] | None) -> str:
+    """Returns the BLEU of a checkpoint; a dash if it has none."""
+    return "-" if checkpoint is None or checkpoint["bleu"] is None else f"{checkpoint['bleu']:.1f}"
+
+
 def minutes(seconds: float) -> str:
     """Returns seconds as minutes without needless digits."""
     return f"{seconds / 60:.3g}"
 
 
+def _curve(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    return [(each["seconds"], each["bleu"]) for each in checkpoints if each["bleu"] is not None]
+
+
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draws BLEU over the minutes of training."""
     lines = {
-        row["name"]: {
-            seconds / 60: score
-            for seconds, score in row["curve"]
-            or [(each["seconds"], each["bleu"]) for each in row["checkpoints"]]
-        }
+        row["name"]: {seconds / 60: score for seconds, score in row["curve"] or _curve(row["checkpoints"])}
         for row in rows
     }
     title = "Validation text of laws-en-fr, English to French"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,9 @@ class Econmt(Toolkit):
         return None
 
     def version(self) -> str:
-        """Returns the commit, with a plus sign if files of the packages differ from it."""
+        """Returns the commit, with a plus sign if files of the packages differ from it; "unknown" without git."""
+        if shutil.which("git") is None:
+            return "unknown"
         git = partial(subprocess.run, cwd=matched.ROOT, capture_output=True, text=True, check=False)
         commit = git(["git", "rev-parse", "--short=7", "HEAD"]).stdout.strip() or "unknown"
         changes = git(["git", "status", "--porcelain", "--", "econmt", "ops"]).stdout
