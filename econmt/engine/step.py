@@ -15,6 +15,7 @@ from econmt.engine.averaging import ParameterAverage
 from econmt.engine.communicator import Communicator
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from econmt.engine.parameter_types import store_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
@@ -124,10 +125,13 @@ class TrainingStep:
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
         fix_parameters(model, training)
+        store_parameters(model, training, self.precision, self.communicator.size)
         self.shares = self.communicator.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned
-            optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer, owned)
+            optimizer = make_optimizer(
+                dict(model.named_parameters()), training.optimizer, owned, training.seed
+            )
         self.optimizer = optimizer
         if self.precision.dtype == torch.float16:
             optimizer.loss_scale = LossScale(self.device, training.loss_scale, training.loss_scale_window)

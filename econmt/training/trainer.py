@@ -35,6 +35,7 @@ from econmt.engine.devices import (
 )
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.outside_memory import outside_meter
+from econmt.engine.parameter_types import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
@@ -119,7 +120,8 @@ class Trainer:
         notes = []
         self.state = saved.state
         self._saved = saved.state.update
-        load_parameters(self.model, saved.parameters, state_folder)
+        with in_float32(self.model.parameters()):
+            load_parameters(self.model, saved.parameters, state_folder)
         if saved.optimizer_name == self.recipe.training.optimizer.name:
             self.step.load_optimizer_tensors(saved.optimizer, state_folder)
         else:
@@ -352,7 +354,8 @@ class Trainer:
             state.parameters_from = state.best_update
         self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
-            load_parameters(self.model, best.parameters, self.folder.path)
+            with in_float32(self.model.parameters()):
+                load_parameters(self.model, best.parameters, self.folder.path)
             self.step.load_optimizer_tensors(best.optimizer, str(self.folder.path))
         for note in notes:
             progress.note(note)

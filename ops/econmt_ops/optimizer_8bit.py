@@ -27,7 +27,8 @@ from torch.nn import functional
 from econmt_ops import optimizer
 from econmt_ops.backends import triton
 from econmt_ops.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizer import FusedOptimizer, Update
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_updates import Update
 
 BLOCK = 256
 """Largest number of columns with a common scale."""
@@ -82,7 +83,7 @@ class EightBitOptimizer(FusedOptimizer):
     def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:
         """See :class:`FusedOptimizer`."""
         if len(self.moments(parameter)) == 2:
-            return parameter.dtype
+            return super().moment_type(parameter, name)
         return {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}.get(name, torch.float32)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
@@ -131,9 +132,12 @@ class EightBitOptimizer(FusedOptimizer):
         settings = self._adam_settings(update.values.device, divisor, bound)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
         squares: Tensor | None = kernels.run(
-            settings, kernels.EightBitMatrix(*parts, update.numbers["step"]), norm=norm
+            settings, kernels.EightBitMatrix(*parts, update.numbers["step"]), update.salt, norm=norm
         )
         return squares
+
+    def _rounds(self, update: Update) -> bool:
+        return _have_kernel(update) if len(update.moments) == 4 else super()._rounds(update)
 
     def _run_rows(self, update: Update, divisor: Tensor | None) -> None:
         first, first_scale, second, second_scale = update.moments
@@ -161,7 +165,8 @@ def _is_served(values: Tensor, gradient: Tensor) -> bool:
         triton.serves(values)
         and gradient.layout == torch.strided
         and not isinstance(gradient, FakeTensor)
-        and values.dtype == gradient.dtype == torch.float32
+        and values.dtype == gradient.dtype
+        and values.dtype in (torch.float32, torch.bfloat16)
         and values.is_contiguous()
         and gradient.is_contiguous()
     )

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from econmt_ops.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizer import FusedOptimizer, Update
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_updates import Update
 
 _NADAM_DECAY = 4e-3
 """Rate at which NAdam's momentum approaches its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
@@ -46,10 +47,10 @@ class PlainOptimizer(FusedOptimizer):
         }
         return dict.fromkeys(names.get(self._name, ("exp_avg", "exp_avg_sq")), shape)
 
-    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
-        numbers = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+    def _first_numbers(self, parameter: Tensor) -> dict[str, Tensor]:
+        numbers = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         if self._name == "nadam":
-            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=device)
+            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=parameter.device)
         return numbers
 
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:

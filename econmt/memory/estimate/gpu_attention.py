@@ -24,7 +24,7 @@ def _by_position(query: Tensor, width: int) -> Tensor:
 
 
 def _efficient_attention(
-    query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None, keeps: bool, *_: Any, _scale: Any = None
+    query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None, keeps: bool, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keeps the logarithm of each row's sum, in whole blocks of 32 rows (transformers/cuda/attention.cu)."""
     rows, heads, steps = query.shape[:3]

@@ -299,6 +299,7 @@ def estimator(task: Task, device: str, precision: Precision, ranks: Sequence[Ran
         training.fixed_param_names,
         training.fixed_param_strategy,
         training.optimizer_in_backward,
+        training.param_dtype,
         training.in_graphs,
     ]
     key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)

@@ -202,3 +202,15 @@ def test_updates_in_the_backward_pass_are_those_after_it() -> None:
     assert learn(during, graphed, 1) == wanted
     assert graphed.captured == len(SHAPES)
     assert_same_bits(parameters(during.model), parameters(after.model))
+
+
+def test_parameters_in_bfloat16_are_rounded_at_each_replay() -> None:
+    """The number of the update is on the device; graphs and steps of their own round alike."""
+    key = "training.param_dtype=bfloat16"
+    eager = make_step("bfloat16", key)
+    wanted = learn(eager, None, 1)
+    step = make_step("bfloat16", key)
+    graphed = GraphedStep(step)
+    assert learn(step, graphed, 1) == wanted
+    assert graphed.captured == len(SHAPES)
+    assert_same_bits(parameters(step.model), parameters(eager.model))

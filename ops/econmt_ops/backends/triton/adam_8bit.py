@@ -53,6 +53,25 @@ def _encode(sizes, most, dither, LEAST_BITS: tl.constexpr, OFFSET: tl.constexpr,
 
 
 @triton.jit
+def _hashed(bits):
+    """Returns the hash of uint32 bits, as `econmt_ops.stochastic_rounding`."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _rounded(value, at, step, salt):
+    """Rounds values at positions of a parameter stochastically, as `econmt_ops.stochastic_rounding.round_into`."""
+    key = _hashed(_hashed(step.to(tl.int32).to(tl.uint32)) ^ salt.to(tl.uint32, bitcast=True))
+    noise = _hashed(_hashed(at.to(tl.uint32)) ^ key) & 0xFFFF
+    bits = value.to(tl.uint32, bitcast=True)
+    cut = ((bits + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    return tl.where(finite, cut, value).to(tl.bfloat16)
+
+
+@triton.jit(do_not_specialize=["salt"])
 def eight_bit_adam(
     values,
     gradients,
@@ -66,6 +85,7 @@ def eight_bit_adam(
     skip,
     squares,
     bound,
+    salt,
     blocks,
     columns,
     count,
@@ -88,8 +108,8 @@ def eight_bit_adam(
     column = (block % blocks * width)[:, None] + tl.arange(0, WIDTH)[None, :]
     inside = (tl.arange(0, WIDTH) < width)[None, :] & (column < columns) & (block < count)[:, None]
     at = (block // blocks).to(tl.int64)[:, None] * columns + column
-    value = tl.load(values + at, mask=inside, other=0.0)
-    gradient = tl.load(gradients + at, mask=inside, other=0.0)
+    value = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     if squares is not None:
         tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
     code1 = tl.load(first + at, mask=inside, other=0).to(tl.int32)
@@ -115,6 +135,8 @@ def eight_bit_adam(
     two = BETA2 * two + (1.0 - BETA2) * gradient * gradient
     pace /= (1.0 - tl.exp(number * LOG1)).to(tl.float32)
     value -= tl.div_rn(pace * one, tl.div_rn(tl.sqrt_rn(two), root) + EPSILON)
+    if values.dtype.element_ty == tl.bfloat16:
+        value = _rounded(value, at, number, salt)
     tl.store(values + at, value, mask=inside)
 
     one, two = tl.where(inside, one, 0.0), tl.where(inside, two, 0.0)
@@ -131,8 +153,12 @@ def eight_bit_adam(
     tl.store(second_scales + block, scale, mask=block < count)
 
 
-def run(settings: AdamSettings, matrix: EightBitMatrix, *, norm: bool = False) -> Tensor | None:
-    """Updates a contiguous float32 matrix and its moments by a gradient, which is left as it is.
+def run(
+    settings: AdamSettings, matrix: EightBitMatrix, salt: int = 0, *, norm: bool = False
+) -> Tensor | None:
+    """Updates a contiguous matrix and its moments by a gradient of its type, which is left as it is.
+
+    A matrix in bfloat16 is rounded by `econmt_ops.stochastic_rounding` with a ``salt``; others are float32.
 
     Returns:
         With ``norm``, for settings without ``skip``, sums of squares of the gradient before it is divided and clipped,
@@ -152,6 +178,7 @@ def run(settings: AdamSettings, matrix: EightBitMatrix, *, norm: bool = False) -
         settings.skip,
         squares,
         settings.bound,
+        salt,
         blocks,
         columns,
         rows * blocks,
