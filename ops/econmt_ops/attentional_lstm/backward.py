@@ -78,7 +78,10 @@ class Backward:
             incoming["last_h"],
             dc,
         )
-        self.da = space(*shape, problem.hidden)
+        doutputs = tensors.doutputs
+        # A step's gradient of the argument of tanh may replace that of the output, which no other step reads.
+        reuses = problem.call.overwrites and doutputs is not None and doutputs.is_contiguous()
+        self.da = doutputs if reuses and doutputs is not None else space(*shape, problem.hidden)
         sizes = persistent.sizes_of(problem) if tensors.dweights is None else None
         self.steps: BackwardSteps | persistent.BackwardBlocks
         self.steps = BackwardSteps(tensors) if sizes is None else persistent.BackwardBlocks(tensors, sizes)

@@ -88,6 +88,7 @@ def backward(call: AttentionalArguments, stash: Result, incoming: Incoming) -> G
     attention = None
     if stash.attention is not None:
         attention = problem.empty_attention(call, torch.float16).copy_(stash.attention)
+    call = call._replace(overwrites=True)  # gradients that are scaled are copies
     narrow = stash._replace(outputs=narrowed(stash.outputs), attention=attention)
     made = Backward(AttentionalProblem(_arguments(call)), narrow, scaled).run()
     inverse = factor.reciprocal()

@@ -52,6 +52,7 @@ class AttentionalArguments(NamedTuple):
         places: (B, T) int64, row index into ``inputs`` of each position.
         first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
         seed, device_seed, first_row: as returned by `split_seed`.
+        overwrites: True if the backward pass may overwrite the gradient of the outputs.
         narrows: True to compute float32 arguments in float16; see `econmt_ops.attentional_lstm.narrow`.
     """
 
@@ -82,6 +83,7 @@ class AttentionalArguments(NamedTuple):
     clean: bool
     stash: str
     backend: str
+    overwrites: bool
     narrows: bool
 
     def blocks(self) -> list[tuple[int, int]]:

@@ -19,6 +19,9 @@ _LARGE_BLOCK_BYTES = 16 << 20
 """Bytes of such a block for kernels on a GPU, which needs larger products: on an H100 a training step of the iwslt
 recipe takes 4 % less time than with half as much, for 30 MB more of 639."""
 
+_EVENNESS = 8
+"""Inverse of the share of a block by which the first one is shorter, about the memory of what it copies."""
+
 _LEAST_DIVISOR = 2
 """Divisor of these bytes if the least is kept."""
 
@@ -36,15 +39,18 @@ def split_blocks(
 ) -> list[tuple[int, int]]:
     """Divides steps into blocks (begin, end) whose gates of type ``dtype`` fit the workspace, or the ``large`` one.
 
-    The workspace is smaller for the ``stash`` "least".
+    The workspace is smaller for the ``stash`` "least". Large blocks are nearly even, so that as many launches take less
+    memory.
 
-    The first block may be shorter than the others, because it copies its inputs: the initial state is stored
-    separately.
+    The first block is shorter than the others, because it copies its inputs: the initial state is stored separately.
     """
     space = _LARGE_BLOCK_BYTES if large else _BLOCK_BYTES
     if stash == "least":
         space //= _LEAST_DIVISOR
     size = max(1, space // max(1, batch * 4 * hidden * dtype.itemsize))
+    if large and steps:
+        count = -(-steps // size)
+        size = min(size, -(-_EVENNESS * steps // (_EVENNESS * count - 1)))
     return [(max(0, end - size), end) for end in range(steps, 0, -size)][::-1]
 
 

@@ -48,12 +48,12 @@ class StackPlan(NamedTuple):
     Attributes:
         settings: Settings of each layer; None: cuDNN runs the stack.
         keep: True if a backward pass will follow.
-        layers: Plans of the layers by their number, filled as they are called first.
+        layers: Plans of the layers by their number and the type of their last c, filled as they are called first.
     """
 
     settings: LayerSettings | None
     keep: bool
-    layers: dict[int, LayerPlan]
+    layers: dict[tuple[int, torch.dtype], LayerPlan]
 
 
 PLANS: Plans[StackPlan] = Plans()
@@ -155,6 +155,7 @@ def run_planned(
     state: Sequence[tuple[Tensor, Tensor]],
     options: StackOptions,
     resets: Tensor | None = None,
+    one_type: bool = False,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Runs a stack by its plan.
 
@@ -164,6 +165,7 @@ def run_planned(
         state: (h, c) of each layer, (D, B, H) each; empty for zeros.
         options: Lengths, dropout and residual sums.
         resets: As in `LayerTensors`, which a plan of `resets_plan` requires.
+        one_type: True for c in the type of h.
 
     Returns:
         Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
@@ -175,20 +177,22 @@ def run_planned(
         check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
-            return run_planned(plan, inputs, layers, state, options, resets)
+            return run_planned(plan, inputs, layers, state, options, resets, one_type)
     settings = plan.settings
     if settings is None:
         outputs, h, c = cudnn_stack(inputs, layers, state)
         return outputs, [(h, c)]
     if lengths is not None:
         lengths = lengths.to(inputs.device, non_blocking=True).contiguous()
+    cells = settings.dtype if one_type else torch.float32
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         weights, first = layers[number], state[number] if state else None
-        layer = plan.layers.get(number)
+        layer = plan.layers.get((number, cells))
         if layer is None:
             tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths, None, resets)
-            layer = plan.layers[number] = plan_of(settings, tensors, plan.keep)
+            layer = plan_of(settings._replace(cells=cells), tensors, plan.keep)
+            plan.layers[number, cells] = layer
         outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights, resets)
         return outputs, (last_h, last_c)
 
@@ -205,7 +209,7 @@ def run_again(
     """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
 
     Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros; returns
-    outputs (B, T, H) and the last (h, c), (L, B, H) each.
+    outputs (B, T, H) and the last (h, c), (L, B, H) each, in one type but where cuDNN runs.
     """
     facts = implementation, "auto", False, options.residual, options.dropout != 0.0
     start = None if state is None else tuple(zip(*state, strict=True))
@@ -213,7 +217,7 @@ def run_again(
     if plan is None:
         return None
     parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
-    outputs, last = run_planned(plan, inputs, layers, parts, options)
+    outputs, last = run_planned(plan, inputs, layers, parts, options, one_type=True)
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.lstm.direction import LSTMResults
 from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors
+from econmt_ops.lstm.persistent_operands import LayerOperands
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -71,8 +72,8 @@ class _Float32Products(MatmulTF32):
             torch.set_autocast_enabled("cuda", True)
 
 
-def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tensor, Tensor]:
-    """Returns the results, the inputs as they were multiplied, and the outputs (B, T, D H)."""
+def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, LayerOperands, Tensor]:
+    """Returns the results, the operands, and the outputs (B, T, D H)."""
     first = tensors.weights[0]
     width = plan.directions * plan.hidden
     # Time comes first in memory; the tensor that is returned is no view, so that it may be changed in place.
@@ -83,8 +84,8 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tenso
         device=first.device,
     )
     with _plain_products(plan, first.device.type):
-        results, rows = plan.forward(tensors, outputs)
-    return results, rows, outputs
+        results, operands = plan.forward(tensors, outputs)
+    return results, operands, outputs
 
 
 class _LayerFunction(torch.autograd.Function):
@@ -104,10 +105,11 @@ class _LayerFunction(torch.autograd.Function):
         """Runs a layer from its first h and c; None: zeros."""
         state = None if h is None or c is None else (h, c)
         tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths, None, resets)
-        results, rows, outputs = _forward(plan, tensors)
+        results, operands, outputs = _forward(plan, tensors)
         ctx.plan = plan
+        ctx.operands = plan.operands_for_backward(operands) if plan.keeps_operands else None
         ctx.set_materialize_grads(False)
-        read = rows if plan.keeps_rows else inputs
+        read = operands.rows if plan.keeps_rows else inputs
         ctx.save_for_backward(lengths, resets, read, outputs, results.cells, results.gates, h, c, *weights)
         return outputs, results.last_h, results.last_c
 
@@ -139,8 +141,9 @@ def _backward(
     tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths, None, resets)
     results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
+    operands, ctx.operands = ctx.operands, None  # its zeros serve one backward pass
     with _plain_products(plan, outputs.device.type):
-        gradients = plan.backward(tensors, results, incoming, needs, rows)
+        gradients = plan.backward(tensors, results, incoming, needs, rows, operands)
     dinputs = None if gradients.inputs is None else gradients.inputs.transpose(0, 1)
     first: tuple[Any, Any] = (None, None)
     if h is not None:

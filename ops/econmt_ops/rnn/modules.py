@@ -132,7 +132,7 @@ class LSTM(RecurrentModule):
             state = first_states(begins[0], state, directions)
             pairs = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
         flat = [tuple(chain.from_iterable(layer)) for layer in layers]
-        outputs, last = run_planned(plan, inputs, flat, pairs, options, begins)
+        outputs, last = run_planned(plan, inputs, flat, pairs, options, begins, one_type=True)
         h, c = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*last, strict=True))
         return outputs, (h, c.to(h.dtype))
 

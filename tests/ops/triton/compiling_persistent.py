@@ -60,17 +60,19 @@ class Walk(NamedTuple):
         exchange = weights if self.ring else x
         with rules_only("cuda"):
             if self.back:
-                types = wide, products, wide, wide
+                types = wide, products, wide, wide, wide
                 (launch,), parts = backward_launch(
                     self.partition, size, types, backwards, (True, self.resets, True, True)
                 )
-                tensors = x, weights, exchange, exact, exact, x, x, x, exact, exact, lengths, resets, counters
+                tensors = x, weights, exchange, exact, exact, x, x, x, x, exact, lengths, resets, counters
                 more: tuple[int, ...] = (4096, 8192)
                 strides: tuple[int, ...] = (512, 512)
             else:
                 has = True, True, self.resets, True, True
-                launch, parts = forward_launch(self.partition, size, (wide, products, wide), backwards, has)
-                tensors = x, weights, exchange, x, exact, x, exact, x, exact, lengths, resets, counters
+                launch, parts = forward_launch(
+                    self.partition, size, (wide, products, wide, wide), backwards, has
+                )
+                tensors = x, weights, exchange, x, exact, x, exact, x, x, lengths, resets, counters
                 more = strides = ()
             programs, *numbers = parts[0]
             launch(programs, tensors, (5, self.batch, *numbers, *more), strides)

@@ -91,7 +91,7 @@ def forward_launch(
     Args:
         partition: how the walk is parted.
         shape: D, T, B and 4H.
-        types: of sums, recurrent matrix and outputs.
+        types: of sums, recurrent matrix, outputs and last c.
         backwards: for each direction True if it walks backwards.
         has: True each if there is a first state, if there are lengths and resets, if cells and if sums are kept.
     """
@@ -120,7 +120,7 @@ def backward_launch(
 
     Args:
         partition, shape, backwards: as in `forward_launch`.
-        types: of sums, recurrent matrix, outputs' gradient and the last h's gradient.
+        types: of sums, recurrent matrix, and the gradients of outputs, last h and last c.
         has: True each if there are lengths, resets, a gradient of the last h, and one of the last c.
     """
     directions, steps, batch, width = shape
