@@ -82,7 +82,7 @@ def start() -> None:
     if not fits:
         raise RuntimeInputError(f"{path}: built from another version of econmt; export the model again")
     library.econmt_start.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
-    library.econmt_start(None, None, None, 2)
+    library.econmt_start(None, None, None, 3)
     for name, kind in structures.items():
         function = getattr(library, f"econmt_{name}")
         function.argtypes = [ctypes.POINTER(kind), ctypes.c_int64]

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call of under nine minutes: the tests marked cuda, the kernels alone, whole
-# training steps, compute-sanitizer over small cases, the profile of iwslt by classes of kernels, training multi30k, what
-# auto chooses, layouts in graphs. What it says and measures goes to a folder.
+# Everything that needs a GPU, in one call of under nine minutes: the tests marked cuda, compute-sanitizer over small
+# cases, the kernels alone, whole training steps, the profile of iwslt by classes of kernels, training multi30k, what auto
+# chooses, layouts in graphs, and as many thorough variants of tests as there is time for. What it says and measures goes
+# to a folder.
 #
 #   scripts/gpu_suite.sh [FOLDER]
 #   ECONMT_DATA=DATA scripts/gpu_suite.sh [FOLDER]     # with DATA/multi30k; without it nothing is trained
 #
-# FOLDER ($OUT, or results-gpu, if it is left out) gets seven files:
+# FOLDER ($OUT, or results-gpu, if it is left out) gets eight files:
+#   seconds.txt        how long each command took
 #   environment.json   the GPU, versions and commit
 #   tests.txt          what pytest and compute-sanitizer say
 #   kernels.txt        gpu.{lstm,attention,output} of scripts.bench: a thousand equal repetitions, errors, times
@@ -16,8 +18,8 @@
 #   profile.html       the page of the profile
 # What an earlier call left there is written over. Every command has a limit, at which it is interrupted and tells what it
 # has until then, and none begins when the time is up; those that are wanted most come first. The code is 1 if a command
-# failed or there was no time for it. Tests run in ten processes where pytest-xdist is there. compute-sanitizer is left
-# out, and that said, where it is missing. Choices are remembered in a folder of this call's own. Nothing is installed if
+# failed or there was no time for it. Tests run in as many processes as there are cores but two where pytest-xdist is
+# there, and beside them compute-sanitizer, which is left out, and that said, where it is missing. Choices are remembered in a folder of this call's own. Nothing is installed if
 # the Python there has all that is needed (PYTHON, or the .venv of make test, or python3); WHEELS names a folder of wheels
 # for what it lacks, for machines without a network.
 set -uo pipefail
@@ -83,7 +85,7 @@ left() { echo $((deadline - SECONDS)); }
 
 # step NAME SECONDS COMMAND...: runs a command for at most so long and writes what it says to NAME.txt, line by line.
 step() {
-  local name=$1 limit=$2 code writer
+  local name=$1 limit=$2 code writer began
   shift 2
   if [ "$(left)" -lt 20 ]; then
     echo "gpu_suite: no time left for $name" | tee -a "$out/$name.txt"
@@ -94,12 +96,14 @@ step() {
   echo "== $name: $*"
   exec 3> >(tee -a "$out/$name.txt")
   writer=$!
+  began=$SECONDS
   # An interrupt first, so that a benchmark can say what it has.
   PYTHONUNBUFFERED=1 timeout --signal=INT --kill-after=15 "$limit" "$@" >&3 2>&1 3>&-
   code=$?
   exec 3>&-
   # Until all is written; but not until a child that was left behind gives up its end of the pipe.
   timeout 3 tail --pid="$writer" -s 0.1 -f /dev/null
+  echo "gpu_suite: $((SECONDS - began)) s for $*" | tee -a "$out/seconds.txt"
   # 5: no test was collected, which is no failure of the code under test.
   if [ "$code" -ne 0 ] && [ "$code" -ne 5 ]; then
     echo "gpu_suite: $name ended with code $code after $SECONDS s" | tee -a "$out/$name.txt"
@@ -127,37 +131,55 @@ sanitize() {
 : > "$out/tests.txt"
 : > "$out/kernels.txt"
 : > "$out/speed.txt"
-rm -f "$out/steps.json" "$out/choices.csv" "$out/profile.html"
+rm -f "$out/seconds.txt" "$out/steps.json" "$out/choices.csv" "$out/profile.html"
 workers=()
 if "$python" -c 'import xdist' 2> /dev/null; then
-  workers=(-n 10)
+  workers=(-n "$(($(nproc) > 4 ? $(nproc) - 2 : 2))")
 fi
-# The seconds in comments are those of an H200 with 16 cores.
-step tests 180 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 160
-step tests 40 "$python" -m pytest -m alone -p no:cacheprovider -q # 15
-step speed 75 "$python" -m scripts.bench gpu.step --only W1 W2 --variants plain auto --seconds 0.5 --json "$out/steps.json"
-step speed 30 "$python" -m scripts.bench gpu.step --only GNMT GNMT384 --precision bfloat16 --variants auto --seconds 0.5
-step kernels 75 "$python" -m scripts.bench gpu.lstm 64x512 128x1024
-econmt 40 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
+tests() {
+  local limit=$1 which=$2
+  shift 2
+  step tests "$limit" "$python" -m pytest -m "$which" -p no:cacheprovider -q "$@"
+}
+
+# Nothing here is timed, so that it may run at the same time.
+sanitized=
+if command -v compute-sanitizer > /dev/null; then
+  (
+    for tool in memcheck racecheck; do
+      sanitize 80 "$tool" tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
+        -k "reads or block or (gradients and 1-)"
+    done
+    exit "$failed"
+  ) &
+  sanitized=$!
+else
+  echo "gpu_suite: no compute-sanitizer on the PATH" | tee -a "$out/tests.txt"
+fi
+tests 200 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
+[ -z "$sanitized" ] || wait "$sanitized" || failed=1
+tests 30 alone
+step speed 50 "$python" -m scripts.bench gpu.step --only W1 W2 --variants auto --seconds 0.3 --json "$out/steps.json"
+step kernels 45 "$python" -m scripts.bench gpu.lstm 64x512
+econmt 35 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
   # BLEU of the validation text, checkpoint by checkpoint, then of test2016.
-  econmt 75 train multi30k "output=$scratch/multi30k" training.device=cuda training.max_seconds=50
+  econmt 55 train multi30k "output=$scratch/multi30k" training.device=cuda training.max_seconds=30
   tee -a "$out/speed.txt" < "$scratch/multi30k/metrics.tsv"
 else
   echo "gpu_suite: no multi30k in ECONMT_DATA (${ECONMT_DATA:-not set}), so nothing is trained" | tee -a "$out/speed.txt"
 fi
-step speed 60 "$python" -m scripts.bench gpu.search
-step kernels 45 "$python" -m scripts.bench gpu.output
-step kernels 60 "$python" -m scripts.bench gpu.attention --positions 100 16 # 50
-if command -v compute-sanitizer > /dev/null; then
-  sanitize 40 memcheck tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
-    -k "reads or block or (gradients and 1-)"
-  sanitize 40 racecheck tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
-    -k "reads or block or (gradients and 1-)"
-else
-  echo "gpu_suite: no compute-sanitizer on the PATH" | tee -a "$out/tests.txt"
+step speed 35 "$python" -m scripts.bench gpu.search
+step kernels 35 "$python" -m scripts.bench gpu.output
+step kernels 35 "$python" -m scripts.bench gpu.attention --positions 100
+step speed 20 "$python" -m scripts.bench gpu.step --only GNMT --precision bfloat16 --variants auto --seconds 0.3
+econmt 20 bench select iwslt --device cuda --csv "$out/choices.csv"
+econmt 15 bench layout --paper --graph --device cuda --csv "$out/choices.csv"
+if [ "$(left)" -ge 25 ]; then
+  # An interrupt here is no failure: what is left out is variants of tests that ran.
+  before=$failed
+  tests "$(left)" "cuda and not alone and thorough" ${workers[@]+"${workers[@]}"}
+  grep -q "^FAILED\|^ERROR" "$out/tests.txt" || failed=$before
 fi
-econmt 25 bench select iwslt --device cuda --csv "$out/choices.csv"
-econmt 20 bench layout --paper --graph --device cuda --csv "$out/choices.csv"
 echo "gpu_suite: $SECONDS s, results in $out"
 exit $failed

@@ -80,6 +80,11 @@ class Training(Section):
         description="maximum bytes, as 4GiB or 512MiB, including CUDA's context and libraries on a GPU; auto: the free "
         "memory of the device; null: unlimited",
     )
+    memory_savings: Literal["exact", "lossy"] = Field(
+        "exact",
+        description="what a plan for memory_budget may change. exact: nothing but rounding; lossy: where whole batches "
+        "do not fit otherwise, it stores moments of Adam in 8 bits, then parameters in bfloat16",
+    )
     update_interval: int = Field(
         1,
         ge=1,
@@ -87,6 +92,12 @@ class Training(Section):
         description="number of batches to accumulate gradients over for one update",
     )
     optimizer: OptimizerSection = Field(OptimizerSection(), description="optimizer and learning rate")
+    optimizer_in_backward: Annotated[Literal["auto", "always", "never"], NO_PARAMETERS] = Field(
+        "auto",
+        description="update parameters during the backward pass and free each gradient then; results are the same to "
+        "the bit. Rules out clipping by norm, float16, several processes and update_interval above 1; updates of "
+        "several micro-batches are made at their end. auto: in CUDA graphs, where possible; always: on every device",
+    )
     averaging: Averaging = Field(Averaging(), description="averaging of the parameters over updates")
     schedule: Annotated[ScheduleSection, NO_MEMORY] = Field(
         ScheduleSection(), description="schedule of the learning rate"
@@ -108,10 +119,16 @@ class Training(Section):
     )
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = Field(
         "auto",
-        description="precision of matrix products and feature maps; weights, optimizer state, cell state and softmax "
+        description="precision of matrix products and feature maps; optimizer state, cell state and softmax "
         "stay float32. auto: bfloat16 on a GPU that supports it and on a CPU that is clearly faster with it (measured "
         "when the run begins, then kept), float16 on a GPU of compute capability 7, else float32. On a GPU, float32 "
         "means IEEE products, tf32 allows TF32. float16 scales the loss",
+    )
+    param_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="type in which parameters and their gradients are stored in training. bfloat16: matrices take half "
+        "the memory, and each update is rounded stochastically, which changes results; needs products in bfloat16, one "
+        "process and no averaging. Saved parameters are float32",
     )
     loss_scale: Annotated[int, NO_MEMORY] = Field(
         1 << 16,
@@ -248,6 +265,25 @@ class Training(Section):
             raise ValueError(
                 f"loss_scale {self.loss_scale} is not a power of two; use {power // 2} or {power}"
             )
+        if self.param_dtype == "bfloat16":
+            if self.precision not in ("auto", "bfloat16"):
+                raise ValueError(
+                    f"param_dtype bfloat16 needs precision bfloat16, got {self.precision}; change one of them"
+                )
+            if self.averaging.start != "never":
+                raise ValueError("param_dtype bfloat16 cannot be combined with averaging; remove one of them")
+        if self.optimizer_in_backward == "always":
+            for obstacle, value in (
+                ("gradient_clipping.type norm", self.gradient_clipping.type == "norm"),
+                ("update_interval above 1", self.update_interval > 1),
+                ("precision float16", self.precision == "float16"),
+                ("monitor_pattern", self.monitor_pattern is not None),
+            ):
+                if value:
+                    raise ValueError(
+                        f"optimizer_in_backward always cannot be combined with {obstacle}, which needs all gradients "
+                        "of an update; set it to auto"
+                    )
         budget = self.memory_budget
         if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:
             raise ValueError(

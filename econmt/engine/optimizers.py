@@ -18,14 +18,16 @@ def make_optimizer(
     parameters: Mapping[str, nn.Parameter],
     config: recipe.OptimizerSection,
     owned: Iterable[nn.Parameter] | None = None,
+    seed: int = 0,
 ) -> FusedOptimizer:
     """Creates the optimizer of a recipe over named parameters, all of them on one device.
 
-    Its kernels are deterministic. It updates the ``owned`` parameters only; None: all of them.
+    Its kernels are deterministic. It updates the ``owned`` parameters only; None: all of them. The ``seed`` is that of
+    the rounding of parameters in bfloat16.
     """
     kinds = (FusedOptimizer, PlainOptimizer, EightBitOptimizer)
     kind = next(kind for kind in kinds if config.name in kind.names)
-    return kind(parameters.values(), **config.model_dump(), owned=owned)
+    return kind(parameters.values(), **config.model_dump(), owned=owned, rounding_seed=seed)
 
 
 def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

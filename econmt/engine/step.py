@@ -9,18 +9,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from econmt.config.training import Training
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
 from econmt.engine.communicator import Communicator
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from econmt.engine.parameter_types import store_parameters
 from econmt.engine.precision import Precision
+from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of
 from econmt_ops.core.dropout import SeedCounter
 from econmt_ops.loss_scale import LossScale
 from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_in_backward import BackwardUpdates
 
 Watch = Callable[[str, Tensor | None], object]
 """Called with the phase that begins: "forward", "backward" (with the differentiated loss) or "optimizer"."""
@@ -53,6 +57,27 @@ class OtherRankError(RuntimeError):
         self.number = number
 
 
+def updates_in_backward(
+    training: Training, precision: Precision, processes: int, device: torch.device
+) -> bool:
+    """Returns True if updates from one batch are made during the backward pass on a type of device.
+
+    Raises:
+        InputError: The recipe demands it, and precision or processes rule it out.
+    """
+    wanted = training.optimizer_in_backward
+    exact = training.gradient_clipping.type != "norm" and training.monitor_pattern is None
+    obstacle = "precision float16, whose loss scale" if precision.dtype == torch.float16 else ""
+    obstacle = f"{processes} processes, whose sum" if processes > 1 else obstacle
+    if wanted == "always" and obstacle:
+        raise InputError(
+            f"training.optimizer_in_backward always cannot be combined with {obstacle} needs all gradients before the "
+            "first update; set it to auto"
+        )
+    in_graphs = device.type == "cuda" and training.in_graphs and training.update_interval == 1
+    return exact and not obstacle and (wanted == "always" or (wanted == "auto" and in_graphs))
+
+
 class TrainingStep:
     """Training step: zero gradients, forward and backward pass of every batch, all-reduce, clipping, update.
 
@@ -76,6 +101,7 @@ class TrainingStep:
         seconds: Seconds spent computing gradients, without waiting for other ranks; on a GPU, seconds spent launching
             kernels.
         number: Number of the batch whose gradient is being computed; after an error, of the batch that failed.
+        backward_updates: Updates of an update's only batch during its backward pass; None: all are made after it.
     """
 
     def __init__(
@@ -99,16 +125,20 @@ class TrainingStep:
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
         fix_parameters(model, training)
+        store_parameters(model, training, self.precision, self.communicator.size)
         self.shares = self.communicator.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned
-            optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer, owned)
+            optimizer = make_optimizer(
+                dict(model.named_parameters()), training.optimizer, owned, training.seed
+            )
         self.optimizer = optimizer
         if self.precision.dtype == torch.float16:
             optimizer.loss_scale = LossScale(self.device, training.loss_scale, training.loss_scale_window)
         self.keeps_gradients = False
         self.overlaps = True
         self._reduction = self.communicator.reduction(self.parameters)
+        self.backward_updates: BackwardUpdates | None = None
         self.number: int | None = None
         self.seconds = 0.0
         self.seeds: SeedCounter | None = None
@@ -117,6 +147,9 @@ class TrainingStep:
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
         self._target = self.device if target_device is None else torch.device(target_device)
+        if updates_in_backward(training, self.precision, self.communicator.size, self._target):
+            self.backward_updates = BackwardUpdates(optimizer, self.clipping.type, self.clipping.threshold)
+        self._applied = False
         if self._target.type == "cpu":
             give_sparse_gradients(model)
 
@@ -148,7 +181,20 @@ class TrainingStep:
         watch: Watch = _unwatched,
     ) -> StepResult:
         """Updates the parameters once; see :meth:`gradient`."""
-        return self.finish_and_update(self._total_loss(batches, tokens, implementations, watch))
+        if not self._updates_in_backward(batches):
+            return self.finish_and_update(self._total_loss(batches, tokens, implementations, watch))
+        result = self.gradient(batches, tokens, implementations, watch, applies=True)
+        self.update()
+        return result
+
+    @property
+    def is_partly_updated(self) -> bool:
+        """True if a step failed after it had updated some parameters, so that it cannot be repeated."""
+        return self.backward_updates is not None and self.backward_updates.started
+
+    def _updates_in_backward(self, batches: Sequence[AnyBatch]) -> bool:
+        """Returns True if an update from these batches is made during the backward pass."""
+        return self.backward_updates is not None and len(batches) == 1 and not self.keeps_gradients
 
     def gradient(
         self,
@@ -158,6 +204,7 @@ class TrainingStep:
         watch: Watch = _unwatched,
         *,
         adds: bool = False,
+        applies: bool = False,
     ) -> StepResult:
         """Computes the gradient of the loss per token, times the loss scale, which :meth:`update` clips and applies.
 
@@ -166,7 +213,15 @@ class TrainingStep:
             tokens: Divisor of the sum of the losses, an int64 scalar on the device.
             implementations: Implementations of the ops for each batch; None: those of the step.
             adds: True to add to the existing gradients.
+            applies: True if :meth:`update` follows in any case, so that it can be made during the backward pass, which
+                sets gradients to None; see :attr:`backward_updates`.
         """
+        updates = self.backward_updates
+        if applies and updates is not None and self._updates_in_backward(batches):
+            with updates.running():
+                loss = self._total_loss(batches, tokens, implementations, watch, adds=adds)
+            self._applied = True
+            return StepResult(loss, updates.finish())
         return self.finish(self._total_loss(batches, tokens, implementations, watch, adds=adds))
 
     def _total_loss(
@@ -274,7 +329,10 @@ class TrainingStep:
         return StepResult(loss, norm, scale)
 
     def update(self) -> None:
-        """Updates the parameters with the clipped gradients."""
+        """Updates the parameters with the clipped gradients, unless the backward pass has done so."""
+        if self._applied:
+            self._applied = False
+            return
         self.optimizer.step()
         if self.shares is not None:
             self.shares.spread()

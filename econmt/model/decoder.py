@@ -202,6 +202,7 @@ class InputFeedingDecoder(Decoder):
             layer_norm=attention.layer_norm,
             scale=attention.scale,
             clean=True,  # encoder outputs are zero at padded positions
+            overwrites=True,  # the output layer and dropout hand on gradients of their own
             **implementations.recurrent("decoder"),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)

@@ -7,6 +7,7 @@ vocabulary, D input width of the output layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt.model.length_ratio import LengthRatio, length_loss
+from econmt.model.rematerialization import rematerialized
 from econmt.model.unfused.decoder import UnfusedDecoder
 from econmt.model.unfused.encoder import UnfusedEncoder
 from econmt_ops import UniqueRows, linear_cross_entropy
@@ -200,9 +202,21 @@ class TranslationModel(nn.Module):
         with layer("embedding"):
             once = how.accepts_unique_rows("encoder")
             embedded = self._look_up(self.embed_source, source, self.source_dropout, once)
-        with layer("encoder"):
+        with layer("encoder"), self._source_kept_as_ids(embedded, source):
             values, last = self.encoder(embedded, lengths, how)
         return self.encoded(values, last, lengths)
+
+    def _source_kept_as_ids(self, embedded: Inputs, source: Tensor) -> AbstractContextManager[None]:
+        """Context in which autograd keeps ids (B, S) instead of their embeddings; with dropout, the embeddings."""
+        if isinstance(embedded, UniqueRows) or self.source_dropout.drops or not torch.is_grad_enabled():
+            return nullcontext()
+        kind, dtype = embedded.device.type, embedded.dtype
+
+        def look_up_again() -> Tensor:
+            with torch.autocast(kind, dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
+                return self.embed_source(source)
+
+        return rematerialized(embedded, look_up_again)
 
     def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
         """Returns the decoder's view of the source from encoder outputs (B, S, E) and the last hidden state (B, E)."""

@@ -21,6 +21,7 @@ from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.outside_memory import outside_meter
+from econmt.engine.parameter_types import store_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
@@ -69,6 +70,7 @@ def first_plan(
     with torch.device("meta"):
         model = task.build_model()
     fix_parameters(model, recipe.training)
+    store_parameters(model, recipe.training)
     budget = Budget(task, prepared, batches, device, precision, model.parameters(), communicator)
     budget.make(TrainingState(), 0)
     return budget.plan
@@ -249,6 +251,7 @@ class Budget:
             estimator(self._task, kind, self._precision, ranks),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
+            persists=kind == "cuda" and training.in_graphs,
         )
         return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget))
 
@@ -269,8 +272,11 @@ class Budget:
         def needed_bytes(sentences: int) -> int:
             shape = sentences, source, target
             factors = vocabularies.factor_sizes
-            return self._state + estimate_search(
-                recipe, words, target_words, shape, self._device.type, factors
+            stored = self._weights if recipe.training.param_dtype == "bfloat16" else 0  # beside float32
+            return (
+                stored
+                + self._state
+                + estimate_search(recipe, words, target_words, shape, self._device.type, factors)
             )
 
         rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)

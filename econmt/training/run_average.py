@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config import recipe
 from econmt.engine.averaging import ParameterAverage, begins
+from econmt.engine.parameter_types import in_float32
 from econmt_ops.optimizer import FusedOptimizer
 
 
@@ -48,9 +49,9 @@ class RunAverage:
             self._average.add(count)
 
     def in_place(self, state: TrainingState) -> AbstractContextManager[None]:
-        """Swaps the mean into the model within the context, if there is one."""
+        """Gives the model the values that are validated and saved within the context: the mean if there is one."""
         if self._average is None or not self._count(state):
-            return nullcontext()
+            return in_float32(self._optimizer.param_groups[0]["params"])
         return self._average.in_place()
 
     def checkpoint(self, state: TrainingState) -> list[str]:

@@ -35,6 +35,7 @@ from econmt.engine.devices import (
 )
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.outside_memory import outside_meter
+from econmt.engine.parameter_types import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
@@ -119,7 +120,8 @@ class Trainer:
         notes = []
         self.state = saved.state
         self._saved = saved.state.update
-        load_parameters(self.model, saved.parameters, state_folder)
+        with in_float32(self.model.parameters()):
+            load_parameters(self.model, saved.parameters, state_folder)
         if saved.optimizer_name == self.recipe.training.optimizer.name:
             self.step.load_optimizer_tensors(saved.optimizer, state_folder)
         else:
@@ -173,7 +175,7 @@ class Trainer:
             self.budget.reserve_for_optimizer(self.optimizer)
             # If updates accumulate several (micro-)batches, each is captured as a graph of its own.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
-            several = interval > 1 or (plan is not None and plan.worst.parts > 1)
+            several = interval > 1 or (plan is not None and plan.divides)
             most_rows = self._ranks.pad_to_largest(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
@@ -230,7 +232,7 @@ class Trainer:
         tokens = sum(batch.target_tokens for batch in batches)
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
         self.optimizer.set_learning_rate(rate)
-        result = self.gradient(batches, trim=self._trims)
+        result = self.gradient(batches, updates=True)
         self._monitors.measure(result.loss_scale)
         self._report_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
@@ -257,20 +259,20 @@ class Trainer:
         else:
             progress.doing(f"training: update {update:,}")
 
-    def gradient(self, batches: Sequence[AnyBatch], *, trim: bool = False) -> StepResult:
+    def gradient(self, batches: Sequence[AnyBatch], *, updates: bool = False) -> StepResult:
         """Computes the gradient of the loss per token, which the step's update clips and applies.
 
         CUDA graphs have applied the update, too. If memory is full and the memory budget's plan can split batches
-        further, they are computed again in smaller parts; ``trim`` trims each to its own longest pair.
+        further, they are computed again in smaller parts. ``updates``: True if the step's update follows.
 
         Raises:
             TrainingError: Memory was full, and there is no plan, or nothing left to split.
         """
         self.step.overlaps = self.budget.plan is None
-        restore = None if self.budget.plan is None else self._snapshot()
+        restore, trims = None if self.budget.plan is None else self._snapshot(), updates and self._trims
         while True:
             divided = [
-                (batch, self._ranks.share(part.trimmed() if trim else part), part_implementations)
+                (batch, self._ranks.share(part.trimmed() if trims else part), part_implementations)
                 for batch in batches
                 for part, part_implementations in self._divided(batch)
             ]
@@ -279,14 +281,14 @@ class Trainer:
                 if self._graphed is not None:
                     return self._graphed(parts, implementations, sum(b.target_tokens for b in batches))
                 moved = [part.to(self.device) for part in parts]
-                return self.step.gradient(moved, self.step.tokens(batches), implementations)
+                return self.step.gradient(moved, self.step.tokens(batches), implementations, applies=updates)
             except OtherRankError as error:
                 failed = error.number
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 failed = self.step.agree(self.step.number or 0)
-                if restore is None or len(parts[failed].indices) == 1:
+                if restore is None or self.step.is_partly_updated or len(parts[failed].indices) == 1:
                     raise TrainingError(self._out_of_memory(parts[failed])) from error
             assert restore is not None
             # The tensors of the failed step are released only now, after its exception.
@@ -352,7 +354,8 @@ class Trainer:
             state.parameters_from = state.best_update
         self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
-            load_parameters(self.model, best.parameters, self.folder.path)
+            with in_float32(self.model.parameters()):
+                load_parameters(self.model, best.parameters, self.folder.path)
             self.step.load_optimizer_tensors(best.optimizer, str(self.folder.path))
         for note in notes:
             progress.note(note)

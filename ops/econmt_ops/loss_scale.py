@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -59,3 +62,16 @@ class LossScale:
         """Restores the values from `state`."""
         self.scale.fill_(scale)
         self._good.fill_(good)
+
+
+@contextmanager
+def unchanged_by_overflow(overflow: Tensor | None, *tensors: Tensor) -> Iterator[None]:
+    """Restores the tensors after the context if ``overflow``, a scalar, is not zero; see `LossScale.overflow`.
+
+    The device decides, so that a captured graph may contain the context. Nothing is copied if ``overflow`` is None.
+    """
+    before = [] if overflow is None else [tensor.clone() for tensor in tensors]
+    yield
+    if overflow is not None:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old.where(overflow != 0.0, tensor))

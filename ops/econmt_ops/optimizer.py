@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
-from econmt_ops.backends.cuda.adam import AdamSettings, AdamTensors
+from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.loss_scale import LossScale
+from econmt_ops.optimizer_updates import Update, adam_tensors, gradient_values, norms_of
+from econmt_ops.stochastic_rounding import salt_of, update_in_float32
 
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
@@ -24,13 +25,8 @@ BLOCK_BYTES = 2 << 20
 """
 
 
-class Update(NamedTuple):
-    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name."""
-
-    values: Tensor
-    gradient: Tensor
-    moments: tuple[Tensor, ...]
-    numbers: dict[str, Tensor]
+GPU_BLOCK_BYTES = 16 << 20
+"""The same on a GPU, where a block costs launches."""
 
 
 class FusedOptimizer:
@@ -47,6 +43,8 @@ class FusedOptimizer:
     On a GPU no method waits for the device. `clip`, `step` and `clip_and_step` may be captured in a CUDA graph if
     `prepare` was called before; with a learning rate in a tensor on the device, every replay reads its current value.
 
+    Parameters in bfloat16 have moments in float32; their updates are computed in float32 and rounded stochastically.
+
     Args:
         parameters: Parameters, all on one device.
         name: One of :attr:`names`.
@@ -56,6 +54,7 @@ class FusedOptimizer:
         weight_decay: L2 penalty, or decoupled weight decay for adamw.
         momentum: Momentum of sgd and nag.
         owned: Parameters that this process updates and keeps state for, if other processes own the rest; None: all.
+        rounding_seed: Seed of the rounding of parameters in bfloat16.
 
     Attributes:
         names: Names of the supported algorithms.
@@ -82,6 +81,7 @@ class FusedOptimizer:
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         owned: Iterable[nn.Parameter] | None = None,
+        rounding_seed: int = 0,
     ) -> None:
         if name not in self.names:
             raise ValueError(
@@ -95,6 +95,8 @@ class FusedOptimizer:
         self.loss_scale: LossScale | None = None
         self._divisor: Tensor | None = None
         self._owned = None if owned is None else set(owned)
+        numbered = enumerate(self.param_groups[0]["params"])
+        self._salts = {parameter: salt_of(rounding_seed, number) for number, parameter in numbered}
 
     def owns(self, parameter: Tensor) -> bool:
         """Returns True if this process updates the parameter."""
@@ -133,7 +135,7 @@ class FusedOptimizer:
         each_norm = [
             parameter.new_zeros(())
             if parameter.grad is None
-            else torch.linalg.vector_norm(_values(parameter))
+            else torch.linalg.vector_norm(gradient_values(parameter))
             for parameter in parameters
         ]
         return torch.stack(each_norm)
@@ -152,9 +154,9 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
-        values = [_values(parameter) for parameter in self._with_gradient()]
+        values = [gradient_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
-            norm = torch.nn.utils.get_total_norm(values)
+            norm = self.norm_of_parts(norms_of(values))
         bound: Any = threshold
         self._divisor = None
         if self.loss_scale is not None:
@@ -184,7 +186,7 @@ class FusedOptimizer:
             if parameter.requires_grad and self.owns(parameter):
                 self._state(parameter)
                 if self._is_adam:
-                    adam.prepare(parameter.device)
+                    adam.prepare(parameter)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -192,9 +194,9 @@ class FusedOptimizer:
         if self.loss_scale is not None and self.loss_scale.overflow is None:
             self.clip("none", math.inf)
         divisor, self._divisor = self._divisor, None
-        dense, sparse = self._updates()
+        dense, sparse = self._updates(self._with_gradient())
         if dense:
-            self._run(dense, divisor)
+            self._apply(dense, divisor)
         for update, rows in sparse:
             self._run_in_blocks(update, rows, divisor)
         if self.loss_scale is not None:
@@ -212,28 +214,56 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
-        gradients = self._with_gradient()
-        one_pass = kind != "norm" and self.loss_scale is None and self._owned is None
-        if one_pass and self._have_kernel(gradients):
-            self._divisor = None
-            dense, _ = self._updates()
-            norm = self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
-            assert norm is not None
-            return norm
+        if kind != "norm" and self.loss_scale is None and self._owned is None:
+            return self.norm_of_parts(self.clip_and_step_parts(kind, threshold, self._with_gradient()))
         norm = self.clip(kind, threshold)
         self.step()
         return norm
 
-    def _updates(self) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
+    @torch.no_grad()
+    def clip_and_step_parts(self, kind: str, threshold: float, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Updates parameters that have gradients, clipped by "value" or not ("none"), without a loss scale.
+
+        Returns:
+            The gradients' parts of the norm before clipping, in order, for `norm_of_parts`.
+        """
+        self._divisor = None
+        if not parameters:
+            return []
+        if self._have_kernel(parameters):
+            dense, _ = self._updates(parameters)
+            return self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
+        values = [gradient_values(parameter) for parameter in parameters]
+        parts = norms_of(values)
+        for gradient in values if kind == "value" else ():
+            gradient.clamp_(-threshold, threshold)
+        dense, sparse = self._updates(parameters)
+        if dense:
+            self._apply(dense, None)
+        for update, rows in sparse:
+            self._run_in_blocks(update, rows, None)
+        return parts
+
+    def norm_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of all gradients from their parts, in the order of the parameters."""
+        if not parts:
+            return torch.zeros(())
+        if parts[0].dim():  # sums of squares of a kernel's blocks
+            return torch.cat(list(parts)).sum().sqrt()
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(list(parts)))
+        return norm
+
+    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
         """Counts a step; returns the updates with dense gradients, and those with sparse ones and their rows."""
         dense, sparse = [], []
-        for parameter in filter(self.owns, self._with_gradient()):
+        for parameter in filter(self.owns, parameters):
             state = self._state(parameter)
             update = Update(
                 parameter,
-                _values(parameter),
+                gradient_values(parameter),
                 tuple(state[name] for name in self.moments(parameter)),
                 {name: value for name, value in state.items() if value.dim() == 0},
+                self._salts[parameter],
             )
             assert parameter.grad is not None
             if parameter.grad.is_sparse:
@@ -252,18 +282,18 @@ class FusedOptimizer:
 
     def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:  # noqa: ARG002  subclasses use it
         """Returns the type of a state tensor named by :meth:`moments`."""
-        return parameter.dtype
+        return torch.float32 if parameter.dtype == torch.bfloat16 else parameter.dtype
 
     def moment_bytes(self, parameter: Tensor) -> int:
         """Returns the bytes of all state tensors that :meth:`moments` names."""
         shapes = self.moments(parameter).items()
         return sum(shape.numel() * self.moment_type(parameter, name).itemsize for name, shape in shapes)
 
-    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
-        """Returns the scalars of a new state."""
-        if self._name in _SGD:
+    def _first_numbers(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Returns the scalars of a new state; the number of the step if the algorithm or rounding depends on it."""
+        if self._name in _SGD and parameter.dtype != torch.bfloat16:
             return {}
-        return {"step": torch.zeros((), dtype=torch.float32, device=device)}
+        return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
 
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
         """Counts one step in the scalars of all parameters that are updated."""
@@ -276,7 +306,7 @@ class FusedOptimizer:
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a parameter and creates the parts that are missing."""
         shapes, tensors = self.moments(parameter), self.state.get(parameter, {})
-        if shapes.keys() - tensors.keys():
+        if shapes.keys() - tensors.keys() or (parameter.dtype == torch.bfloat16 and "step" not in tensors):
             if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "FusedOptimizer: state cannot be created while a CUDA graph is captured; call prepare() before"
@@ -286,7 +316,7 @@ class FusedOptimizer:
                 name: parameter.detach().new_zeros(shape, dtype=self.moment_type(parameter, name))
                 for name, shape in shapes.items()
             }
-            tensors = {**self._first_numbers(parameter.device), **moments, **tensors}
+            tensors = {**self._first_numbers(parameter), **moments, **tensors}
             self.state[parameter] = tensors
         return tensors
 
@@ -298,10 +328,38 @@ class FusedOptimizer:
         counts = torch.bincount(rows // size, minlength=len(blocks)).tolist()
         block_rows, values = torch.split(rows % size, counts), torch.split(update.gradient, counts)
         buffer = torch.zeros_like(matrix[:size])
+        begin = 0
         for (block, *moments), indices, block_gradient in zip(blocks, block_rows, values, strict=True):
             gradient = buffer[: len(block)].index_copy_(0, indices, block_gradient)
-            self._run([Update(block, gradient, tuple(moments), update.numbers)], divisor)
+            part = Update(block, gradient, tuple(moments), update.numbers, update.salt, begin)
+            self._apply([part], divisor)
             gradient.index_fill_(0, indices, 0.0)
+            begin += block.numel()
+
+    def _apply(self, updates: list[Update], divisor: Tensor | None) -> None:
+        """Does :meth:`_run`; parameters in bfloat16 are updated in float32 and rounded, unless a kernel does it."""
+        exact: list[Update] = []
+        for update in updates:
+            if update.values.dtype != torch.bfloat16 or self._rounds(update):
+                exact.append(update)
+                continue
+            count = update.values.numel()
+            rows = len(update.values) if update.values.dim() else 1
+            if self._name != "adafactor":  # which needs the whole matrix
+                size = GPU_BLOCK_BYTES if update.values.is_cuda else BLOCK_BYTES
+                rows = min(rows, size * rows // (4 * count or 1))
+
+            def run(values: Tensor, gradient: Tensor, moments: list[Tensor], its: Update = update) -> None:
+                self._run([its._replace(values=values, gradient=gradient, moments=tuple(moments))], divisor)
+
+            rounding = update.numbers["step"], update.salt, update.begin
+            update_in_float32(run, (update.values, update.gradient, *update.moments), max(1, rows), rounding)
+        if exact:
+            self._run(exact, divisor)
+
+    def _rounds(self, update: Update) -> bool:
+        """Returns True if a kernel updates a parameter in bfloat16 and rounds it."""
+        return self._is_adam and adam.serves(update.values, update.gradient, *update.moments)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
@@ -349,7 +407,7 @@ class FusedOptimizer:
     def _is_adam(self) -> bool:
         return self._name in ("adam", "adamw")
 
-    def _have_kernel(self, parameters: list[Tensor]) -> bool:
+    def _have_kernel(self, parameters: Sequence[Tensor]) -> bool:
         """Returns True if `econmt_ops.backends.cuda.adam` updates these parameters from their gradients."""
         return (
             bool(parameters)
@@ -379,36 +437,16 @@ class FusedOptimizer:
         bound: float = math.inf,
         *,
         norm: bool = False,
-    ) -> Tensor | None:
+    ) -> list[Tensor]:
+        """Updates parameters in one launch for each of their types.
+
+        Returns:
+            With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
+        """
         settings = self._adam_settings(updates[0].values.device, divisor, bound)
-        tensors = [
-            AdamTensors(part.values, part.gradient, part.moments[0], part.moments[1], part.numbers["step"])
-            for part in updates
-        ]
-        return adam.run(settings, tensors, norm=norm)
-
-
-@contextmanager
-def unchanged_by_overflow(overflow: Tensor | None, *tensors: Tensor) -> Iterator[None]:
-    """Restores the tensors after the context if ``overflow``, a scalar, is not zero; see `LossScale.overflow`.
-
-    The device decides, so that a captured graph may contain the context. Nothing is copied if ``overflow`` is None.
-    """
-    before = [] if overflow is None else [tensor.clone() for tensor in tensors]
-    yield
-    if overflow is not None:
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old.where(overflow != 0.0, tensor))
-
-
-def _values(parameter: Tensor) -> Tensor:
-    """Returns a parameter's gradient; for a sparse one the values of its rows, after coalescing it."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if not gradient.is_sparse:
-        return gradient
-    rows = gradient._indices()[0]
-    # Autograd does not mark sums of sparse gradients as coalesced; coalescing needs a copy, so it is done only if due.
-    if not bool((rows[1:] > rows[:-1]).all()):
-        parameter.grad = gradient = gradient.coalesce()
-    return gradient._values()
+        squares: dict[int, Tensor] = {}
+        for dtype in sorted({part.values.dtype for part in updates}, key=str):
+            of_type = [number for number, part in enumerate(updates) if part.values.dtype == dtype]
+            tensors = [adam_tensors(updates[number]) for number in of_type]
+            squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
+        return [squares[number] for number in sorted(squares)]

@@ -14,17 +14,21 @@ quantization"), with two differences:
 from __future__ import annotations
 
 import importlib
+import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops import optimizer
 from econmt_ops.backends import triton
-from econmt_ops.optimizer import FusedOptimizer, Update, unchanged_by_overflow
+from econmt_ops.loss_scale import unchanged_by_overflow
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_updates import Update
 
 BLOCK = 256
 """Largest number of columns with a common scale."""
@@ -79,7 +83,7 @@ class EightBitOptimizer(FusedOptimizer):
     def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:
         """See :class:`FusedOptimizer`."""
         if len(self.moments(parameter)) == 2:
-            return parameter.dtype
+            return super().moment_type(parameter, name)
         return {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}.get(name, torch.float32)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
@@ -97,11 +101,43 @@ class EightBitOptimizer(FusedOptimizer):
                 ):
                     self._run_rows(Update(values, gradient, tuple(moments), update.numbers), divisor)
 
-    def _run_matrix(self, update: Update, divisor: Tensor | None) -> None:
+    def _have_kernel(self, parameters: Sequence[Tensor]) -> bool:
+        coded = [parameter for parameter in parameters if len(self.moments(parameter)) == 4]
+        others = [parameter for parameter in parameters if len(self.moments(parameter)) == 2]
+        return all(map(_serves, coded)) and (not others or super()._have_kernel(others))
+
+    def _run_kernel(
+        self,
+        updates: Sequence[Update],
+        divisor: Tensor | None,
+        bound: float = math.inf,
+        *,
+        norm: bool = False,
+    ) -> list[Tensor]:
+        """See :class:`FusedOptimizer`; a matrix with 8-bit moments is a launch of its own."""
+        others = [update for update in updates if len(update.moments) == 2]
+        squares = iter(super()._run_kernel(others, divisor, bound, norm=norm) if others else ())
+        parts = [
+            next(squares, None)
+            if len(update.moments) == 2
+            else self._run_matrix(update, divisor, bound, norm)
+            for update in updates
+        ]
+        return [part for part in parts if part is not None]
+
+    def _run_matrix(
+        self, update: Update, divisor: Tensor | None, bound: float = math.inf, norm: bool = False
+    ) -> Tensor | None:
         kernels = importlib.import_module("econmt_ops.backends.triton.adam_8bit")
-        settings = self._adam_settings(update.values.device, divisor)
+        settings = self._adam_settings(update.values.device, divisor, bound)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-        kernels.run(settings, kernels.EightBitMatrix(*parts, update.numbers["step"]))
+        squares: Tensor | None = kernels.run(
+            settings, kernels.EightBitMatrix(*parts, update.numbers["step"]), update.salt, norm=norm
+        )
+        return squares
+
+    def _rounds(self, update: Update) -> bool:
+        return _have_kernel(update) if len(update.moments) == 4 else super()._rounds(update)
 
     def _run_rows(self, update: Update, divisor: Tensor | None) -> None:
         first, first_scale, second, second_scale = update.moments
@@ -116,12 +152,23 @@ class EightBitOptimizer(FusedOptimizer):
 
 def _have_kernel(update: Update) -> bool:
     """Returns True if a Triton kernel serves a matrix."""
+    return _is_served(update.values, update.gradient)
+
+
+def _serves(parameter: Tensor) -> bool:
+    """Returns True if a Triton kernel updates a matrix by its gradient."""
+    return parameter.grad is not None and _is_served(parameter, parameter.grad)
+
+
+def _is_served(values: Tensor, gradient: Tensor) -> bool:
     return (
-        triton.serves(update.values)
-        and type(update.gradient) is Tensor
-        and update.values.dtype == update.gradient.dtype == torch.float32
-        and update.values.is_contiguous()
-        and update.gradient.is_contiguous()
+        triton.serves(values)
+        and gradient.layout == torch.strided
+        and not isinstance(gradient, FakeTensor)
+        and values.dtype == gradient.dtype
+        and values.dtype in (torch.float32, torch.bfloat16)
+        and values.is_contiguous()
+        and gradient.is_contiguous()
     )
 
 

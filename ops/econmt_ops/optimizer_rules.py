@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from econmt_ops.optimizer import FusedOptimizer, Update, unchanged_by_overflow
+from econmt_ops.loss_scale import unchanged_by_overflow
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_updates import Update
 
 _NADAM_DECAY = 4e-3
 """Rate at which NAdam's momentum approaches its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
@@ -43,10 +47,10 @@ class PlainOptimizer(FusedOptimizer):
         }
         return dict.fromkeys(names.get(self._name, ("exp_avg", "exp_avg_sq")), shape)
 
-    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
-        numbers = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+    def _first_numbers(self, parameter: Tensor) -> dict[str, Tensor]:
+        numbers = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         if self._name == "nadam":
-            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=device)
+            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=parameter.device)
         return numbers
 
     def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
@@ -58,11 +62,10 @@ class PlainOptimizer(FusedOptimizer):
                     momentum = momentum.where(self._overflow == 0.0, 1.0)
                 scalars["mu_product"].mul_(momentum)
 
-    def step(self) -> None:
-        """See :class:`FusedOptimizer`."""
+    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
         if self._name == "adafactor":
             self.make_dense()
-        super().step()
+        return super()._updates(parameters)
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
         rule = getattr(self, f"_{self._name}")

@@ -21,6 +21,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from econmt import memory
 from econmt.data.tables import print_table
 from econmt.memory.report.tables import ReportTable
+from econmt_ops.dispatch.capture import release_workspaces
 from scripts.bench.account_models import CASES, Case
 from scripts.bench.arguments import parser_of
 
@@ -125,10 +126,16 @@ def _mem_tracker(case: Case, device: str) -> str:
 
 def measure(name: str, device: str, rounds: int, size: int | None) -> list[str]:
     """Returns a row of the table."""
-    case = _make(name, device, size)
+    fake = _make(name, "cpu", size)  # predictions need no GPU
     begin = time.perf_counter()
-    predicted = memory.predict(case.step, case.model, case.optimizer, device=device, nonzero=0.25)
+    predicted = memory.predict(fake.step, fake.model, fake.optimizer, device=device, nonzero=0.25)
     took = time.perf_counter() - begin
+    del fake
+    gc.collect()
+    if device == "cuda":  # what the model before has left
+        release_workspaces()
+        torch.cuda.empty_cache()
+    case = _make(name, device, size)
     case.step()
     case.step()
     gc.collect()

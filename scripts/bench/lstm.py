@@ -1,7 +1,7 @@
 """``python -m scripts.bench lstm``: times schedules of an LSTM stack, from eight products a cell to the fastest.
 
-Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
-compute the same function.
+On a GPU times are those of CUDA graphs, so that launches from Python do not count, and there are schedules with a CUDA
+stream for each of several products.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import typer
 from torch import Tensor
-from torch.nn import functional
 
 from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
@@ -30,12 +29,17 @@ from econmt.engine.devices import seconds_of
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
-from econmt_ops.cells import lstm as cell
-from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.timing import quantile
-from econmt_ops.lstm import recompute
-from scripts.bench.layers import Call, by_torch, lstm_weights, passes, peak_bytes
+from scripts.bench.layers import (
+    Call,
+    by_torch,
+    largest_difference,
+    lstm_weights,
+    passes,
+    peak_bytes,
+    replayed,
+)
+from scripts.bench.lstm_schedules import Stack, own_layers, stages
 from scripts.bench.plots import draw_lines
 
 BATCH = 64
@@ -43,8 +47,6 @@ BATCH = 64
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batches of the table of operations a second."""
-
-Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,116 +60,6 @@ class StackShape:
     def operations(self, batch: int) -> int:
         """Returns the operations of the forward pass; backward takes twice as many."""
         return 2 * self.layers * self.steps * batch * 4 * self.hidden * 2 * self.hidden
-
-
-class Stage(NamedTuple):
-    """Schedule of a stack: its name, the published gain of the decision that it adds, and the function."""
-
-    name: str
-    published: str
-    run: Stack
-
-
-def plain_layer(
-    inputs: Tensor,
-    layer: LSTMWeights,
-    *,
-    combined: bool = False,
-    at_once: bool = False,
-    transposed: bool = False,
-) -> Tensor:
-    """Computes a layer (B, T, I) to (B, T, H) from zero states, as a loop of plain operations.
-
-    ``combined`` computes the four gates of a cell in one product, ``at_once`` also the inputs' products of all steps
-    before the loop. ``transposed`` stores the weights for X W' before the loop.
-    """
-    read, recurrent = layer.input, layer.hidden
-    if transposed:
-        read, recurrent = read.t().contiguous().t(), recurrent.t().contiguous().t()
-    h = inputs.new_zeros(inputs.shape[0], layer.hidden.shape[1])
-    c = h.to(accumulate_dtype(h.dtype))
-    steps = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
-    parts = list(zip(read.chunk(4), recurrent.chunk(4), layer.bias.chunk(4), strict=True))
-    outputs = []
-    for x in steps:
-        if at_once:
-            gates: Sequence[Tensor] = torch.addmm(x, h, recurrent.t()).chunk(4, 1)
-        elif combined:
-            total = functional.linear(x, read, layer.bias) + functional.linear(h, recurrent)
-            gates = total.chunk(4, 1)
-        else:
-            gates = [
-                functional.linear(x, each, bias) + functional.linear(h, square)
-                for each, square, bias in parts
-            ]
-        i, f, g, o = (gate.to(c.dtype) for gate in gates)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = (torch.sigmoid(o) * torch.tanh(c)).to(inputs.dtype)
-        outputs.append(h)
-    return torch.stack(outputs, 1)
-
-
-def _plain(layer_function: Callable[..., Tensor] = plain_layer, **options: bool) -> Stack:
-    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        for layer in layers:
-            inputs = layer_function(inputs, layer, **options)
-        return inputs
-
-    return run
-
-
-def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """Computes all cells (layer l, step t) of the same l + t in one batched product, L + T - 1 instead of L T."""
-    count, (batch, steps, hidden) = len(layers), inputs.shape
-    weights = torch.stack([torch.cat([layer.input, layer.hidden], 1).t() for layer in layers])
-    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
-    h = [inputs.new_zeros(batch, hidden)] * count
-    c = [h[0].to(accumulate_dtype(h[0].dtype))] * count
-    outputs = []
-    for diagonal in range(steps + count - 1):
-        low, high = max(0, diagonal - steps + 1), min(count - 1, diagonal) + 1
-        below = [inputs[:, min(diagonal, steps - 1)], *h]
-        reads = torch.stack([torch.cat([below[layer], h[layer]], 1) for layer in range(low, high)])
-        sums = torch.baddbmm(biases[low:high], reads, weights[low:high])
-        made_h, made_c = cell.forward(sums.flatten(0, 1), torch.cat(c[low:high]))
-        h[low:high], c[low:high] = made_h.chunk(high - low), made_c.chunk(high - low)
-        outputs += [h[-1]] if high == count else []
-    return torch.stack(outputs, 1)
-
-
-def _own(backend: str = "eager") -> Stack:
-    """Returns `econmt_ops.lstm` with its own backward pass, all gates kept."""
-
-    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
-        zero = (h, h.to(accumulate_dtype(h.dtype)))
-        state, options = (zero,) * len(layers), StackOptions(from_zero=True)
-        return recompute.lstm(inputs, tuple(layers), state, options, stash="gates", backend=backend)[0]
-
-    return run
-
-
-def stages(compile_loop: bool) -> list[Stage]:
-    """Returns the schedules, each with all decisions of those before it, then those it is compared with.
-
-    ``compile_loop`` adds one layer's loop under torch.compile, which compiles for minutes.
-    """
-    fused = has_compiler()
-    schedules = [
-        Stage("eight products a cell", "1x", _plain()),
-        Stage("four gates in one product", "2x", _plain(combined=True)),
-        Stage("input products of all steps in one", "", _plain(at_once=True)),
-        Stage("weights transposed", "1.06x", _plain(at_once=True, transposed=True)),
-        Stage("layer wavefront", "1.3x", wavefront),
-        Stage("own backward pass, weights packed", "", _own()),
-    ]
-    if fused:
-        schedules.append(Stage("pointwise fused (compiled)", "1.2x", _own("compiled")))
-    schedules.append(Stage("torch.nn.LSTM", "", by_torch))
-    if compile_loop and fused:
-        compiled = torch.compile(plain_layer, dynamic=False)
-        schedules.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
-    return schedules
 
 
 def arguments(
@@ -202,7 +94,7 @@ def ablation_rows(
     ``samples`` are timed calls, of which the fastest counts. ``only`` keeps the schedules whose names contain one of
     its parts; InputError is raised if there is none.
     """
-    known = {stage.name: stage for stage in stages(compile_loop)}
+    known = {stage.name: stage for stage in stages(compile_loop, device.type == "cuda")}
     parts = [part.lower() for part in only or [""]]
     chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
     if not chosen:
@@ -211,16 +103,22 @@ def ablation_rows(
     for dtype in dtypes:
         inputs, layers = arguments(shape, batch, dtype, device)
         slowest: dict[str, float] = {}
+        expected: list[Tensor] = []
         for stage in chosen:
             say(f"lstm {next(numbers)} of {len(dtypes) * len(chosen)}: {stage.name}, {dtype_name(dtype)}")
             forward, both = passes_of(stage.run, inputs, layers)
             row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype)}
             row |= {**asdict(shape), "batch": batch}
+            results: list[Tensor] = []
+            first = seconds_of(lambda: results.extend(both()), device)  # noqa: B023  called at once
+            results = [part.detach().clone() for part in results]
+            expected = expected or [part.double() for part in results]
+            row |= {"first call, s": first, "difference": largest_difference(results, expected)}
             row |= _timed(forward, both, shape.operations(batch), device, samples)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
-            yield {**row, "published gain": stage.published}
+            yield {**row, "published gain": stage.published, "published, together": stage.together}
 
 
 def rates(
@@ -239,7 +137,7 @@ def rates(
     No batch begins after ``limit`` seconds; ``done`` are (type, batch) that are left out.
     """
     end = time.monotonic() + limit
-    best = _own(backend="compiled" if has_compiler() else "eager")
+    best = own_layers(backend="compiled" if has_compiler() else "eager")
     ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
     for dtype in dtypes:
         remaining = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
@@ -253,19 +151,25 @@ def rates(
                 say(f"lstm {number} of {len(remaining)}: batch {batch}, {name}, {dtype_name(dtype)}")
                 row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": dtype_name(dtype)}
                 row |= {**asdict(shape), "batch": batch}
-                row |= _timed(*passes_of(stack, inputs, layers), shape.operations(batch), device, samples)
+                forward, both = passes_of(stack, inputs, layers)
+                row["first call, s"] = seconds_of(both, device)
+                row |= _timed(forward, both, shape.operations(batch), device, samples)
                 rows.append({**row, "peak GFLOP/s": peak})
             yield from rows
 
 
 def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
-    """Returns seconds of the first call, the fastest and the median of the others, and memory.
+    """Returns the fastest and the median of some calls, on a GPU in a graph and launched one by one, and memory.
 
     ``operations`` are those of the forward pass.
     """
-    row: Row = {"first call, s": seconds_of(both, device)}
+    row: Row = {}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        times = [seconds_of(function, device) for _ in range(samples)]
+        if device.type == "cuda":
+            row[f"{what}, launched, ms"] = 1e3 * min(seconds_of(function, device) for _ in range(2))
+        call = replayed(function, device)
+        times = [seconds_of(call, device) for _ in range(samples)]
+        del call
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
         row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
@@ -350,8 +254,10 @@ def lstm_command(
         rows = session.kept(measured)
     times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
     if ablation:
-        gains = ("forward, gain", "published gain", "forward and backward, gain", rate)
-        session.print(rows, ("dtype", "schedule", *times, *gains, "peak bytes", "first call, s"), title)
+        gains = ("forward, gain", "published gain", "published, together", "forward and backward, gain", rate)
+        launched = ("forward and backward, launched, ms",) if session.device.type == "cuda" else ()
+        figures = (*times, *gains, *launched, "peak bytes", "difference", "first call, s")
+        session.print(rows, ("dtype", "schedule", *figures), title)
         session.draw(rows, label=("dtype", "schedule"), value=times[1], title=title)
         return
     session.print(rows, ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"), title)

@@ -4,7 +4,7 @@ The task is that of Martin and Cundy (2018), after Hochreiter and Schmidhuber (1
 0) or (-1, 0, ..., 0), all others are random one-hot vectors, and the model must tell the first element after the last.
 The only path of the gradient to it leads through all steps. Each update draws new sequences; the task is learnt when
 `SURE` of them in a row were predicted right before the model was trained on them. The model is one layer with a logit
-from its last output, trained by Adam, without state from one sequence to the next.
+from its last output, or several, trained by Adam, without state from one sequence to the next.
 
 Two things make long sequences learnable. Gate biases are initialised as by Tallec and Ollivier (2018), so that units
 forget over times between 1 and T steps. And half of an update's sequences begin with each of the two elements, as in
@@ -14,6 +14,7 @@ symbols times, and with random labels these occurrences would dominate the gradi
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import time
@@ -53,48 +54,60 @@ class GILR(nn.Module):
     (Martin and Cundy 2018.)
     """
 
-    def __init__(self, inputs: int, hidden: int) -> None:
+    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
-        self.both = nn.Linear(inputs, 2 * hidden)
+        widths = (inputs, *(hidden for _ in range(layers - 1)))
+        self.both = nn.ModuleList(nn.Linear(width, 2 * hidden) for width in widths)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs (B, T, H) for inputs (B, T, I), and the last one."""
-        gate, impulse = self.both(inputs).chunk(2, -1)
-        gate = gate.sigmoid()
-        outputs = econmt_ops.linear_recurrence(gate, (1 - gate) * impulse.tanh())
+        outputs = inputs
+        for both in self.both:
+            gate, impulse = both(outputs).chunk(2, -1)
+            gate = gate.sigmoid()
+            outputs = econmt_ops.linear_recurrence(gate, (1 - gate) * impulse.tanh())
         return outputs, outputs[:, -1]
 
 
+Bias = Callable[[nn.Module, int, int], Tensor]
+"""Function of a module, its number of units and the number of a layer that returns the bias of a gate of the layer."""
+
+
 class Cell(NamedTuple):
-    """Function that makes a layer, and functions that return its biases of the gates that keep and that take in."""
+    """Functions that make layers from inputs, units and layers, and return the biases of gates that keep or take in."""
 
-    make: Callable[[int, int], nn.Module]
-    keeps: Callable[[nn.Module, int], Tensor]
-    takes: Callable[[nn.Module, int], Tensor] | None = None
+    make: Callable[[int, int, int], nn.Module]
+    keeps: Bias
+    takes: Bias | None = None
 
 
-def _part(name: str, part: int) -> Callable[[nn.Module, int], Tensor]:
-    """Returns a function that gives the values of a module's bias from ``part`` times H on, for H units."""
+def _part(name: str, part: int) -> Bias:
+    """Returns a function that gives the values of a layer's bias from ``part`` times H on, for H units."""
 
-    def keeps(module: nn.Module, hidden: int) -> Tensor:
-        return module.get_parameter(name).detach()[part * hidden : (part + 1) * hidden]
+    def keeps(module: nn.Module, hidden: int, layer: int) -> Tensor:
+        bias = module.get_parameter(name.format(layer)).detach()
+        return bias[part * hidden : (part + 1) * hidden]
 
     return keeps
 
 
 CELLS: dict[str, Cell] = {
     "lstm": Cell(
-        functools.partial(econmt_ops.LSTM, batch_first=True), _part("bias_ih_l0", 1), _part("bias_ih_l0", 0)
+        functools.partial(econmt_ops.LSTM, batch_first=True), _part("bias_ih_l{}", 1), _part("bias_ih_l{}", 0)
     ),
-    "gilr": Cell(GILR, _part("both.bias", 0)),
-    "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l0", 1), _part("bias_l0", 2)),
-    "sru": Cell(econmt_ops.SRU, _part("bias_l0", 1)),
+    "gilr": Cell(GILR, _part("both.{}.bias", 0)),
+    "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l{}", 1), _part("bias_l{}", 2)),
+    "sru": Cell(econmt_ops.SRU, _part("bias_l{}", 1)),
+    "qrnn": Cell(econmt_ops.QRNN, _part("bias_l{}", 1)),
 }
 """Cells by name."""
 
 
 class Setting(NamedTuple):
-    """Settings of a run: name of the cell, steps, units, sequences of an update, symbols, learning rate and seed."""
+    """Settings of a run: name of the cell, steps, units, sequences of an update, symbols, learning rate, seed, layers.
+
+    ``beside`` is the number of units of the LSTM that it is compared with; 0: as many as its own.
+    """
 
     cell: str
     steps: int
@@ -103,6 +116,28 @@ class Setting(NamedTuple):
     symbols: int = PUBLISHED[0]
     rate: float = 1e-2
     seed: int = 1
+    layers: int = 1
+    beside: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the layers."""
+        with torch.device("meta"):
+            module = CELLS[self.cell].make(self.symbols, self.hidden, self.layers)
+        return sum(part.numel() for part in module.parameters())
+
+    def as_large_as_lstm(self) -> Setting:
+        """Returns the setting with as many units as come closest to the parameters of an LSTM of these units."""
+
+        def size(hidden: int) -> int:
+            return self._replace(hidden=hidden).parameters
+
+        wanted, most = self._replace(cell=SERIAL).parameters, self.hidden
+        while size(most) < wanted:
+            most *= 2
+        units = bisect.bisect_left(range(most), wanted, 1, key=size)
+        nearest = min((max(1, units - 1), units), key=lambda hidden: abs(size(hidden) - wanted))
+        return self._replace(hidden=nearest, beside=self.hidden)
 
 
 class Trial:
@@ -112,12 +147,13 @@ class Trial:
         torch.manual_seed(setting.seed)
         self.setting = setting
         cell = CELLS[setting.cell]
-        layer = cell.make(setting.symbols, setting.hidden)
-        # A unit forgets to 1/e in about as many steps as exp(bias) says.
-        times = torch.empty(setting.hidden).uniform_(1.0, max(2.0, setting.steps - 1.0))
-        cell.keeps(layer, setting.hidden).copy_(times.log())
-        if cell.takes is not None:
-            cell.takes(layer, setting.hidden).copy_(-times.log())
+        layer = cell.make(setting.symbols, setting.hidden, setting.layers)
+        for number in range(setting.layers):
+            # A unit forgets to 1/e in about as many steps as exp(bias) says.
+            times = torch.empty(setting.hidden).uniform_(1.0, max(2.0, setting.steps - 1.0))
+            cell.keeps(layer, setting.hidden, number).copy_(times.log())
+            if cell.takes is not None:
+                cell.takes(layer, setting.hidden, number).copy_(-times.log())
         self.layer, self.readout = layer.to(device), nn.Linear(setting.hidden, 1).to(device)
         parameters = [*self.layer.parameters(), *self.readout.parameters()]
         self._optimizer = torch.optim.Adam(parameters, setting.rate, capturable=device.type == "cuda")
@@ -169,14 +205,16 @@ class Trial:
 def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updates: int) -> Row:
     """Trains until the task is learnt, for at most ``limit`` seconds and ``updates`` updates.
 
-    Returns updates and seconds, milliseconds an update and whether it was learnt; or the failure.
+    Returns updates and seconds, those of the processor too, which other programs disturb little, milliseconds an update
+    and whether it was learnt; or the failure.
     """
-    row: Row = {"bench": "memory-task", **setting._asdict()}
+    row: Row = {"bench": "memory-task", **setting._asdict(), "parameters": setting.parameters}
     try:
         began = time.perf_counter()
         trial = Trial(setting, device)
         _ = trial.streak  # all is set up
         start, done, streak = time.perf_counter(), 0, 0
+        processor = time.process_time()
         while streak < SURE and done < updates and time.perf_counter() - start < limit:
             for _ in range(min(_LOOK, updates - done)):
                 trial.update()
@@ -187,22 +225,29 @@ def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updat
         return row | {"failure": "memory"}
     seconds = time.perf_counter() - start
     figures: Row = {"learnt": "yes" if streak >= SURE else "no", "updates": done, "seconds": seconds}
-    return row | figures | {"milliseconds": 1e3 * seconds / done, "set up, s": start - began}
+    figures |= {"milliseconds": 1e3 * seconds / done, "set up, s": start - began}
+    return row | figures | {"processor, s": time.process_time() - processor}
 
 
 def rows(
     settings: Sequence[Setting], device: torch.device, say: Say, *, limit: float, updates: int
 ) -> Iterator[Row]:
-    """Yields a row for each run, with the speed-up over the LSTM that ran at the same sizes before."""
-    serial: dict[tuple[int, ...], float] = {}
+    """Yields a row for each run, compared with the LSTM that ran at the same sizes before.
+
+    "speed-up" is that of an update, "learns faster" the ratio of the times to learn the task, if both learnt it.
+    """
+    serial: dict[tuple[int, ...], Row] = {}
     for setting in settings:
         row = run(setting, device, say, limit=limit, updates=updates)
-        sizes = (setting.steps, setting.hidden, setting.batch)
+        sizes = (setting.steps, setting.beside or setting.hidden, setting.batch, setting.layers, setting.seed)
         if "milliseconds" in row:
             if setting.cell == SERIAL:
-                serial[sizes] = float(row["milliseconds"])
+                serial[sizes] = row
             elif sizes in serial:
-                row["speed-up"] = serial[sizes] / float(row["milliseconds"])
+                base = serial[sizes]
+                row["speed-up"] = float(base["milliseconds"]) / float(row["milliseconds"])
+                if base["learnt"] == row["learnt"] == "yes":
+                    row["learns faster"] = float(base["seconds"]) / float(row["seconds"])
         yield row
 
 
@@ -242,7 +287,12 @@ def memory_task_command(
     hidden: list[int] = option([PUBLISHED[1]], help="Number of units; may be repeated.", min=1),
     batch: int = option(8, help="Number of sequences of an update.", min=1, max=limits.BATCH),
     symbols: int = option(PUBLISHED[0], help="Width of the one-hot vectors.", min=2, max=limits.WIDTH),
+    layers: int = option(1, help="Number of layers.", min=1, max=limits.LAYERS),
+    equal_parameters: bool = option(
+        False, help="Give each cell as many units as make it as large as an LSTM of --hidden units."
+    ),
     rate: Annotated[float, Field(gt=0.0, le=limits.RATE)] = option(1e-2, help="Learning rate of Adam."),
+    seeds: list[int] = option([1], "--seed", help="Seed of a run; may be repeated.", min=0, max=limits.SEED),
     updates: int = option(1_000_000, help="Maximum number of updates of a run.", min=1, max=limits.UPDATES),
     limit: Seconds = option(1800.0, help="Maximum number of seconds of a run."),
     session: BenchSession,
@@ -255,6 +305,7 @@ def memory_task_command(
     Example:
       python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
       python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
+      python -m scripts.bench memory-task --cell lstm,qrnn --equal-parameters
     """
     names = cells.split(",")
     unknown = [name for name in names if name not in CELLS]
@@ -268,15 +319,28 @@ def memory_task_command(
         raise InputError(f"--steps '{steps}': at most {limits.STEPS}")
     names.sort(key=lambda name: name != SERIAL)
     settings = [
-        Setting(name, length, size, batch, symbols, rate)
+        Setting(name, length, size, batch, symbols, rate, seed, layers)
         for length in lengths
         for size in hidden
+        for seed in seeds
         for name in names
     ]
+    if equal_parameters:
+        settings = [setting.as_large_as_lstm() for setting in settings]
     with session.measuring() as say, torch.enable_grad():
         measured = session.kept(rows(settings, session.device, say, limit=limit, updates=updates))
-    columns = ("steps", "cell", "hidden", "batch", "learnt", "updates", "seconds", "milliseconds")
-    figures = ("set up, s", "speed-up", "failure")
+    columns = (
+        "steps",
+        "cell",
+        "hidden",
+        "parameters",
+        "seed",
+        "learnt",
+        "updates",
+        "seconds",
+        "milliseconds",
+    )
+    figures = ("processor, s", "set up, s", "speed-up", "learns faster", "failure")
     session.print(measured, (*columns, *figures), f"memory task: {SURE} right in a row")
     if session.plot is not None:
         draw(measured, session.plot)

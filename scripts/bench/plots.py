@@ -8,7 +8,7 @@ from typing import Any
 
 from econmt.bench.rows import save_figure
 
-Lines = Mapping[str, Mapping[int, float]]
+Lines = Mapping[str, Mapping[int, float] | Mapping[float, float]]
 
 
 def draw_lines(

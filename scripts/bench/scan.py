@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from econmt.config import limits
 from econmt.errors import EconmtError, InputError
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
 from scripts.bench import layers
 
 Scan = Callable[[Tensor, Tensor], Tensor]
@@ -62,6 +62,9 @@ LONGEST = 8192
 GIVEN_MEMORY = "c, given memory"
 """Name of the C library's kernel without its allocations, see `into_given_memory`."""
 
+SERIAL = "triton, serial"
+"""Name of `SerialScan`, the published baseline."""
+
 LOOP_STEPS = 5000
 """Most steps on which the reference, a loop in Python, is timed; its time is scaled to all steps."""
 
@@ -70,6 +73,28 @@ _ALLOWED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3, torc
 
 _CHECKED_STEPS = 8192
 """Most steps whose results are compared, in 32 units of 2 rows."""
+
+
+class SerialScan(torch.autograd.Function):
+    """Linear recurrence in kernels whose threads walk through all steps of their units, also where tiles are faster."""
+
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, inputs: Tensor) -> Tensor:
+        """Computes the outputs (B, T, H) of decay and inputs (B, T, H)."""
+        ctx.kernels = importlib.import_module("econmt_ops.backends.triton.recurrence")
+        call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "triton")
+        ctx.block = block_of(inputs.shape[1], "triton")
+        outputs: Tensor = ctx.kernels.forward(call, ctx.block, keep=False, tiled=False)[0]
+        ctx.save_for_backward(decay, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the gradients (B, T, H) of decay and inputs."""
+        decay, outputs = ctx.saved_tensors
+        call = RecurrenceArguments(decay, outputs, None, None, False, "outputs", "triton")
+        gradients = ctx.kernels.backward(call, None, ctx.block, incoming[0], tiled=False)
+        return gradients[0], gradients[1]
 
 
 def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
@@ -88,6 +113,8 @@ def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[st
             )
     if "c" in found:
         found[GIVEN_MEMORY] = found["c"]
+    if "triton" in found:
+        found[SERIAL] = SerialScan.apply
     in_reach = shape.steps.bit_count() == 1 and shape.steps <= LONGEST
     if device.type == "cuda" and importlib.util.find_spec("accelerated_scan") and in_reach:
         found[PEER] = importlib.import_module("accelerated_scan.warp").scan
@@ -166,8 +193,11 @@ def rows(
     say: Say,
     *,
     seconds: float,
+    only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Times every implementation at each shape and type for ``seconds`` a pass, and calls ``say`` with its progress.
+
+    ``only`` keeps the implementations whose names contain one of its parts; InputError is raised if there is none.
 
     Yields:
         A row for each implementation and pass: median milliseconds, bytes that the pass must move, bytes a second, and
@@ -175,7 +205,10 @@ def rows(
     """
     loops = {each.name for each in implementations_of("linear_recurrence").values() if each.traits.is_last}
     for shape, dtype in itertools.product(shapes, dtypes):
-        found = scans(shape, dtype, device)
+        known = scans(shape, dtype, device)
+        found = {name: scan for name, scan in known.items() if any(part in name for part in only or [""])}
+        if not found:
+            raise InputError(f"--implementation '{', '.join(only)}': in no name of {'; '.join(known)}")
         differences = {}
         for label, scan in found.items():
             say(f"scan: {'x'.join(map(str, shape))}, {dtype_name(dtype)}, {label}")
@@ -213,6 +246,9 @@ def scan_command(
         metavar="BxTxH",
         show_default="the four published",
     ),
+    implementations: list[str] | None = option(
+        None, "--implementation", help="Only implementations whose names contain this; may be repeated."
+    ),
     dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
     seconds: Seconds = option(1.0, help="Seconds for each implementation and pass."),
     session: BenchSession,
@@ -229,7 +265,8 @@ def scan_command(
     wanted = [_shape_of(text) for text in shapes or []] or list(SHAPES)
     types = dtypes_of(dtypes)
     with session.measuring() as say:
-        measured = session.kept(rows(wanted, types, session.device, say, seconds=seconds))
+        only = implementations or ()
+        measured = session.kept(rows(wanted, types, session.device, say, seconds=seconds, only=only))
     columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
     figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
     session.print(measured, (*columns, *figures), "linear recurrence")

@@ -30,7 +30,7 @@ def test_parts_of_rows(
     [
         (torch.float32, False, [(0, 1), (1, 3), (3, 5)]),
         (torch.bfloat16, False, [(0, 1), (1, 5)]),
-        (torch.float32, True, [(0, 1), (1, 5)]),
+        (torch.float32, True, [(0, 2), (2, 5)]),
         (torch.float64, False, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
     ],
 )
@@ -41,3 +41,11 @@ def test_the_first_block_of_steps_may_be_shorter(
     monkeypatch.setattr(chunks, "_BLOCK_BYTES", 2 * 240)
     monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 4 * 240)
     assert split_blocks(5, 3, 5, dtype, large) == expected
+
+
+def test_large_blocks_are_nearly_even() -> None:
+    """Echo's batch: four launches as with blocks of 32 steps, and a first block that has room for copies."""
+    blocks = split_blocks(100, 128, 512, torch.bfloat16, large=True)
+    assert blocks == [(0, 22), (22, 48), (48, 74), (74, 100)]
+    assert split_blocks(3, 128, 512, torch.bfloat16, large=True) == [(0, 3)]
+    assert split_blocks(0, 128, 512, torch.bfloat16, large=True) == []

@@ -176,6 +176,7 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
         clean=False,
         stash=stash,
         backend="toy",
+        overwrites=False,
         narrows=False,
     )
 

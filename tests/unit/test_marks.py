@@ -15,7 +15,7 @@ name output data.test data.prepared ops.encoder ops.decoder ops.attention ops.ou
 training.min_updates training.min_epochs
 training.max_updates training.max_epochs training.max_tokens training.max_seconds training.keep_last_params
 training.early_stopping.max_num_checkpoint_not_improved training.device training.cuda_graphs training.threads
-training.log_interval parallel.pipeline parallel.shard_optimizer parallel.timeout
+training.log_interval training.optimizer_in_backward parallel.pipeline parallel.shard_optimizer parallel.timeout
 """
 
 

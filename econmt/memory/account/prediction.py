@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from econmt.engine.outside_memory import DEFAULT_WORKSPACE
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.predicting_tracker import PredictingTracker
 from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu
-from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.account.tracking import nested_hooks, several
+from econmt.memory.estimate import gpu_kernels
+from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.cpu_workspaces import cpu_workspace
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt.memory.estimate.shape_cache import ShapeCache
-from econmt.memory.estimate.training_step import cublas_workspaces, simulate
-from econmt.memory.measure.storages import BLOCK
 
 aten = torch.ops.aten
 
@@ -76,41 +75,35 @@ def predict(
         replacements[aten.nonzero.default] = lambda tensor: tensor.new_empty(
             (round(nonzero * tensor.numel()), tensor.dim()), dtype=torch.int64
         )
-        tracker = StepTracker(
-            torch.device("cpu"),
-            block=BLOCK if on_gpu else 1,
-            replacements=replacements,
-            run=ShapeCache(mode),
-            workspace=None if on_gpu else cpu_workspace,
-        )
+        allocator = CachingAllocator() if on_gpu else None
+        tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
+        tracker.set_workspace(gpu_kernels.Workspaces(tracker.keep_workspace) if on_gpu else cpu_workspace)
+        for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
+            tracker.see(parameter)
         made = _warm_up(tracker, step)
         tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
-        workspaces = cublas_workspaces(tracker, 2, DEFAULT_WORKSPACE) if on_gpu else []
         account = Account(tracker)
         with tracker.recording():
+            tracker.start_over()
             tracker.begin("forward")
             with scopes.watching(), nested_hooks(tracker):
                 made()
-        del workspaces
         account.close(scopes)
     account.ledger.device = device
     account.ledger.milliseconds.clear()
-    if on_gpu:
-        allocator = simulate(tracker)
+    if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes.append(f"Predicted for {device}; no step was run.")
     return account
 
 
-def _warm_up(tracker: StepTracker, step: Callable[[], object]) -> Callable[[], object]:
-    """Runs the step once, in another tracker's replacements; returns the function that runs it again."""
-    warm = StepTracker(tracker.device, replacements=tracker.replacements, run=tracker.run)
-    with warm:
+def _warm_up(tracker: PredictingTracker, step: Callable[[], object]) -> Callable[[], object]:
+    """Runs the step once, without a record of it; returns the function that runs it again."""
+    with tracker:
         made = step()
-        if not callable(made):
-            return step
-        made()
-    return made
+        if callable(made):
+            made()
+    return made if callable(made) else step
 
 
 @contextmanager

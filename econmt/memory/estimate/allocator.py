@@ -91,6 +91,10 @@ class CachingAllocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return begin
 
+    def size_of(self, begin: int) -> int:
+        """Returns the bytes of the block at an address, which may be larger than what was requested."""
+        return self._used[begin][0] - begin
+
     def free(self, begin: int) -> None:
         """Frees the bytes that :meth:`allocate` has allocated at an address."""
         end, small = self._used.pop(begin)

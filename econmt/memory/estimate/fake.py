@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
+from econmt.memory.estimate import gpu_kernels
 from econmt.memory.estimate.allocator import round_up
+from econmt.memory.estimate.gpu_dispatch import as_on_gpu
 from econmt.model import translation
 from econmt_ops.dispatch.rule import rules_only
-from econmt_ops.lstm.cudnn import cudnn_lstm
 
 aten = torch.ops.aten
 
@@ -121,76 +121,6 @@ def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
     )
 
 
-class CuDNN(TorchFunctionMode):
-    """Sends ``torch.lstm`` on CPU tensors to cuDNN, as on a GPU."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not torch.lstm or len(args) != 9 or not isinstance(args[1], list | tuple):
-            return func(*args, **(kwargs or {}))
-        outputs, (h, c), weights, biases, layers, _, training, bidirectional, batch_first = args
-        directions = 2 if bidirectional else 1
-        count = 4 * directions
-        if not biases or len(weights) != layers * count:
-            return func(*args, **(kwargs or {}))
-        last: list[tuple[Tensor, Tensor]] = []
-        for layer in range(layers):  # of which cuDNN runs all at once
-            states = slice(layer * directions, (layer + 1) * directions)
-            own = list(weights[layer * count : (layer + 1) * count])
-            outputs, *states_after = cudnn_lstm(
-                outputs, h[states], c[states], own, training, bidirectional, batch_first
-            )
-            last.append((states_after[0], states_after[1]))
-        if layers == 1:
-            return outputs, *last[0]
-        return outputs, torch.cat([h for h, _ in last]), torch.cat([c for _, c in last])
-
-
-def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:
-    return inputs.transpose(0, 1).contiguous() if batch_first else inputs.contiguous()
-
-
-def _cudnn_workspace(inputs: Tensor, hidden: int, directions: int) -> Tensor:
-    """Assumes a workspace of the gates of every step."""
-    return inputs.new_empty(inputs.shape[0] * inputs.shape[1] * 4 * hidden * directions)
-
-
-def _cudnn_lstm(
-    inputs: Tensor, _weights: list[Tensor], _stride: int, buffer: Tensor, h: Tensor, c: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _, hidden, _, _, batch_first, _, training, bidirectional, _, _ = rest
-    directions = 2 if bidirectional else 1
-    inputs = _time_first(inputs, batch_first)
-    steps, batch, _ = inputs.shape
-    outputs = inputs.new_empty(steps, batch, directions * hidden)
-    last_h, last_c = torch.empty_like(h), torch.empty_like(c)
-    # Assumes that cuDNN keeps four gates, the cell state and the output of every step.
-    kept = steps * batch * directions * 6 * hidden * inputs.element_size() if training else 0
-    reserve = inputs.new_empty(kept, dtype=torch.uint8)
-    workspace = _cudnn_workspace(inputs, hidden, directions)
-    del workspace
-    return outputs.transpose(0, 1) if batch_first else outputs, last_h, last_c, reserve, buffer
-
-
-def _cudnn_lstm_backward(
-    inputs: Tensor, weights: list[Tensor], _stride: int, buffer: Tensor, h: Tensor, c: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    _, gradient, _, _, _, hidden, _, _, batch_first, _, _, bidirectional, *_ = rest
-    read = _time_first(inputs, batch_first)
-    incoming = None if gradient is None else _time_first(gradient, batch_first)
-    result = torch.empty_like(read)
-    dh, dc = torch.empty_like(h), torch.empty_like(c)
-    workspace = _cudnn_workspace(read, hidden, 2 if bidirectional else 1)
-    flat = torch.empty_like(buffer)
-    del workspace, incoming
-    parts, begin = [], 0
-    for weight in weights:
-        parts.append(flat[begin : begin + weight.numel()].view(weight.shape))
-        begin += weight.numel()
-    return result.transpose(0, 1) if batch_first else result, dh, dc, parts
-
-
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.is_set_to.default: _is_same,
@@ -203,8 +133,6 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
     aten.mkldnn_rnn_layer.default: _onednn_lstm,
-    aten._cudnn_rnn.default: _cudnn_lstm,
-    aten._cudnn_rnn_backward.default: _cudnn_lstm_backward,
 }
 """Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
 
@@ -215,7 +143,7 @@ def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dty
     return out
 
 
-ON_GPU = {**REPLACEMENTS, aten._unique2.default: _all_distinct}
+ON_GPU = {**REPLACEMENTS, **gpu_kernels.REPLACEMENTS, aten._unique2.default: _all_distinct}
 """Replacements for a fake GPU, on which the model does not look for distinct words, since that would synchronize."""
 
 if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer
@@ -229,7 +157,7 @@ def fake_tensors(device: str) -> Iterator[FakeTensorMode]:
         mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(rules_only(device))
         if device == "cuda":
-            stack.enter_context(CuDNN())
+            stack.enter_context(as_on_gpu())
             stack.enter_context(_without_launches())
         yield mode
 

@@ -48,13 +48,10 @@ def _onednn(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any, **__: An
     return _lstm(inputs.shape[0], inputs.shape[1], weight.shape[1], recurrent.shape[1])
 
 
-def _cudnn(inputs: Tensor, weights: list[Tensor], stride: int, *_: Any, **__: Any) -> int:
-    # Inputs are (T, B, I) or, batch first, (B, T, I): the product of the two is the same.
-    steps, batch, _size = inputs.shape
-    return sum(
-        _lstm(steps, batch, weights[first].shape[1], weights[first + 1].shape[1])
-        for first in range(0, len(weights), stride)
-    )
+def _cudnn(inputs: Tensor, weights: list[Tensor], *_: Any, **__: Any) -> int:
+    """Returns the operations of a recurrent network: each weight meets each position (..., I), packed or padded."""
+    positions = inputs.numel() // inputs.shape[-1]
+    return 2 * positions * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _convolution(

@@ -231,14 +231,24 @@ def track_step(
         parameter.grad = torch.zeros_like(parameter)
         tracker.label(parameter.grad, "gradients", layers[parameter])
     _label_state(tracker, step, layers)
+
+    def label(parameter: Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            tracker.label(parameter.grad, "gradients", layers[parameter])
+
+    if step.backward_updates is not None:
+        step.backward_updates.watch = label
     with tracker.recording():
-        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True)
+        applies = not accumulating
+        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True, applies=applies)
         step.update()
         for parameter in step.parameters:
             gradient, layer = parameter.grad, layers[parameter]
             if gradient is not None:
                 tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
         _label_state(tracker, step, layers)
+    if step.backward_updates is not None:
+        step.backward_updates.watch = None
     ledger = ledger_of(tracker)
     ledger.tokens = batch.target_tokens
     return ledger

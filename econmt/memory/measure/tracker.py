@@ -230,7 +230,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body, cost = facts.body, facts.cost
-        begin, phase = 0.0, self.phase()
+        begin, phase = now(self._start) if facts.replaced else 0.0, self.phase()
         if body is None:
             if self._meter is not None:
                 self._meter()
@@ -316,7 +316,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory = tensor.untyped_storage()
         key = memory._cdata
         storage = Storage(
-            self._round(memory.nbytes()),
+            0,
             tuple(tensor.shape),
             tensor.dtype,
             operator,
@@ -324,8 +324,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             0 if memory.device.type == "meta" else memory.data_ptr(),
         )
 
+        storage.size = self._allocated(storage, memory.nbytes())
+
         def gone(_: weakref.ref[Any]) -> None:
             del self._known[key]
+            self._freed(storage)
             self._change(storage, -storage.size)
 
         self._known[key] = storage, weakref.ref(memory, gone)
@@ -341,7 +344,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Records the new size if an operator has resized one of its arguments."""
         memory = tensor.untyped_storage()
         storage = self._known[memory._cdata][0]
-        size = self._round(memory.nbytes())
+        size = self._allocated(storage, memory.nbytes())
         if size != storage.size:
             if self._log is None:
                 self._change(storage, size - storage.size)
@@ -366,8 +369,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._grown += size
             self.changes.append(Change(now(self._start), storage, size))
 
-    def _round(self, size: int) -> int:
+    def _allocated(self, _storage: Storage, size: int) -> int:
+        """Returns the bytes that ``size`` bytes of a storage take."""
         return -(-size // self._block) * self._block
+
+    def _freed(self, storage: Storage) -> None:
+        """Notes that a storage is gone."""
 
     @property
     def unknown(self) -> int:

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
-from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gathering import Gather, Gathered
+from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import accumulate_dtype
 
 CHUNK_BYTES = 32 << 20

@@ -89,6 +89,7 @@ def attentional_lstm(
     layer_norm: tuple[Tensor, Tensor] | None = None,
     scale: float = 1.0,
     clean: bool = False,
+    overwrites: bool = False,
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
@@ -121,6 +122,8 @@ def attentional_lstm(
         scale: scale of dot attention; must be 1 for additive attention.
         clean: True if the caller guarantees that keys and values are finite past the lengths, which saves copies of
             both.
+        overwrites: True if nothing else reads the gradient of the outputs, so that a recomputing backward pass may
+            overwrite it, which saves memory of its size.
         stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
             previous ones: "least", "outputs" (as much, with a larger workspace, which is faster), "attention"
             (weights), "cells", "gates". "auto" is the default of the
@@ -139,7 +142,16 @@ def attentional_lstm(
     like = values_of(inputs)
     dtype = compute_dtype(like)
     options = DecoderOptions(
-        lengths, input_feeding, residual, dropout, dropout_seed, variational, layer_norm, scale, clean
+        lengths,
+        input_feeding,
+        residual,
+        dropout,
+        dropout_seed,
+        variational,
+        layer_norm,
+        scale,
+        clean,
+        overwrites,
     )
     check = _check(inputs, keys, values, weights, options)
     first = None if state is None else state.layers

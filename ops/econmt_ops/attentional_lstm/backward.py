@@ -12,7 +12,7 @@ from torch import Tensor
 from econmt_ops.attentional_lstm import persistent
 from econmt_ops.attentional_lstm.block import BackwardTensors, Block
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
-from econmt_ops.core.chunks import add_outer, rows_of, split_rows
+from econmt_ops.core.chunks import rows_of, split_rows
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.loops import steps_of
@@ -21,9 +21,11 @@ from econmt_ops.core.low_rank import (
     columns,
     gradient_of,
     input_gradient,
+    project,
     tensors_of_matrices,
     thin_of,
 )
+from econmt_ops.core.outer import add_outer
 from econmt_ops.core.repeated import add_repeated
 from econmt_ops.core.weights import Matrix
 from econmt_ops.dispatch.registration import Gradients, Incoming
@@ -76,7 +78,10 @@ class Backward:
             incoming["last_h"],
             dc,
         )
-        self.da = space(*shape, problem.hidden)
+        doutputs = tensors.doutputs
+        # A step's gradient of the argument of tanh may replace that of the output, which no other step reads.
+        reuses = problem.call.overwrites and doutputs is not None and doutputs.is_contiguous()
+        self.da = doutputs if reuses and doutputs is not None else space(*shape, problem.hidden)
         sizes = persistent.sizes_of(problem) if tensors.dweights is None else None
         self.steps: BackwardSteps | persistent.BackwardBlocks
         self.steps = BackwardSteps(tensors) if sizes is None else persistent.BackwardBlocks(tensors, sizes)
@@ -177,7 +182,7 @@ class Backward:
         for rows in split_rows(len(values), positions, width * values.itemsize):
             padding = None if problem.padding is None else problem.padding[rows]
             add_outer(total, projected[rows], zero_padding(values[rows], padding), fresh=rows.start == 0)
-        return projected @ problem.from_values
+        return project(projected, problem.from_values.t())
 
 
 class BackwardSteps:

@@ -16,7 +16,7 @@ from econmt_ops.attentional_lstm import forward as stepwise
 from econmt_ops.attentional_lstm import problem
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
-from econmt_ops.core.chunks import ADDS_IN_FLOAT32
+from econmt_ops.core.outer import ADDS_IN_FLOAT32
 from econmt_ops.core.precision import matmul_tf32, narrowed
 from econmt_ops.core.repeated import Inputs, values_of
 from econmt_ops.dispatch.registration import Gradients, Incoming
@@ -88,6 +88,7 @@ def backward(call: AttentionalArguments, stash: Result, incoming: Incoming) -> G
     attention = None
     if stash.attention is not None:
         attention = problem.empty_attention(call, torch.float16).copy_(stash.attention)
+    call = call._replace(overwrites=True)  # gradients that are scaled are copies
     narrow = stash._replace(outputs=narrowed(stash.outputs), attention=attention)
     made = Backward(AttentionalProblem(_arguments(call)), narrow, scaled).run()
     inverse = factor.reciprocal()

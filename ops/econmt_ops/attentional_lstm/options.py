@@ -22,6 +22,7 @@ class DecoderOptions(NamedTuple):
     layer_norm: tuple[Tensor, Tensor] | None = None
     scale: float = 1.0
     clean: bool = False
+    overwrites: bool = False
 
     def stack(self) -> StackOptions:
         """Returns the options of the LSTM layers alone."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
@@ -26,9 +25,9 @@ from econmt_ops.core.low_rank import (
     columns,
     joined,
     layers_of_tensors,
-    linear,
     linear_into,
     product_of,
+    project,
 )
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
@@ -53,6 +52,7 @@ class AttentionalArguments(NamedTuple):
         places: (B, T) int64, row index into ``inputs`` of each position.
         first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
         seed, device_seed, first_row: as returned by `split_seed`.
+        overwrites: True if the backward pass may overwrite the gradient of the outputs.
         narrows: True to compute float32 arguments in float16; see `econmt_ops.attentional_lstm.narrow`.
     """
 
@@ -83,6 +83,7 @@ class AttentionalArguments(NamedTuple):
     clean: bool
     stash: str
     backend: str
+    overwrites: bool
     narrows: bool
 
     def blocks(self) -> list[tuple[int, int]]:
@@ -224,7 +225,7 @@ class AttentionalProblem:
         # Flattened to rows: values whose batch is not their first axis in memory would otherwise use a batched product,
         # which copies the matrix once per sentence.
         values = self.call.values
-        rows = linear(values.reshape(-1, values.shape[2]), self.from_values)
+        rows = project(values.reshape(-1, values.shape[2]), self.from_values)
         projected = rows.view(*values.shape[:2], self.hidden)
         if self.padding is not None:
             projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
@@ -253,7 +254,7 @@ class AttentionalProblem:
     @functools.cached_property
     def table(self) -> Tensor:
         """Share of each distinct row in the bottom layer's gates, bias included: (N, 4H)."""
-        return linear(self.inputs, self.from_input, self.layers[0].bias)
+        return project(self.inputs, self.from_input, self.layers[0].bias)
 
     def mask(self, layer: int, begin: int, end: int) -> Tensor | None:
         """Returns the dropout mask of a layer's input in steps begin to end, (K, B, H) bool; None: no dropout."""
@@ -284,4 +285,4 @@ class AttentionalProblem:
 
     def queries(self, top: Tensor) -> Tensor:
         """Returns the queries (K, B, A) of outputs of the stack (K, B, H)."""
-        return top if self.query is None else functional.linear(top, self.query)
+        return top if self.query is None else project(top, self.query)

@@ -99,6 +99,7 @@ def attentional_lstm(
             options.clean,
             stash,
             backend,
+            options.overwrites,
             narrow.narrows(inputs, backend),
         )
     )

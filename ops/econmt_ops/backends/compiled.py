@@ -44,6 +44,12 @@ def is_available() -> bool:
     return True
 
 
+def allow_variants() -> None:
+    """Raises the number of variants of a function at which torch.compile gives up and runs it uncompiled."""
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _VARIANTS)
+
+
 @functools.cache
 def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
     """Compiles a function by torch.compile for tensors that are slices of others.
@@ -60,8 +66,7 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
         function: takes tensors and numbers, and runs without autograd.
         dynamic: as in torch.compile; by default sizes are constants until one of them changes.
     """
-    config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _VARIANTS)
+    allow_variants()
     compiled = torch.compile(function, dynamic=dynamic)
 
     @functools.wraps(function)

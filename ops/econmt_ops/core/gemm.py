@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as native
+from econmt_ops.backends.c import products
+from econmt_ops.backends.c.products import Tiles
 from econmt_ops.core.packed import dense, is_available
 
 LAYOUTS = ("row", "transposed", "packed")
@@ -37,15 +39,18 @@ class Layouts:
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self._weights = [*weights]  # keeps their memory from being reused
         self._calls: dict[tuple[object, ...], int] = {}
-        self._packed: dict[tuple[object, ...], Tensor] = {}
+        self._packed: dict[tuple[object, ...], Tensor | Tiles] = {}
         for weight in self._weights:
             _LAYOUTS[_memory_key(weight)] = self
 
-    def packed(self, weight: Tensor, calls: int) -> Tensor | None:
-        """Returns the packed weight if packing pays for these calls together with all earlier ones, else None."""
+    def packed(self, weight: Tensor, calls: int) -> Tensor | Tiles | None:
+        """Returns the packed weight if packing pays for these calls together with all earlier ones, else None.
+
+        The C library reads no other weights, so that for its products packing always pays.
+        """
         key = (*_memory_key(weight), *weight.shape, *weight.stride())
         self._calls[key] = self._calls.get(key, 0) + calls
-        if key not in self._packed and _pays(weight, self._calls[key]):
+        if key not in self._packed and (products.serves(weight) or _pays(weight, self._calls[key])):
             self._packed[key] = _pack(weight)
         return self._packed.get(key)
 
@@ -63,7 +68,9 @@ def _pays(weight: Tensor, calls: int) -> bool:
     return calls >= (_PACKING if weight.is_contiguous() else _PACKING_TRANSPOSED)
 
 
-def _pack(weight: Tensor) -> Tensor:
+def _pack(weight: Tensor) -> Tensor | Tiles:
+    if products.serves(weight):
+        return Tiles(weight)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return packed
 
@@ -71,9 +78,10 @@ def _pack(weight: Tensor) -> Tensor:
 class Product:
     """Product left weight^T + bias with a weight that is prepacked once.
 
-    "packed" is the blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight
-    again, and in float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the
-    weight as it is. Where oneDNN is not available, the layout is "transposed", or "row" if transposing does not pay.
+    "packed" is the layout of the C library's products, in bfloat16 where the processor has instructions for them, and
+    otherwise the blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight again,
+    and in float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the weight as
+    it is. Where neither is available, the layout is "transposed", or "row" if transposing does not pay.
 
     Args:
         weight: (N, K).
@@ -86,21 +94,27 @@ class Product:
         self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
     ) -> None:
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
-        self._bias = None if bias is None else dense(bias)
+        self._tiles: Tiles | None = None
         if self._by_onednn:
             shared = _LAYOUTS.get(_memory_key(weight))
             if shared is not None:
                 packed = shared.packed(weight, calls)
             else:
-                packed = _pack(weight) if _pays(weight, calls) else None
+                packed = _pack(weight) if products.serves(weight) or _pays(weight, calls) else None
+            if isinstance(packed, Tiles):
+                self._tiles, self._bias = packed, None if bias is None else bias.float().contiguous()
+                return
             self._weight = dense(weight.detach()) if packed is None else packed
         else:
             pays = layout != "row" and _pays(weight, calls)
             self._weight = weight.t().contiguous() if pays else weight.t()
+        self._bias = None if bias is None else dense(bias)
 
     def plus(self, start: Tensor, left: Tensor) -> Tensor:
         """Returns start (M, N), contiguous, plus the product of left (M, K), without bias; may overwrite ``start``."""
         assert self._bias is None
+        if self._tiles is not None:
+            return self._tiles.multiply(start, left, adds=True)
         if self._by_onednn:
             return self._plus(start, left)
         return start.addmm_(left, self._weight)
@@ -113,7 +127,11 @@ class Product:
             left: Left operand.
             start: Summand (M, N) that replaces the bias; may be ``out`` itself.
         """
-        if not self._by_onednn:
+        if self._tiles is not None:
+            if start is not None and start is not out:
+                out.copy_(start)
+            self._tiles.multiply(out, left, None if start is not None else self._bias, adds=start is not None)
+        elif not self._by_onednn:
             start = self._bias if start is None else start
             if start is None:
                 torch.mm(left, self._weight, out=out)
@@ -133,6 +151,9 @@ class Product:
 
         A step's kernel takes the returned product as ``recurrent`` and adds it where it reads ``start``.
         """
+        if self._tiles is not None:
+            self._tiles.multiply(start, left, adds=True)
+            return None
         if self._by_onednn:
             return self(left)
         start.addmm_(left, self._weight)
@@ -140,14 +161,42 @@ class Product:
 
     def __call__(self, left: Tensor, thin: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as LowRankProduct
         """Returns the product of left (..., K), a new tensor (..., N)."""
-        if self._by_onednn:
+        if self._by_onednn and self._tiles is None:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(
                 left, self._weight, self._bias, "none", [], ""
             )
             return result
         rows = left.reshape(-1, left.shape[-1])
-        product = rows.mm(self._weight) if self._bias is None else torch.addmm(self._bias, rows, self._weight)
+        if self._tiles is not None:
+            product = self._tiles.multiply(left.new_empty(len(rows), self._tiles.outputs), rows, self._bias)
+        elif self._bias is None:
+            product = rows.mm(self._weight)
+        else:
+            product = torch.addmm(self._bias, rows, self._weight)
         return product.view(*left.shape[:-1], product.shape[1])
+
+
+def multiply(
+    left: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, adds: bool = False
+) -> Tensor:
+    """Computes left (M, K) weight^T + bias once, with a weight (N, K) that is not kept prepacked.
+
+    Args:
+        bias: (N,), or None.
+        out: (M, N), contiguous, is written; None: a new tensor.
+        adds: True to add the product to ``out``; then there is no bias.
+    """
+    if products.serves(left) and weight.numel() > 0:
+        out = left.new_empty(len(left), len(weight)) if out is None else out
+        return Tiles(weight).multiply(out, left, None if bias is None else bias.float().contiguous(), adds)
+    if adds:
+        assert out is not None
+        assert bias is None
+        return out.addmm_(left, weight.t())
+    if bias is None:
+        product: Tensor = torch.mm(left, weight.t(), out=out)
+        return product
+    return torch.addmm(bias, left, weight.t(), out=out)
 
 
 def add_rows(values: Tensor) -> Tensor:

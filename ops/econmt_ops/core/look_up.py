@@ -26,7 +26,8 @@ def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
     """
     if not triton.serves(table):
         return functional.embedding(ids, table, padding)
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else table.dtype
+    kind = table.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else table.dtype
     rows: Tensor = _look_up(table, ids, -1 if padding is None else padding, dtype)
     return rows
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.core.chunks import add_outer
-from econmt_ops.core.gemm import MANY, Product
+from econmt_ops.core.gemm import MANY, Product, multiply
+from econmt_ops.core.outer import add_outer
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRank,
@@ -64,18 +64,26 @@ def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWei
 
 
 def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """Computes inputs (..., K) times weight (N, K) transposed, plus bias (N,)."""
+    """Computes inputs (..., K) times weight (N, K) transposed, plus bias (N,), under autograd."""
     if isinstance(weight, LowRank):
         return functional.linear(functional.linear(inputs, weight.right), weight.left, bias)
     return functional.linear(inputs, weight, bias)
+
+
+def project(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """Computes :func:`linear` without autograd, by the fastest library."""
+    if isinstance(weight, LowRank):
+        inputs, weight = project(inputs, weight.right), weight.left
+    product = multiply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)
+    return product.view(*inputs.shape[:-1], len(weight))
 
 
 def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor) -> None:
     """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
     rows = inputs.reshape(-1, inputs.shape[2])
     if isinstance(weight, LowRank):
-        rows, weight = torch.mm(rows, weight.right.t()), weight.left
-    torch.addmm(bias, rows, weight.t(), out=out.view(-1, out.shape[2]))
+        rows, weight = multiply(rows, weight.right), weight.left
+    multiply(rows, weight, bias, out.view(-1, out.shape[2]))
 
 
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
@@ -200,22 +208,22 @@ def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
 def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
     """Adds inputs (K, B, M) weight^T to total (K, B, N), contiguous, in place."""
     if isinstance(weight, LowRank):
-        inputs, weight = functional.linear(inputs, weight.right), weight.left
-    total.view(-1, total.shape[2]).addmm_(inputs.reshape(-1, inputs.shape[2]), weight.t())
+        inputs, weight = project(inputs, weight.right), weight.left
+    multiply(inputs.reshape(-1, inputs.shape[2]), weight, out=total.view(-1, total.shape[2]), adds=True)
     return total
 
 
 def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:
     """Returns the outputs' gradient (K, B, N) times the left factor, (K, B, r); None for a whole matrix."""
-    return doutputs @ weight.left if isinstance(weight, LowRank) else None
+    return project(doutputs, weight.left.t()) if isinstance(weight, LowRank) else None
 
 
 def input_gradient(weight: Matrix, doutputs: Tensor, thin: Tensor | None) -> Tensor:
     """Returns the gradient of a product's inputs, (K, B, M), given the result of :func:`thin_of`."""
     if isinstance(weight, LowRank):
         assert thin is not None
-        return thin @ weight.right
-    return doutputs @ weight
+        return project(thin, weight.right.t())
+    return project(doutputs, weight.t())
 
 
 def add_gradient(

@@ -25,10 +25,11 @@ from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
-from econmt_ops.core.chunks import add_outer, previous, rows_of, split_blocks
+from econmt_ops.core.chunks import previous, rows_of, split_blocks
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
+from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import GRUWeights, State

@@ -20,9 +20,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.backends import triton
 from econmt_ops.backends.losses import losses_for
-from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.loops import steps_of
+from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits

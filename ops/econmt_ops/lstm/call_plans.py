@@ -20,7 +20,7 @@ from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.dispatch.plans import Plans
-from econmt_ops.dispatch.rule import MODE, Candidate
+from econmt_ops.dispatch.rule import MODE, Candidate, can_run
 from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
@@ -48,12 +48,12 @@ class StackPlan(NamedTuple):
     Attributes:
         settings: Settings of each layer; None: cuDNN runs the stack.
         keep: True if a backward pass will follow.
-        layers: Plans of the layers by their number, filled as they are called first.
+        layers: Plans of the layers by their number and the type of their last c, filled as they are called first.
     """
 
     settings: LayerSettings | None
     keep: bool
-    layers: dict[int, LayerPlan]
+    layers: dict[tuple[int, torch.dtype], LayerPlan]
 
 
 PLANS: Plans[StackPlan] = Plans()
@@ -154,6 +154,8 @@ def run_planned(
     layers: Sequence[Sequence[Any]],
     state: Sequence[tuple[Tensor, Tensor]],
     options: StackOptions,
+    resets: Tensor | None = None,
+    one_type: bool = False,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Runs a stack by its plan.
 
@@ -162,6 +164,8 @@ def run_planned(
         layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
         state: (h, c) of each layer, (D, B, H) each; empty for zeros.
         options: Lengths, dropout and residual sums.
+        resets: As in `LayerTensors`, which a plan of `resets_plan` requires.
+        one_type: True for c in the type of h.
 
     Returns:
         Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
@@ -173,21 +177,23 @@ def run_planned(
         check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
-            return run_planned(plan, inputs, layers, state, options)
+            return run_planned(plan, inputs, layers, state, options, resets, one_type)
     settings = plan.settings
     if settings is None:
         outputs, h, c = cudnn_stack(inputs, layers, state)
         return outputs, [(h, c)]
     if lengths is not None:
         lengths = lengths.to(inputs.device, non_blocking=True).contiguous()
+    cells = settings.dtype if one_type else torch.float32
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         weights, first = layers[number], state[number] if state else None
-        layer = plan.layers.get(number)
+        layer = plan.layers.get((number, cells))
         if layer is None:
-            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths)
-            layer = plan.layers[number] = plan_of(settings, tensors, plan.keep)
-        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights)
+            tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths, None, resets)
+            layer = plan_of(settings._replace(cells=cells), tensors, plan.keep)
+            plan.layers[number, cells] = layer
+        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights, resets)
         return outputs, (last_h, last_c)
 
     return run_stack(run, inputs, len(layers), options)
@@ -203,7 +209,7 @@ def run_again(
     """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
 
     Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros; returns
-    outputs (B, T, H) and the last (h, c), (L, B, H) each.
+    outputs (B, T, H) and the last (h, c), (L, B, H) each, in one type but where cuDNN runs.
     """
     facts = implementation, "auto", False, options.residual, options.dropout != 0.0
     start = None if state is None else tuple(zip(*state, strict=True))
@@ -211,10 +217,53 @@ def run_again(
     if plan is None:
         return None
     parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
-    outputs, last = run_planned(plan, inputs, layers, parts, options)
+    outputs, last = run_planned(plan, inputs, layers, parts, options, one_type=True)
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+def resets_plan(
+    inputs: Tensor,
+    layers: Sequence[tuple[Any, ...]],
+    state: tuple[Tensor, ...] | None,
+    options: StackOptions,
+    implementation: str,
+) -> StackPlan | None:
+    """Returns the plan of an LSTM stack whose states begin anew at some steps, by launches that do so themselves.
+
+    Args:
+        inputs: (B, T, I).
+        layers: For each layer, bottom first, the weights of its directions.
+        state: First h and c, (D L, B, H) each; None: zeros.
+        options: Lengths, dropout and residual sums.
+        implementation: "auto" or the name of an implementation.
+
+    Returns:
+        The plan; None if no such launch runs this call.
+    """
+    flat = tuple([weights for layer in layers for weights in layer])
+    start, directions = None if state is None else (state,), len(layers[0])
+    key = key_of("resets", inputs, flat, start, options.lengths, (implementation, directions))
+    if key is None or options.dropout >= 1.0:
+        return None
+    plan = PLANS.get(key)
+    if plan is None:
+        kernels, (*_, keep) = importlib.import_module("econmt_ops.lstm.triton"), key[:6]
+        dtype, traits = compute_dtype(inputs), kernels.TRAITS
+        if implementation == "auto":
+            serves = can_run(traits, inputs.device.type, dtype)
+        else:
+            serves = implementation == "triton" and runs_on(inputs.device)
+        if not serves:
+            return None
+        products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat))
+        if products is None:
+            return None
+        stash = traits.model_stash if MODE.rules_only and implementation == "auto" else "gates"
+        plan = StackPlan(LayerSettings(dtype, products, stash, (False, True)[:directions]), keep, {})
+        PLANS.add(key, plan)
+    return plan
 
 
 @functools.cache

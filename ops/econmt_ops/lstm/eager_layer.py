@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.lstm.direction import LSTMResults
 from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors
+from econmt_ops.lstm.persistent_operands import LayerOperands
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -71,8 +72,8 @@ class _Float32Products(MatmulTF32):
             torch.set_autocast_enabled("cuda", True)
 
 
-def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tensor, Tensor]:
-    """Returns the results, the inputs as they were multiplied, and the outputs (B, T, D H)."""
+def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, LayerOperands, Tensor]:
+    """Returns the results, the operands, and the outputs (B, T, D H)."""
     first = tensors.weights[0]
     width = plan.directions * plan.hidden
     # Time comes first in memory; the tensor that is returned is no view, so that it may be changed in place.
@@ -83,8 +84,8 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Tenso
         device=first.device,
     )
     with _plain_products(plan, first.device.type):
-        results, rows = plan.forward(tensors, outputs)
-    return results, rows, outputs
+        results, operands = plan.forward(tensors, outputs)
+    return results, operands, outputs
 
 
 class _LayerFunction(torch.autograd.Function):
@@ -95,6 +96,7 @@ class _LayerFunction(torch.autograd.Function):
         ctx: Any,
         plan: LayerPlan,
         lengths: Tensor | None,
+        resets: Tensor | None,
         inputs: Tensor,
         h: Tensor | None,
         c: Tensor | None,
@@ -102,12 +104,13 @@ class _LayerFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs a layer from its first h and c; None: zeros."""
         state = None if h is None or c is None else (h, c)
-        tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths)
-        results, rows, outputs = _forward(plan, tensors)
+        tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths, None, resets)
+        results, operands, outputs = _forward(plan, tensors)
         ctx.plan = plan
+        ctx.operands = plan.operands_for_backward(operands) if plan.keeps_operands else None
         ctx.set_materialize_grads(False)
-        read = rows if plan.keeps_rows else inputs
-        ctx.save_for_backward(lengths, read, outputs, results.cells, results.gates, h, c, *weights)
+        read = operands.rows if plan.keeps_rows else inputs
+        ctx.save_for_backward(lengths, resets, read, outputs, results.cells, results.gates, h, c, *weights)
         return outputs, results.last_h, results.last_c
 
     @staticmethod
@@ -130,21 +133,22 @@ def _backward(
 ) -> tuple[Any, ...]:
     """Returns the gradients of all arguments of `_LayerFunction.forward`."""
     plan: LayerPlan = ctx.plan
-    lengths, read, outputs, cells, sums, h, c, *weights = ctx.saved_tensors
+    lengths, resets, read, outputs, cells, sums, h, c, *weights = ctx.saved_tensors
     if doutputs is None and last_h is None and last_c is None:
         return (None,) * len(ctx.needs_input_grad)
-    needs = ctx.needs_input_grad[2], *ctx.needs_input_grad[5:]
+    needs = ctx.needs_input_grad[3], *ctx.needs_input_grad[6:]
     inputs, rows = (None, read) if plan.keeps_rows else (read.transpose(0, 1), None)
-    tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths)
+    tensors = LayerTensors(inputs, weights, None if h is None else (h, c), lengths, None, resets)
     results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
+    operands, ctx.operands = ctx.operands, None  # its zeros serve one backward pass
     with _plain_products(plan, outputs.device.type):
-        gradients = plan.backward(tensors, results, incoming, needs, rows)
+        gradients = plan.backward(tensors, results, incoming, needs, rows, operands)
     dinputs = None if gradients.inputs is None else gradients.inputs.transpose(0, 1)
     first: tuple[Any, Any] = (None, None)
     if h is not None:
         first = torch.stack(gradients.first_h).to(h.dtype), gradients.first_c.to(c.dtype)
-    return None, None, dinputs, *first, *gradients.weights
+    return None, None, None, dinputs, *first, *gradients.weights
 
 
 def run_layer(
@@ -153,6 +157,7 @@ def run_layer(
     state: tuple[Tensor, Tensor] | None,
     lengths: Tensor | None,
     weights: Sequence[Tensor],
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in one or both directions, recorded by autograd if its plan keeps what a backward pass needs.
 
@@ -161,7 +166,7 @@ def run_layer(
         inputs: (B, T, I), of any floating point type; cast to the compute type.
         state: First h and c, (D, B, H) each, in any floating point type; None: zeros.
         lengths: (B,) on the device, contiguous, or None.
-        weights: As in `LayerTensors`.
+        weights, resets: As in `LayerTensors`.
 
     Returns:
         Outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.
@@ -172,8 +177,9 @@ def run_layer(
             break
     if plan.keep:
         results: tuple[Tensor, Tensor, Tensor] = _LayerFunction.apply(  # type: ignore[no-untyped-call]
-            plan, lengths, inputs, *(state or (None, None)), *weights
+            plan, lengths, resets, inputs, *(state or (None, None)), *weights
         )
         return results
-    made, _, outputs = _forward(plan, LayerTensors(inputs.transpose(0, 1), weights, state, lengths))
+    tensors = LayerTensors(inputs.transpose(0, 1), weights, state, lengths, None, resets)
+    made, _, outputs = _forward(plan, tensors)
     return outputs, made.last_h, made.last_c

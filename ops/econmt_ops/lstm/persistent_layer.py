@@ -19,14 +19,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from econmt_ops.backends.triton import interpreted
 from econmt_ops.core.alignment import widened
-from econmt_ops.core.chunks import outer, reaches
+from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.outer import outer
 from econmt_ops.core.repeated import clean_rows
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.registration import Gradients, Incoming
 from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results
 from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, OperandMaker
+
+_MOST_KEPT = 1 << 20
+"""Bytes of operands up to which a layer keeps them for the backward pass."""
 
 
 class LayerTensors(NamedTuple):
@@ -39,6 +44,9 @@ class LayerTensors(NamedTuple):
         state: h and c before the first step, (D, B, H) each; None: zeros.
         lengths: (B,) on the device, or None.
         places: Row index of each position, (T, B), or None.
+        resets: (T, B) bool, contiguous and on the device: True where the state begins anew, see
+            `econmt_ops.rnn.base.RecurrentModule.forward`. Initial states are zero for rows that begin with one. None:
+            nowhere.
     """
 
     inputs: Tensor | None
@@ -46,6 +54,7 @@ class LayerTensors(NamedTuple):
     state: tuple[Tensor, Tensor] | None = None
     lengths: Tensor | None = None
     places: Tensor | None = None
+    resets: Tensor | None = None
 
 
 class LayerGradients(NamedTuple):
@@ -71,14 +80,17 @@ class LayerPlan:
         types: Types of the weights.
         keeps_rows: True if the backward pass gets inputs that were cast as they were multiplied, which are smaller.
         keeps_cells, keeps_sums: True if it gets these tensors.
+        keeps_operands: True if it gets the operands of the forward pass, because they are small: the host then has one
+            launch and some allocations less.
     """
 
     def __init__(self, settings: LayerSettings, tensors: LayerTensors, keep: bool) -> None:
-        from econmt_ops.backends.triton import layer_kernels, partition, persistent
+        from econmt_ops.backends.triton import layer_gradients, layer_kernels, partition, persistent
 
-        inputs, weights, state, lengths, places = tensors
+        inputs, weights, state, lengths, places, resets = tensors
         assert inputs is not None
-        self.settings, self.keep, self.has_lengths = settings, keep, lengths is not None
+        self.settings, self.keep = settings, keep
+        self.has_lengths, self.has_resets = lengths is not None, resets is not None
         self.dtype, self.products = dtype, products = settings.dtype, settings.products
         self.steps, self.batch = steps, batch = (inputs if places is None else places).shape[:2]
         self.hidden = hidden = weights[1].shape[1]
@@ -106,34 +118,95 @@ class LayerPlan:
         self._partials_at = self._arrived + directions * self._each_sum
         partials_end = self._partials_at + layer_kernels.PARTIALS * 4 * hidden
         self._workspace, self._workspace_back = (zeros, zeros), (partials_end, self._partials_at)
+        kept = self._operands_of.copied + (0 if self.keeps_rows else self._operands_of.rows_bytes)
+        self.keeps_operands = keep and lengths is None and kept <= _MOST_KEPT
+        self._first_zeros = 0
+        if self.keeps_operands:  # counters of both passes, and then what only the backward pass needs
+            self._first_zeros = zeros
+            self._workspace = zeros + partials_end, zeros + self._partials_at
         self._team = None
         if self._back.team > 1:
             programs = self._back.parts(hidden) * directions * self._back.groups(batch)
             self._team = programs, self._back.rows, self._back.team * self._back.units
+        # Launches of single steps hand c on there.
+        self._last_c_type = torch.float32 if interpreted() else settings.cells
         self._walk, parts = persistent.forward_launch(
             ahead,
             (directions, steps, batch, 4 * hidden),
-            (dtype, products, dtype),
+            (dtype, products, dtype, self._last_c_type),
             settings.reverse,
-            (state is not None, lengths is not None, self.keeps_cells, self.keeps_sums),
+            (state is not None, lengths is not None, self.has_resets, self.keeps_cells, self.keeps_sums),
         )
         self._parts = [(programs, (steps, batch, *part)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
         self._column_sums, self._largest = layer_kernels.column_sums, layer_kernels.largest
+        # Only in the usual case do all gradients follow from one launch.
+        is_usual = directions == 1 and places is None and state is None and len(set(types[2:])) == 1
+        self._is_small = is_usual and layer_gradients.is_small(steps * batch, self.size, hidden)
+        self._gradients_launch = functools.cache(self._gradients_launch_of)
 
-    def _walk_back_of(self, kind: torch.dtype, last_kind: torch.dtype, last_h: bool, last_c: bool) -> Any:
+    def operands_for_backward(self, operands: LayerOperands) -> LayerOperands:
+        """Returns the operands of the forward pass with the zeros for one backward pass, if `keeps_operands`."""
+        return operands._replace(workspace=operands.workspace[self._first_zeros :])
+
+    def _walk_back_of(
+        self, kind: torch.dtype, h_kind: torch.dtype, c_kind: torch.dtype, last_h: bool, last_c: bool
+    ) -> Any:
         """Returns the launches of the walk back for these types of gradients, and the arguments of each part."""
         from econmt_ops.backends.triton.persistent import backward_launch
 
         launches, parts = backward_launch(
             self._back,
             (self.directions, self.steps, self.batch, 4 * self.hidden),
-            (self.dtype, self.products, kind, last_kind),
+            (self.dtype, self.products, kind, h_kind, c_kind),
             self.settings.reverse,
-            (self.has_lengths, last_h, last_c),
+            (self.has_lengths, self.has_resets, last_h, last_c),
         )
         ends = self._groups, self._counters
         return launches, [(programs, (self.steps, self.batch, *part, *ends)) for programs, *part in parts]
+
+    def _gradients_launch_of(self, has_inputs: bool) -> tuple[Any, int, tuple[int, ...]]:
+        """Returns the launch of all gradients of a small layer, its programs and integers."""
+        from econmt_ops.backends.triton.layer_gradients import gradients_launch
+
+        sizes = self.steps * self.batch, self.batch, self.size, self._operands_of.width, self.hidden
+        types = self.dtype, self.inputs_type, *self.types[:3]
+        return gradients_launch(sizes, types, self.settings.reverse[0], self.has_resets, has_inputs)
+
+    def _small_gradients(
+        self,
+        operands: LayerOperands,
+        outputs: Tensor,
+        dsums: Tensor,
+        resets: Tensor | None,
+        has_inputs: bool,
+    ) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Returns the gradients of inputs and weights of a small layer; see `_gradients`."""
+        device, hidden = dsums.device, self.hidden
+        weights = [
+            torch.empty(shape, dtype=kind, device=device)
+            for shape, kind in zip(
+                ((4 * hidden, self.size), (4 * hidden, hidden), (4 * hidden,)), self.types[:3], strict=True
+            )
+        ]
+        dinputs = None
+        if has_inputs:
+            dinputs = torch.empty(self._inputs_shape, dtype=self.inputs_type, device=device)
+        launch, programs, integers = self._gradients_launch(has_inputs)
+        launch(
+            programs,
+            (
+                dsums,
+                operands.rows,
+                outputs,
+                dsums if resets is None else resets,
+                operands.matrices[0],
+                dsums if dinputs is None else dinputs,
+                *weights,
+            ),
+            integers,
+        )
+        return dinputs, [*weights, *weights[2:] * (self._each - 3)]
 
     def _direction(self, stacked: Tensor, number: int) -> Tensor:
         """Returns the rows of a direction of a tensor (D N, M), whose directions follow each other."""
@@ -179,10 +252,10 @@ class LayerPlan:
             else:
                 gates[at] += h @ recurrent
 
-    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LSTMResults, Tensor]:
+    def forward(self, tensors: LayerTensors, outputs: Tensor) -> tuple[LSTMResults, LayerOperands]:
         """Runs the layer; ``outputs`` (T, B, D H), in this order in memory, is written.
 
-        Returns the results, and the inputs as they were multiplied. Cells (D, T, B, H) are c before the step at each
+        Returns the results and the operands. Cells (D, T, B, H) are c before the step at each
         position, gates (D T B, 4H) the sums before the nonlinearities; instead of what is not kept stands any tensor.
         """
         # Padding may hold anything: no row's product is another's, and the walk does not look at it.
@@ -192,7 +265,7 @@ class LayerPlan:
         sums = torch.empty((directions * steps * batch, 4 * hidden), dtype=dtype, device=device)
         self._input_shares(operands, sums, tensors.places)
         last_h = first_h = torch.empty((directions, batch, hidden), dtype=dtype, device=device)
-        last_c = first_c = torch.empty((directions, batch, hidden), dtype=torch.float32, device=device)
+        last_c = first_c = torch.empty((directions, batch, hidden), dtype=self._last_c_type, device=device)
         if tensors.state is not None:
             first_h, first_c = (
                 part.to(kind).contiguous()
@@ -207,14 +280,15 @@ class LayerPlan:
         if self._ring:
             exchange = torch.empty((directions, 2, batch, hidden), dtype=self.products, device=device)
         counters = operands.workspace
-        lengths = counters if tensors.lengths is None else tensors.lengths
         arguments = (
-            sums, operands.recurrents, exchange, outputs, cells, first_h, first_c, last_h, last_c, lengths, counters,
+            sums, operands.recurrents, exchange, outputs, cells, first_h, first_c, last_h, last_c,
+            counters if tensors.lengths is None else tensors.lengths,
+            counters if tensors.resets is None else tensors.resets, counters,
         )  # fmt: skip
         for programs, integers in self._parts:
             self._walk(programs, arguments, integers)
         kept = sums if self.keeps_sums else last_h
-        return LSTMResults(outputs, cells, kept, last_h, last_c), operands.rows
+        return LSTMResults(outputs, cells, kept, last_h, last_c.to(self.settings.cells)), operands
 
     def _recomputed(
         self, tensors: LayerTensors, operands: LayerOperands, results: LSTMResults
@@ -228,25 +302,28 @@ class LayerPlan:
             self._input_shares(operands, sums, tensors.places)
             self._add_first_shares(tensors, operands, sums)
             for number in range(self.directions):
-                later, before = self._neighbours(number, sums, results.outputs)
+                later, before = self._neighbours(number, sums, results.outputs, tensors.resets)
                 recurrent = self._recurrent(operands, tensors.weights, number)
                 later.addmm_(widened(before), widened(recurrent).t())
         if not self.keeps_cells:
             cells = cells.new_empty(self.directions, self.steps, self.batch, self.hidden)
             first_c = None if tensors.state is None else tensors.state[1].float().contiguous()
             shape = self.directions, self.steps, self.batch, 4 * self.hidden
-            walk_cells(sums.view(shape), first_c, cells, tensors.lengths, reverse)
+            walk_cells(sums.view(shape), first_c, cells, tensors.lengths, reverse, tensors.resets)
         return sums, cells
 
-    def _neighbours(self, number: int, sums: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a direction's rows of sums (D T B, 4H) at all steps but its first, and of outputs one step before."""
+    def _neighbours(
+        self, number: int, sums: Tensor, outputs: Tensor, resets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns a direction's rows of sums (D T B, 4H) at all steps but its first, and h before these steps."""
         sums, batch = self._direction(sums, number), self.batch
         states = outputs.view(-1, self.directions * self.hidden)
         if self.directions > 1:
             states = states.narrow(1, number * self.hidden, self.hidden)
+        later, before = sums[batch:], states[:-batch]
         if self.settings.reverse[number]:
-            return sums[:-batch], states[batch:]
-        return sums[batch:], states[:-batch]
+            later, before = sums[:-batch], states[batch:]
+        return later, before if resets is None else before.masked_fill(resets[1:].view(-1, 1), 0.0)
 
     def _clean_operands(self, tensors: LayerTensors, rows: Tensor | None, bias: bool) -> LayerOperands:
         """Makes the operands for the backward pass, with zeros in the padding, whose values may be anything."""
@@ -265,6 +342,7 @@ class LayerPlan:
         incoming: Sequence[Tensor | None],
         needs: Sequence[bool],
         rows: Tensor | None = None,
+        operands: LayerOperands | None = None,
     ) -> LayerGradients:
         """Runs the backward pass.
 
@@ -273,9 +351,11 @@ class LayerPlan:
             incoming: Gradients of outputs (T, B, D H), last h and last c.
             needs: True for the inputs and for each weight that needs a gradient.
             rows: Inputs as they were multiplied, if they were kept.
+            operands: As `operands_for_backward` returned them, for the first backward pass; None: they are made again.
         """
         again = not self.keeps_sums  # the products that make the gates again need the biases
-        operands = self._clean_operands(tensors, rows, again)
+        if operands is None:
+            operands = self._clean_operands(tensors, rows, again)
         sums, cells = results.gates, results.cells
         if again or not self.keeps_cells:
             sums, cells = self._recomputed(tensors, operands, results)
@@ -298,13 +378,15 @@ class LayerPlan:
         launches, parts = self._walk_back(
             doutputs.dtype,
             doutputs.dtype if last_h is None else last_h.dtype,
+            torch.float32 if last_c is None else last_c.dtype,
             last_h is not None,
             last_c is not None,
         )
         arguments = (
             sums, operands.recurrents, exchange, partials, cells, doutputs, dsums,
             doutputs if last_h is None else last_h, first_dc if last_c is None else last_c, first_dc,
-            counters if tensors.lengths is None else tensors.lengths, counters,
+            counters if tensors.lengths is None else tensors.lengths,
+            counters if tensors.resets is None else tensors.resets, counters,
         )  # fmt: skip
         strides = doutputs.stride()[:2]
         for programs, integers in parts:
@@ -323,6 +405,8 @@ class LayerPlan:
         needs: Sequence[bool],
     ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor]]:
         """Returns the gradients of inputs, weights and first h from those of the gates' sums and of the last h."""
+        if self._is_small and all(needs[1:]):
+            return *self._small_gradients(operands, outputs, dsums, tensors.resets, needs[0]), []
         dinputs: Tensor | None = None
         weights: list[Tensor | None] = [None] * len(self.types)
         first_h = []
@@ -384,7 +468,7 @@ class LayerPlan:
     ) -> Tensor:
         """Returns the gradient (4H, H) of a direction's recurrent weights."""
         kind = self.types[number * self._each + 1]
-        gradient = outer(*self._neighbours(number, dsums, outputs), kind)
+        gradient = outer(*self._neighbours(number, dsums, outputs, tensors.resets), kind)
         if tensors.state is not None:
             gates = self._first_gates(tensors, number, self._direction(dsums, number))
             gradient += outer(gates, tensors.state[0][number].to(dsums.dtype), kind)
@@ -396,11 +480,11 @@ _PLANS: Plans[LayerPlan] = Plans()
 
 def plan_of(settings: LayerSettings, tensors: LayerTensors, keep: bool) -> LayerPlan:
     """Returns the plan of a layer whose arguments have these shapes; ``keep``: a backward pass will follow."""
-    inputs, weights, state, lengths, places = tensors
+    inputs, weights, state, lengths, places, resets = tensors
     assert inputs is not None
     shapes = inputs.shape, weights[1].shape, None if places is None else places.shape
     types = inputs.dtype, *[weight.dtype for weight in weights]
-    key = settings, shapes, types, inputs.device, state is None, lengths is None, keep
+    key = settings, shapes, types, inputs.device, state is None, lengths is None, resets is None, keep
     plan = _PLANS.get(key)
     if plan is None:
         plan = LayerPlan(settings, tensors, keep)

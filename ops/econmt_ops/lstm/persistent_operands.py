@@ -6,6 +6,7 @@ Sizes: D directions, B batch, T steps, I input size, I' its width in products, H
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ class LayerSettings(NamedTuple):
         dtype, products: Type of the large products, and of those in the recurrence.
         reverse: For each direction True if it walks from the last step to the first.
         together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
+        cells: Type of the last c.
     """
 
     dtype: torch.dtype
@@ -31,6 +33,7 @@ class LayerSettings(NamedTuple):
     stash: str
     reverse: tuple[bool, ...]
     together: str = "auto"
+    cells: torch.dtype = torch.float32
 
 
 class LayerOperands(NamedTuple):
@@ -58,6 +61,7 @@ class OperandMaker:
 
     Attributes:
         width: I'.
+        copied, rows_bytes: Bytes of the weights that are copied, and of the rows.
     """
 
     def __init__(
@@ -80,6 +84,10 @@ class OperandMaker:
         self._copies_recurrents = directions > 1 or types[1] != products
         self._copies_matrix = [kind != dtype or self.width != size for kind in types[:: self._each]]
         self._copies_bias = [self._each > 3 or kind != dtype for kind in types[2 :: self._each]]
+        self.rows_bytes = math.prod(shape[:-1]) * self.width * dtype.itemsize
+        self.copied = sum(self._copies_matrix) * 4 * hidden * self.width * dtype.itemsize
+        if self._copies_recurrents:
+            self.copied += directions * 4 * hidden * hidden * products.itemsize
         self._launch = functools.cache(self._launch_of)
 
     def _launch_of(

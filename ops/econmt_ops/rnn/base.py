@@ -127,14 +127,17 @@ class RecurrentModule(nn.RNNBase, ABC):
         seed: Seed | None,
     ) -> tuple[Tensor, States]:
         """Runs rows (B, T, I) from states (D L, B, H); returns outputs (B, T, D H) and the last states."""
+        options = self._options(lengths, seed)
         if resets is None:
-            return self._run(inputs, state, self._options(lengths, seed))
+            return self._run(inputs, state, options)
         self._check_rows(inputs, lengths, resets)
+        by_kernels = self._run_resets(inputs, state, resets, options)
+        if by_kernels is not None:
+            return by_kernels
         segments = Segments(resets, lengths, inputs.device)
         if state is not None:
-            directions = 2 if self.bidirectional else 1
-            state = tuple([segments.first(part, directions) for part in state])
-        options = self._options(segments.lengths, seed)
+            state = segments.first(state, len(self._suffixes(0)))
+        options = options._replace(lengths=segments.lengths)
         stack = self._stack()
         outputs, last = run_layers(
             stack, segments.spread(inputs), _by_layer(state), options, segments.prepare
@@ -145,6 +148,16 @@ class RecurrentModule(nn.RNNBase, ABC):
         """Runs rows that have no resets; see `_run_rows`."""
         outputs, last = run_layers(self._stack(), inputs, _by_layer(state), options)
         return outputs, self._stacked(last, outputs)
+
+    def _run_resets(
+        self,
+        inputs: Tensor,  # noqa: ARG002
+        state: States | None,  # noqa: ARG002
+        resets: Tensor,  # noqa: ARG002
+        options: StackOptions,  # noqa: ARG002
+    ) -> tuple[Tensor, States] | None:
+        """Runs rows with resets by kernels that heed them; None where none do."""
+        return None
 
     def _stacked(self, last: State, outputs: Tensor) -> States:
         """Returns the states of all layers and directions as tensors (D L, B, H) in the type of the outputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeight
 from econmt_ops.layers.directions import LayerStack
 from econmt_ops.layers.op import OPS
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import run_again, split_weights
+from econmt_ops.lstm.call_plans import resets_plan, run_again, run_planned, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.projected import projected_lstm
 from econmt_ops.rnn.base import RecurrentModule, States
+from econmt_ops.rnn.resets import first_states
 
 
 class LSTM(RecurrentModule):
@@ -114,12 +116,35 @@ class LSTM(RecurrentModule):
                 return outputs, (h, c.to(h.dtype))
         return super()._run(inputs, state, options)
 
-    def _stack(self) -> LayerStack:
-        directions = range(2 if self.bidirectional else 1)
-        weights = tuple(
-            tuple(self._weights(layer, bool(reverse)) for reverse in directions)
+    def _run_resets(
+        self, inputs: Tensor, state: States | None, resets: Tensor, options: StackOptions
+    ) -> tuple[Tensor, States] | None:
+        if self.proj_size:
+            return None
+        layers = self._layers()
+        plan = resets_plan(inputs, layers, state, options, self.implementation)
+        if plan is None:
+            return None
+        directions = len(layers[0])
+        begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
+        pairs: Any = ()
+        if state is not None:
+            state = first_states(begins[0], state, directions)
+            pairs = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
+        flat = [tuple(chain.from_iterable(layer)) for layer in layers]
+        outputs, last = run_planned(plan, inputs, flat, pairs, options, begins, one_type=True)
+        h, c = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*last, strict=True))
+        return outputs, (h, c.to(h.dtype))
+
+    def _layers(self) -> tuple[tuple[Any, ...], ...]:
+        """Returns for each layer the weights of its directions."""
+        return tuple(
+            tuple([self._weights(layer, bool(reverse)) for reverse in range(len(self._suffixes(layer)))])
             for layer in range(self.num_layers)
         )
+
+    def _stack(self) -> LayerStack:
+        weights = self._layers()
         if self.proj_size:
             return LayerStack(projected_lstm, weights, self._chosen())
         return LayerStack(lstm, weights, self._chosen(), _both_ways)

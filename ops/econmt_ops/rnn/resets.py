@@ -1,7 +1,8 @@
 """Rows in which the state begins anew at some steps, run as rows of independent segments.
 
-Each row gets an *empty step* before a step at which its state begins anew. An empty step has inputs of zero and an
-extra input column whose weights close the gates, so that the states after it are exactly zero, and so is every
+The persistent kernels of LSTM layers heed resets themselves, see `econmt_ops.lstm.call_plans.resets_plan`. In all other
+cases each row gets an *empty step* before a step at which its state begins anew. An empty step has inputs of zero and
+an extra input column whose weights close the gates, so that the states after it are exactly zero, and so is every
 gradient with respect to the states before it. Layers therefore run their usual kernels, on rows that are longer by the
 number of empty steps. The states before a reset have to be finite, because they are multiplied by zero.
 
@@ -69,19 +70,27 @@ class Segments:
         """Returns outputs (B, S, H) without the empty steps, (B, T, H)."""
         return outputs.gather(1, self._places.unsqueeze(2).expand(-1, -1, outputs.shape[2]))
 
-    def first(self, state: Tensor, directions: int) -> Tensor:
-        """Returns an initial state (D L, B, H), zero for the forward direction of rows that begin with a reset."""
-        by_layer = state.reshape(-1, directions, *state.shape[1:])
-        begins = self._first.unsqueeze(0)
-        if directions == 2:
-            begins = torch.cat([begins, torch.zeros_like(begins)])
-        return by_layer.masked_fill(begins.unsqueeze(2), 0.0).view(state.shape)
+    def first(self, state: tuple[Tensor, ...], directions: int) -> tuple[Tensor, ...]:
+        """Returns initial states; see `first_states`."""
+        return first_states(self._first, state, directions)
 
     def prepare(self, read: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         """Returns what a layer reads, (B, S, I), with columns that mark the empty steps, and weights that read them."""
         used = read.new_zeros(read.shape[0], self.steps).scatter_(1, self._places, 1.0)
         marks = [1.0 - used, used, *[torch.zeros_like(used)] * (_COLUMNS - 2)]
         return torch.cat([read, torch.stack(marks, 2)], 2), tuple(closing(part) for part in merged(weights))
+
+
+def first_states(begins: Tensor, state: tuple[Tensor, ...], directions: int) -> tuple[Tensor, ...]:
+    """Returns initial states (D L, B, H), zero for the forward direction of rows that begin with a reset, (B,) bool."""
+    begins = begins.unsqueeze(0)
+    if directions == 2:
+        begins = torch.cat([begins, torch.zeros_like(begins)])
+    masked = []
+    for part in state:
+        by_layer = part.reshape(-1, directions, *part.shape[1:])
+        masked.append(by_layer.masked_fill(begins.unsqueeze(2), 0.0).view(part.shape))
+    return tuple(masked)
 
 
 def _room(added: Tensor, steps: int) -> int:

@@ -6,12 +6,15 @@ python -m scripts.bench compare.make-data --data-dir corpora --output compare/da
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from econmt.config.recipe import parse_recipe
-from econmt.data.batching.store import open_prepared, prepare
+from econmt.data.batching.store import PreparedData, open_prepared, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import read_lines, search_path
 from econmt.data.text.vocabulary import UNK, Vocabulary
@@ -21,8 +24,11 @@ from .toolkit import SOURCE, TARGET
 
 SUBWORDS = 8000
 TEST_SENTENCES = 200
+_CHUNK = 10_000
+"""Pairs of a store that are read at a time."""
 VALID_SENTENCES = 64
 """Few: some toolkits save a model only after validation, which is not measured."""
+_NAMED = re.compile(r"<U\+([0-9A-F]{4,6})>")
 STRANGE = "\N{REPLACEMENT CHARACTER}"
 DONE = "counts.json"
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -54,6 +60,11 @@ def piece_line(pieces: Sequence[str]) -> str:
     return " ".join(map(visible, pieces))
 
 
+def pieces_of(line: str) -> list[str]:
+    """Returns the pieces of a line that :func:`piece_line` or a toolkit wrote."""
+    return [_NAMED.sub(lambda match: chr(int(match[1], 16)), piece) for piece in line.split()]
+
+
 def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, str]:
     """Returns each toolkit's vocabulary file by its ending, for pieces in the order of their ids and their counts."""
     ranked = sorted(map(visible, pieces), key=lambda piece: -counts[piece])
@@ -70,14 +81,30 @@ def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, s
 def sentences(
     store: TokenStore, vocabularies: Sequence[Vocabulary], limit: int | None
 ) -> list[tuple[str, str]]:
-    """Returns both sides of the first ``limit`` pairs as lines of pieces."""
+    """Returns both sides of the first ``limit`` pairs as lines of pieces.
+
+    Raises ValueError if a pair has a special symbol.
+    """
     count = len(store) if limit is None else min(limit, len(store))
-    made = []
-    for number in range(count):
-        ids = (side.tolist() for side in store.pair(number))
-        source, target = (piece_line(known_or_strange(*side)) for side in zip(vocabularies, ids, strict=True))
-        made.append((source, target))
+    pieces = [pieces_by_id(vocabulary) for vocabulary in vocabularies]
+    made: list[tuple[str, str]] = []
+    for first in range(0, count, _CHUNK):
+        chunk = store.gather(np.arange(first, min(first + _CHUNK, count))).lists()
+        try:
+            sides = [
+                [" ".join([known[i] for i in row]) for row in rows]
+                for known, rows in zip(pieces, chunk, strict=True)
+            ]
+        except KeyError as error:
+            raise ValueError(f"the text has id {error}, which cannot stand in the token files") from error
+        made += zip(*sides, strict=True)
     return made
+
+
+def pieces_by_id(vocabulary: Vocabulary) -> dict[int, str]:
+    """Returns what stands for each id in token files; special symbols other than the unknown one are absent."""
+    pieces = dict(enumerate(map(visible, vocabulary.tokens(range(vocabulary.size)))))
+    return {number: piece for number, piece in pieces.items() if piece not in SPECIAL} | {UNK: STRANGE}
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -92,11 +119,14 @@ def known_or_strange(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
 
 
 def write_test(
-    folder: Path, vocabularies: Sequence[Vocabulary], pairs: Sequence[tuple[str, str]]
+    folder: Path,
+    vocabularies: Sequence[Vocabulary],
+    pairs: Sequence[tuple[str, str]],
+    sides: tuple[str, str] = (SOURCE, TARGET),
 ) -> tuple[int, int]:
     """Writes the test text, raw and as pieces; returns its pairs and target tokens, ``</s>`` counted."""
     tokens = 0
-    for side, vocabulary, lines in zip((SOURCE, TARGET), vocabularies, zip(*pairs, strict=True), strict=True):
+    for side, vocabulary, lines in zip(sides, vocabularies, zip(*pairs, strict=True), strict=True):
         pieces = [piece_line(known_or_strange(vocabulary, row)) for row in vocabulary.encode_many(lines)]
         write_lines(folder / f"test.raw.{side}", lines)
         write_lines(folder / f"test.{side}", pieces)
@@ -118,25 +148,38 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
     recipe = parse_recipe(RECIPE, "the comparison's recipe")
     prepare(recipe, folder / "store", search_path(None, data_dir), show_progress=False)
     prepared = open_prepared(folder / "store")
-    sides = (SOURCE, TARGET)
-    counts = {}
-    for split, store, limit in (("train", prepared.train, None), ("valid", prepared.valid, VALID_SENTENCES)):
-        pairs = sentences(store, prepared.vocabularies.sides, limit)
-        for side, lines in zip(sides, zip(*pairs, strict=True), strict=True):
-            write_lines(folder / f"{split}.{side}", lines)
-        counts[f"{split}_pairs"] = len(pairs)
-        counts[f"{split}_target_tokens"] = sum(len(target.split()) + 1 for _, target in pairs)
-    for side, vocabulary in zip(sides, prepared.vocabularies.sides, strict=True):
-        words = (folder / f"train.{side}").read_text(encoding="utf-8").split()
-        pieces = vocabulary.tokens(range(4, vocabulary.size))
-        for name, content in vocabulary_files(pieces, Counter(words)).items():
-            (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")
+    counts = write_training(folder, prepared, (SOURCE, TARGET))
     if test_source is None:
         test = list(zip(prepared.test_text.source, prepared.test_text.target, strict=True))[:TEST_SENTENCES]
     else:
         test = [(line, line) for line in read_lines(test_source) if line.strip()]
     counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies.sides, test)
     done.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+    return counts
+
+
+def write_training(folder: Path, prepared: PreparedData, sides: tuple[str, str]) -> dict[str, int]:
+    """Writes the training text, some of the validation text and the vocabularies; returns pairs and target tokens.
+
+    Both sides of a joint vocabulary have the same files, ordered by the counts of both.
+    """
+    counts = {}
+    pieces: list[Counter[str]] = [Counter(), Counter()]
+    for split, store, limit in (("train", prepared.train, None), ("valid", prepared.valid, VALID_SENTENCES)):
+        pairs = sentences(store, prepared.vocabularies.sides, limit)
+        for side, lines, found in zip(sides, zip(*pairs, strict=True), pieces, strict=True):
+            write_lines(folder / f"{split}.{side}", lines)
+            if split == "train":
+                for line in lines:
+                    found.update(line.split())
+        counts[f"{split}_pairs"] = len(pairs)
+        counts[f"{split}_target_tokens"] = sum(len(target.split()) + 1 for _, target in pairs)
+    if prepared.vocabularies.source is prepared.vocabularies.target:
+        pieces = [pieces[0] + pieces[1]] * 2
+    for side, vocabulary, found in zip(sides, prepared.vocabularies.sides, pieces, strict=True):
+        names = vocabulary.tokens(range(len(SPECIAL), vocabulary.size))
+        for name, content in vocabulary_files(names, found).items():
+            (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")
     return counts
 
 

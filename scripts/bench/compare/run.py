@@ -67,6 +67,17 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def environment_of(toolkit: Toolkit, threads: int) -> dict[str, str]:
+    """Returns the environment variables of a toolkit's processes, which take ``threads`` threads each."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        **({"CUDA_VISIBLE_DEVICES": ""} if toolkit.device == "cpu" else {}),
+        **toolkit.variables(),
+    }
+
+
 class Runner:
     """One toolkit's part of the comparison."""
 
@@ -86,13 +97,7 @@ class Runner:
         work = (options.work / (key if options.device == "cpu" else f"{key}-cuda")).resolve()
         self.places = Places((options.work / "data").resolve(), work, Path(sys.executable))
         self.model = work / "model"
-        self.environment = {
-            "OMP_NUM_THREADS": str(options.threads),
-            "MKL_NUM_THREADS": str(options.threads),
-            "PYTHONUNBUFFERED": "1",
-            **({"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}),
-            **toolkit.variables(),
-        }
+        self.environment = environment_of(toolkit, options.threads)
 
     def prepare(self, interpreters: Mapping[str, str]) -> None:
         """Makes environment, configurations and the model that translates, unless they exist."""

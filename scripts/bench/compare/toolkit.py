@@ -36,11 +36,14 @@ class Places(NamedTuple):
         data: Folder of the token files, see ``make_data``.
         work: Folder that only this toolkit writes.
         interpreter: Python of its environment.
+        source, target: Languages, which end the names of the token files.
     """
 
     data: Path
     work: Path
     interpreter: Path
+    source: str = SOURCE
+    target: str = TARGET
 
     def tokens(self, split: str, side: str) -> Path:
         """Returns the file of space-separated pieces of a split (train, valid, test) and language."""
@@ -77,6 +80,10 @@ class Toolkit(ABC):
     """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
     """Device that it uses."""
+    log_every: ClassVar[int] = LOG_EVERY
+    """Updates between two lines of the training log."""
+    translation_batch: ClassVar[int] = BATCH
+    """Sentences translated at a time."""
     loads_pickles: ClassVar[bool] = False
     """True if it loads models that hold pickled objects, which torch refuses since 2.6 unless it is told."""
     translated: ClassVar[re.Pattern[str]]
@@ -131,7 +138,7 @@ class Toolkit(ABC):
         return float(found[1]) if found else None
 
     def output_lines(self, printed: Sequence[str], output: Path) -> list[str]:  # noqa: ARG002
-        """Returns the translations in any order, from the lines that were printed or the output file."""
+        """Returns the translations in the order of the text, from the lines that were printed or the output file."""
         return output.read_text(encoding="utf-8").splitlines()
 
 

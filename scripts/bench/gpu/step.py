@@ -7,8 +7,11 @@
 
 W2 is the model and batch of Echo (recipe iwslt, 128 x 100 x 100, all rows full). W1 is the multi30k recipe with batches
 of 64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe,
-128 x 25 x 25, and GNMT384 has 384 pairs. "plain" is the same model in plain PyTorch; it exists only for models with
-input feeding. With --budget each variant gets the largest batch whose captured step peaks within these bytes. With
+128 x 25 x 25, and GNMT384 has 384 pairs. GROUNDHOG and BEST are two other models that Echo was measured with, recipes
+groundhog and best, 80 x 50 x 50 and 32 x 100 x 100. "plain" is the same model in plain PyTorch; it exists only for
+models with input feeding and without layer normalisation.
+
+With --budget each variant gets the largest batch whose captured step peaks within these bytes. With
 --limits variants are captured a second time as on a smaller card, see `econmt_ops.dispatch.device_limits`: kernels that
 wait for each other keep to its multiprocessors, all others and cuBLAS do not.
 
@@ -54,6 +57,8 @@ DEVICE = torch.device("cuda")
 WORKLOADS = {
     "W1": ("multi30k", [(64, 21, 22), (64, 10, 10), (64, 20, 17)], 6000, 6000, 0.5),
     "W2": ("iwslt", [(128, 100, 100)], 17191, 7709, 1.0),
+    "GROUNDHOG": ("groundhog", [(80, 50, 50)], 17191, 7709, 1.0),
+    "BEST": ("best", [(32, 100, 100)], 16000, 16000, 1.0),
     "GNMT": ("gnmt", [(128, 25, 25)], 32000, 32000, 1.0),
     "GNMT384": ("gnmt", [(384, 25, 25)], 32000, 32000, 1.0),
 }
@@ -264,7 +269,8 @@ def main() -> None:
         runs: dict[str, Run] = {}
         batches_of_variant: dict[str, list[Batch]] = {}
         for variant, limits in variants_of(given.variants, given.limits):
-            if variant == "plain" and not task.recipe.model.decoder.input_feeding:
+            model = task.recipe.translation_model
+            if variant == "plain" and (not model.decoder.input_feeding or model.layer_normalization):
                 continue
             told = f"{variant}, limited" if limits else variant
             try:

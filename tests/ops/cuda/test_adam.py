@@ -24,11 +24,13 @@ SHAPES = [(3,), (TILE,), (0, 7), (TILE + 4, 2), (1,), ()]
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     macros = {"MOST": MOST, "THREADS": THREADS, "TILE": TILE}
-    kernel = HostKernel("adam", "AdamArguments", macros, THREADS, 1, 0)
+    kernels = [
+        HostKernel("adam", "AdamArguments", {**macros, "NARROW": narrow}, THREADS, 1, 0) for narrow in (0, 1)
+    ]
     monkeypatch.setattr(adam, "_MOST", MOST)
     monkeypatch.setattr(adam, "_TILE", TILE)
     monkeypatch.setattr(adam, "is_available", lambda _device: True)
-    monkeypatch.setattr(adam, "_kernel", lambda _device: kernel)
+    monkeypatch.setattr(adam, "_kernel", lambda _device, narrow: kernels[narrow])
 
 
 def draws(count: int, shapes: list[tuple[int, ...]] = SHAPES) -> list[list[Tensor]]:
@@ -149,3 +151,28 @@ def test_other_parameters_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
     optimizer = FusedOptimizer([sparse], name="adam", learning_rate=0.5)
     optimizer.clip_and_step("value", 2.0)
     torch.testing.assert_close(sparse[:, 0], torch.tensor([1.0, 0.5, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("kind", ["none", "value", "norm"])
+def test_parameters_in_bfloat16_are_rounded_as_defined(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Beside others in float32; a float32 update that differs in its last bit is rounded to a neighbour at most."""
+    start, *gradients = draws(4)
+    types = [torch.bfloat16 if part.dim() == 2 else torch.float32 for part in start]
+    runs = []
+    for kernel in (True, False):
+        if not kernel:
+            monkeypatch.setattr(adam, "is_available", lambda _device: False)
+        run = [nn.Parameter(part.to(dtype)) for part, dtype in zip(start, types, strict=True)]
+        optimizer = FusedOptimizer(run, name="adam", learning_rate=0.05, weight_decay=0.1, rounding_seed=3)
+        norms = []
+        for step in gradients:
+            for parameter, gradient in zip(run, step, strict=True):
+                parameter.grad = gradient.to(parameter.dtype)
+            norms.append(float(optimizer.clip_and_step(kind, 0.5)))
+        runs.append((run, norms))
+    assert runs[0][1] == pytest.approx(runs[1][1], rel=1e-5)
+    for one, other in zip(runs[0][0], runs[1][0], strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one.float(), other.float(), rtol=2**-7, atol=1e-6)
+        if one.numel():
+            assert (one == other).float().mean() > 0.98

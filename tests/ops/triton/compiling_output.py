@@ -19,6 +19,7 @@ from econmt_ops.backends.triton import (
     reversal,
     sliced_cross_entropy,
 )
+from econmt_ops.backends.triton.layer_gradients import gradients_launch
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
 from tests.ops.triton.compiling import report
@@ -63,6 +64,13 @@ def layer(name: str) -> None:
             )
             weights = torch.zeros(2048, 500), torch.zeros(2048, 512), torch.zeros(2048), torch.zeros(2048)
             maker(torch.zeros(shape), None, weights, (4096, 64), True, torch.ones(16, dtype=torch.int64))
+        elif name.startswith("gradients"):
+            kind = torch.float32 if "float32" in name else torch.bfloat16
+            given, made = values.to(kind).view(-1), torch.zeros(2048)
+            types = kind, *(made.dtype,) * 4
+            launch, programs, integers = gradients_launch((4096, 64, 100, 104, 128), types, False, True, True)
+            resets = torch.zeros(64, 64, dtype=torch.bool)
+            launch(programs, (given, given, given, resets, given, made, made, made, made), integers)
         elif name == "sums":
             layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
         else:
@@ -101,6 +109,8 @@ def launches() -> dict[str, Callable[[], object]]:
         ),
         "operands": lambda: layer("operands"),
         "sums": lambda: layer("sums"),
+        "gradients bfloat16": lambda: layer("gradients bfloat16"),
+        "gradients float32": lambda: layer("gradients float32"),
         "largest": lambda: layer("largest"),
         "search": search,
         "reversal": lambda: reversal.reverse(rows, lengths),

@@ -1,7 +1,8 @@
 """As `compiling`, the persistent kernels of an LSTM layer, divided as on cards that this machine does not have.
 
 ``python -m tests.ops.triton.compiling_persistent CAPABILITY NAME...``; a name is that of a card's multiprocessors, batch
-and hidden size, and options: "24 64x256 both back float16" walks back in both directions, float32 with float16 products.
+and hidden size, and options: "24 64x256 both back float16" walks back in both directions, float32 with float16 products;
+with "resets" states begin anew.
 Names whose partitions are equal are compiled once, and those without a partition are left out.
 """
 
@@ -45,6 +46,7 @@ class Walk(NamedTuple):
     directions: int
     back: bool
     ring: bool
+    resets: bool = False
 
     def compile(self) -> None:
         """Launches it, over five steps of rows that have lengths and an initial state."""
@@ -54,18 +56,23 @@ class Walk(NamedTuple):
         backwards = (False, True)[: self.directions]
         x, weights, exact = (torch.zeros(16, dtype=kind) for kind in (wide, products, torch.float32))
         lengths, counters = torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.int32)
+        resets = torch.zeros(16, dtype=torch.bool)
         exchange = weights if self.ring else x
         with rules_only("cuda"):
             if self.back:
-                types = wide, products, wide, wide
-                (launch,), parts = backward_launch(self.partition, size, types, backwards, (True, True, True))
-                tensors = x, weights, exchange, exact, exact, x, x, x, exact, exact, lengths, counters
+                types = wide, products, wide, wide, wide
+                (launch,), parts = backward_launch(
+                    self.partition, size, types, backwards, (True, self.resets, True, True)
+                )
+                tensors = x, weights, exchange, exact, exact, x, x, x, x, exact, lengths, resets, counters
                 more: tuple[int, ...] = (4096, 8192)
                 strides: tuple[int, ...] = (512, 512)
             else:
-                has = True, True, True, True
-                launch, parts = forward_launch(self.partition, size, (wide, products, wide), backwards, has)
-                tensors = x, weights, exchange, x, exact, x, exact, x, exact, lengths, counters
+                has = True, True, self.resets, True, True
+                launch, parts = forward_launch(
+                    self.partition, size, (wide, products, wide, wide), backwards, has
+                )
+                tensors = x, weights, exchange, x, exact, x, exact, x, x, lengths, resets, counters
                 more = strides = ()
             programs, *numbers = parts[0]
             launch(programs, tensors, (5, self.batch, *numbers, *more), strides)
@@ -79,7 +86,9 @@ def walk_of(capability: int, name: str) -> Walk | None:
     limits = limits_of_card(capability, int(multiprocessors))
     products = torch.float16 if ring else torch.bfloat16
     found = plan(batch, hidden, products, limits, back=back, directions=directions)
-    return None if found is None else Walk(found, batch, hidden, directions, back, ring)
+    if found is None:
+        return None
+    return Walk(found, batch, hidden, directions, back, ring, "resets" in options)
 
 
 def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
@@ -89,7 +98,9 @@ def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
         return {name: walk.compile for name, walk in named.items() if walk is not None}
     found: dict[Walk, str] = {}
     options = itertools.product(CARDS[capability], SIZES, ("", " back"), ("", " float16"))
-    for name in (f"{card} {size}{back}{ring}" for card, size, back, ring in options):
+    every = [f"{card} {size}{back}{ring}" for card, size, back, ring in options]
+    every += [f"{name} resets" for name in every if "128x512" in name]
+    for name in every:
         walk = walk_of(capability, name)
         if walk is not None:
             # The rows of a launch are arguments, but for whether they fill a tile.

@@ -87,3 +87,53 @@ def test_an_overflow_changes_nothing() -> None:
             assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
         else:
             assert not torch.equal(before[0], after[0])
+
+
+@pytest.mark.parametrize("kind", ["none", "value"])
+def test_a_matrix_in_bfloat16_is_rounded_as_defined(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    found = []
+    for kernel in (True, False):
+        with monkeypatch.context() as patch:
+            if not kernel:
+                patch.setattr(optimizer_8bit, "_is_served", lambda *_: False)
+            draw = torch.Generator().manual_seed(5)
+            parameter = nn.Parameter(torch.randn(70, 300, generator=draw).to(DEVICE, torch.bfloat16))
+            ours = EightBitOptimizer([parameter], name="adam8bit", learning_rate=0.01, rounding_seed=9)
+            norms = []
+            for _ in range(3):
+                parameter.grad = torch.randn(70, 300, generator=draw).to(DEVICE, torch.bfloat16)
+                norms.append(float(ours.clip_and_step(kind, 0.5)))
+            found.append((parameter.detach().float(), norms))
+    (one, norms), (other, expected) = found
+    assert norms == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(one, other, rtol=2**-7, atol=1e-6)
+    assert (one == other).float().mean() > 0.99
+
+
+def test_one_pass_clips_and_sums_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `clip_and_step` does at once is `clip`, then `step`; NaN reaches the parameter and the norm."""
+    draw = torch.Generator().manual_seed(6)
+    start, gradient = torch.randn(17, 400, generator=draw), torch.randn(17, 400, generator=draw)
+    runs = [nn.Parameter(start.to(DEVICE)) for _ in range(2)]
+    optimizers = [EightBitOptimizer([run], name="adam8bit", learning_rate=0.01) for run in runs]
+    launched: list[bool] = []
+    matrix = EightBitOptimizer._run_matrix
+
+    def spy(*given: object, **options: object) -> object:
+        launched.append(True)
+        return matrix(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EightBitOptimizer, "_run_matrix", spy)
+    for run in runs:
+        run.grad = gradient.to(DEVICE)
+    norm = optimizers[0].clip_and_step("value", 0.3)
+    assert runs[0].grad is not None
+    assert runs[0].grad.equal(gradient.to(DEVICE))  # the kernel clips what it has read
+    expected = optimizers[1].clip("value", 0.3)
+    optimizers[1].step()
+    assert len(launched) == 2
+    torch.testing.assert_close(norm, expected)
+    assert runs[0].equal(runs[1])
+    runs[0].grad[3, 5] = torch.nan
+    assert optimizers[0].clip_and_step("value", 0.3).isnan()
+    assert runs[0][3, 5].isnan()

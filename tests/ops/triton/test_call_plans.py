@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from econmt_ops.dispatch import plans
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.rule import captured, rules_only
 from econmt_ops.dispatch.traits import implementations_of, register
-from econmt_ops.lstm import call_plans, eager_layer, triton
+from econmt_ops.lstm import call_plans, eager_layer, persistent_layer, triton
 from econmt_ops.lstm.call_plans import PLANS
 from econmt_ops.lstm.cudnn import in_order
 
@@ -102,6 +103,46 @@ def test_a_module_finds_the_plan_of_its_first_call(device: str, monkeypatch: pyt
     outputs, _ = module(inputs)
     monkeypatch.setattr(module, "_stack", None)  # without a plan it would be called again
     torch.testing.assert_close(module(inputs)[0], outputs)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20], ids=["made again", "kept"])
+def test_a_second_backward_pass_gives_the_same(
+    device: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small operands are kept for the first one, which uses up the zeros among them."""
+    monkeypatch.setattr(persistent_layer, "_MOST_KEPT", most)
+    persistent_layer._PLANS.clear()
+    module, inputs = _module(device), _inputs(device)
+    with torch.autocast(device, torch.bfloat16):
+        module(inputs)
+        outputs, _ = module(inputs)
+    node: Any = outputs.grad_fn
+    while type(node).__name__ != "_LayerFunctionBackward":
+        node = node.next_functions[0][0]
+    assert (node.operands is not None) == (most > 0)
+    leaves = [inputs, *module.parameters()]
+    first = torch.autograd.grad(outputs.float().square().sum(), leaves, retain_graph=True)
+    assert node.operands is None
+    second = torch.autograd.grad(outputs.float().square().sum(), leaves)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    persistent_layer._PLANS.clear()
+
+
+def test_c_has_the_type_of_h_in_a_module_and_is_float32_in_the_op(device: str) -> None:
+    module, inputs = _module(device), _inputs(device)
+    results = []
+    for _ in range(2):  # the second call follows a plan
+        with torch.autocast(device, torch.bfloat16):
+            _, (h, c) = module(inputs)
+            _, ((_, exact),) = econmt_ops.lstm(inputs, (module.layer_weights(0),), implementation="triton")
+        assert (h.dtype, c.dtype, exact.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+        assert torch.equal(c[0], exact.bfloat16())
+        weights = [inputs, module.weight_ih_l0, module.weight_hh_l0]
+        results.append([torch.autograd.grad(part.float().sum(), weights) for part in (c, exact)])
+    for pair in results:
+        for one, other in zip(*pair, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
 def test_a_first_state(device: str) -> None:

@@ -20,6 +20,8 @@ MOST = {
     "table": (32, 0),
     "operands": (64, 0),
     "sums": (64, 1024),
+    "gradients bfloat16": (128, 49_152),
+    "gradients float32": (128, 49_152),
     "largest": (64, 64),
     "search": (128, 64),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import econmt_ops
 from econmt_ops import LSTMWeights
-from econmt_ops.backends.triton import partition
+from econmt_ops.backends.triton import layer_gradients, partition
 from econmt_ops.backends.triton.partition import Partition
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.stack import StackOptions
@@ -112,6 +112,14 @@ def _check(
 @pytest.mark.parametrize(("hidden", "batch", "steps"), [(5, 3, 4), (24, 17, 2), (33, 1, 4), (24, 3, 1)])
 def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
     _check(device, batch, steps, 7, hidden)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_larger_layers_are_products_of_the_library(
+    device: str, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_gradients, "_MOST_ROWS", 0)
+    _check(device, 3, 4, 7, 5, reverse=reverse)
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 24])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import reference
@@ -115,3 +116,30 @@ def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:
             tensors["weights"] = tensors["weights"]._replace(layers=(layer._replace(input=make(256, 40)),))
         check(tensors, None, torch.float16, **options)
     assert not launches
+
+
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_the_gradient_of_the_outputs_is_overwritten_only_if_allowed(
+    device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch, in_blocks: bool
+) -> None:
+    """The same bits; a later block of steps must not read what an earlier one wrote."""
+    monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 2 * 5 * 4 * 64 * 2)
+    if not in_blocks:
+        monkeypatch.setattr(decoder, "serves", lambda *_: False)
+    found = []
+    for overwrites in (False, True):
+        tensors = arguments(Make(device, torch.bfloat16), 5, 3, 13, 2)
+        leaves = [part for part in tree_leaves(tensors) if part is not None]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        options = DecoderOptions(None, overwrites=overwrites)
+        outputs, _, _ = decoder_module.attentional_lstm(**tensors, options=options, stash="attention")
+        incoming: list[torch.Tensor] = []
+        time_first = outputs.transpose(0, 1)
+        time_first.register_hook(incoming.append)
+        factors = torch.linspace(-1.0, 1.0, outputs.numel(), device=device).view(time_first.shape)
+        (time_first * factors.to(outputs.dtype)).sum().backward()
+        assert (not incoming[0].equal(factors.to(outputs.dtype))) == overwrites
+        found.append([leaf.grad for leaf in leaves])
+    assert all(map(torch.equal, *found))
+    assert bool(launches) == in_blocks

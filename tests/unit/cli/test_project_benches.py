@@ -106,7 +106,7 @@ def test_memory_task(bench: Call, tmp_path: Path) -> None:
     assert max(map(len, ended.lines)) <= 80
     rows = rows_of(file)
     assert [(row["steps"], row["cell"]) for row in rows] == [
-        (steps, cell) for steps in ("4", "8") for cell in ("lstm", "gilr", "gilr_lstm", "sru")
+        (steps, cell) for steps in ("4", "8") for cell in ("lstm", "gilr", "gilr_lstm", "sru", "qrnn")
     ]
     assert all((row["speed-up"] != "") == (row["cell"] != "lstm") for row in rows)
     assert picture.stat().st_size > 0

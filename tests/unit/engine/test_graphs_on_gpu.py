@@ -189,3 +189,28 @@ def test_a_step_launched_between_replays_changes_no_later_one() -> None:
         found.append((float(graphed([batches[0]]).loss), parameters(step.model)))
     assert found[0][0] == found[1][0]
     assert_same_bits(found[1][1], found[0][1])
+
+
+def test_updates_in_the_backward_pass_are_those_after_it() -> None:
+    keys = "training.gradient_clipping={type: value, threshold: 0.001}", "training.optimizer_in_backward="
+    after = make_step("bfloat16", keys[0], keys[1] + "never")
+    assert after.backward_updates is None
+    wanted = learn(after, None, 1)
+    during = make_step("bfloat16", keys[0], keys[1] + "auto")
+    assert during.backward_updates is not None
+    graphed = GraphedStep(during)
+    assert learn(during, graphed, 1) == wanted
+    assert graphed.captured == len(SHAPES)
+    assert_same_bits(parameters(during.model), parameters(after.model))
+
+
+def test_parameters_in_bfloat16_are_rounded_at_each_replay() -> None:
+    """The number of the update is on the device; graphs and steps of their own round alike."""
+    key = "training.param_dtype=bfloat16"
+    eager = make_step("bfloat16", key)
+    wanted = learn(eager, None, 1)
+    step = make_step("bfloat16", key)
+    graphed = GraphedStep(step)
+    assert learn(step, graphed, 1) == wanted
+    assert graphed.captured == len(SHAPES)
+    assert_same_bits(parameters(step.model), parameters(eager.model))

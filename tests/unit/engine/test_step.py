@@ -10,6 +10,7 @@ from econmt.data.batching.batches import Batch
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
+from econmt.errors import InputError
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
@@ -265,3 +266,37 @@ def test_what_is_measured_is_what_is_trained(monkeypatch: pytest.MonkeyPatch, im
     assert torch.equal(result.norm, wanted.norm)
     assert_same_bits(gradient, left)
     assert_same_bits(after, trained)
+
+
+@pytest.mark.parametrize("tied", ["none", "src_trg_softmax"])
+def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
+    """Gradients of rows, and of a table with three uses, which is updated once."""
+    keys = "training.gradient_clipping={type: value, threshold: 0.0001}", f"model.weight_tying={tied}"
+    runs = []
+    for when in ("always", "never"):
+        step = make_step(make_task(*keys, f"training.optimizer_in_backward={when}"))
+        assert (step.backward_updates is not None) == (when == "always")
+        batches = some_batches(step.task)
+        torch.manual_seed(7)
+        results = [step([batch]) for batch in batches] + [step(batches)]
+        applied = step.gradient([batches[0]], step.tokens(batches[:1]), applies=True)
+        assert (step.parameters[0].grad is None) == (when == "always")
+        step.update()
+        runs.append(([(float(one.loss), float(one.norm)) for one in [*results, applied]], step.model))
+    assert runs[0][0] == runs[1][0]
+    assert_same_bits(*(parameters(model) for _, model in runs))
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (CLIPPED, "gradient_clipping.type norm"),
+        ("training.update_interval=2", "update_interval above 1"),
+        ("training.precision=float16", "precision float16"),
+        ("training.monitor_pattern=.*", "monitor_pattern"),
+    ],
+)
+def test_updates_in_the_backward_pass_are_refused_where_they_cannot_be_exact(key: str, words: str) -> None:
+    value = "training.gradient_clipping={type: value, threshold: 1.0}"
+    with pytest.raises(InputError, match=f"always cannot be combined with {words}"):
+        tiny_recipe(value, key, "training.optimizer_in_backward=always")

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import econmt_ops
-from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, fake_tensors, onednn_workspace
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors, onednn_workspace
 from econmt.memory.measure.tracker import Tracker
 
 
@@ -59,8 +59,8 @@ def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool
     state = torch.zeros(2 if bidirectional else 1, 3 if not batch_first else 7, 5)
     real, (real_h, real_c) = lstm(inputs, (state, state))
     weights = [parameter.shape for parameter in lstm.parameters()]
-    tracker = Tracker(torch.device("cpu"), replacements=REPLACEMENTS)
-    with FakeTensorMode(), CuDNN():
+    tracker = Tracker(torch.device("cpu"), replacements=ON_GPU)
+    with fake_tensors("cuda"):
         inputs, state = torch.zeros(7, 3, 6, requires_grad=True), torch.zeros(state.shape)
         parameters = [torch.zeros(shape, requires_grad=True) for shape in weights]
         with tracker.recording():

@@ -7,28 +7,57 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt.bench.rows import in_graph
 from econmt.errors import InputError
-from scripts.bench import lstm
+from scripts.bench import lstm, lstm_schedules
 from scripts.bench.layers import by_torch, peak_bytes
 from tests.ops.helpers import assert_close
 
 SHAPE, BATCH = lstm.StackShape(layers=3, steps=4, hidden=5), 2
-STAGES = [stage for stage in lstm.stages(compile_loop=False) if "compiled" not in stage.name]
+STAGES = [stage for stage in lstm_schedules.stages(compile_loop=False) if "compiled" not in stage.name]
 
 
-def results(stage: lstm.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
+def results(stage: lstm_schedules.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
     inputs, layers = lstm.arguments(SHAPE, BATCH, dtype, torch.device("cpu"))
     forward, both = lstm.passes_of(stage.run, inputs, layers)
     return [part.detach() for part in (forward(), *both())]
 
 
 @pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name)
-def test_all_ways_compute_the_same(stage: lstm.Stage) -> None:
+def test_all_ways_compute_the_same(stage: lstm_schedules.Stage) -> None:
     assert_close(results(stage, torch.float64), results(STAGES[0], torch.float64), 1e-12)
 
 
+def test_ways_of_a_gpu_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its streams, and without the compiler."""
+    monkeypatch.setattr(lstm_schedules, "fused_pointwise", lambda: lstm_schedules.pointwise)
+    stages = lstm_schedules.streamed_stages(fused=True)
+    assert [stage.together for stage in stages[3:]] == ["3.74x", "6.21x", "6.55x", "7.98x"]
+    expected = results(STAGES[0], torch.float64)
+    for stage in stages:
+        assert_close(results(stage, torch.float64), expected, 1e-12)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("stage", lstm_schedules.streamed_stages(fused=False), ids=lambda stage: stage.name)
+def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> None:
+    device = torch.device("cuda")
+    inputs, layers = lstm.arguments(SHAPE, BATCH, torch.float32, device)
+    expected = [part.detach() for part in lstm.passes_of(STAGES[0].run, inputs, layers)[1]()]
+    found: list[torch.Tensor] = []
+
+    def both() -> None:
+        found[:] = lstm.passes_of(stage.run, inputs, layers)[1]()
+
+    replay = in_graph(both, device)
+    for part in found:
+        part.detach().zero_()
+    replay()
+    assert_close([part.detach() for part in found], expected, 1e-5)
+
+
 def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda compile_loop: STAGES[:2] + STAGES[-1:])
+    monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES[:2] + STAGES[-1:])
     device, said = torch.device("cpu"), []
     rows = list(
         lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, said.append, samples=2, compile_loop=False)
@@ -39,6 +68,8 @@ def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch.nn.LSTM",
     ]
     assert rows[0]["forward, gain"] == 1.0
+    assert rows[0]["difference"] == 0.0
+    assert all(row["difference"] < 1e-5 for row in rows)
     for row in rows:
         milliseconds = row["forward and backward, ms"]
         assert row["forward and backward, gain"] == pytest.approx(
@@ -71,7 +102,7 @@ def test_rates_and_their_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda compile_loop: STAGES)
+    monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES)
 
     def names(*only: str) -> list[object]:
         device = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from econmt.bench import rows as rows_module
-from econmt.errors import EconmtError
+from econmt.errors import EconmtError, InputError
 from econmt_ops import linear_recurrence
 from econmt_ops.dispatch.timing import Timing
 from scripts.bench import scan
@@ -68,6 +68,13 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["milliseconds"] == 1000 * seconds
         assert row["share of a copy"] == 1 / seconds
         assert row["GB/s"] == pytest.approx(float(row["bytes"]) / seconds / 1e9)
+
+
+def test_some_implementations() -> None:
+    chosen = scan.rows([SHAPE], [torch.float64], CPU, str, seconds=1e-4, only=["carries"])
+    assert {row["implementation"] for row in chosen} == {"chunk, carries"}
+    with pytest.raises(InputError, match="--implementation 'none': in no name of reference; chunk;"):
+        next(scan.rows([SHAPE], [torch.float64], CPU, str, seconds=1e-4, only=["none"]))
 
 
 def test_a_copy_moves_the_bytes() -> None:

@@ -93,6 +93,12 @@ def serves(like: Tensor) -> bool:
     return library is not None and (library.has_threads or torch.get_num_threads() == 1)
 
 
+def has_products() -> bool:
+    """Returns True if the loaded library multiplies bfloat16 matrices by instructions of this processor."""
+    library = _library()
+    return library is not None and library.has_products
+
+
 def structure_of(name: str) -> Structure:
     """Returns a structure of kernels.h; the library has to be there, see :func:`serves`."""
     library = _library()

@@ -71,6 +71,7 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 #pragma GCC pop_options
 
 #include "vnni.h"
+#include "products.h"
 #undef SUMS_OF_16
 #undef NARROW_SUMS_OF_16
 #undef BEGIN_SUMS
@@ -89,6 +90,7 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 #pragma GCC pop_options
 #else
 #define VARIANTS 0
+#define HAS_PRODUCTS 0
 #endif
 
 typedef void parallel_function(void (*body)(void *), void *given, unsigned threads, unsigned flags);
@@ -99,7 +101,7 @@ static thread_function *thread_number, *thread_count;
 static int level;
 
 /* Sets the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads, and the highest instruction set to use:
- * 0 the baseline of the architecture, 1 AVX2, 2 AVX-512. Returns the one that is used. */
+ * 0 the baseline of the architecture, 1 AVX2, 2 AVX-512, 3 AMX too. Returns the one that is used, of the first three. */
 EXPORT int econmt_start(void *start, void *number, void *count, int most) {
   /* A caller without threads keeps those that another part of the process has set. */
   if (!start && parallel) return level;
@@ -118,7 +120,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 #if __GNUC__ >= 10
   has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
 #endif
-  has_amx = has_vnni && ask_for_amx();
+  has_amx = most > 2 && has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
 #endif
   return level;
@@ -141,6 +143,8 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(product_int8);
   SIZE(best_words);
   SIZE(weight);
+  SIZE(pack_weight);
+  SIZE(product_narrow);
   SIZE(lstm_sequence);
   SIZE(beam_search);
   SIZE(search_step);
@@ -223,6 +227,27 @@ EXPORT int econmt_product_int8(const struct product_int8 *a, int64_t threads) {
 EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {
   return spread(PICK(best_words), a, a->rows, threads, 0, a->vocabulary, NULL);
 }
+
+#if HAS_PRODUCTS
+EXPORT int econmt_has_products(void) { return has_narrow; }
+
+EXPORT int econmt_pack_weight(const struct pack_weight *a, int64_t threads) {
+  return spread(pack_weight_dot, a, UP(a->outputs, SIDE) / SIDE, threads, 0, 0, NULL);
+}
+
+/* Threads divide the rows, or the outputs if there are few rows. */
+EXPORT int econmt_product_narrow(const struct product_narrow *a, int64_t threads) {
+  struct shared_product shared = {a, a->rows >= threads * 2 * SIDE};
+  int64_t squares = UP(shared.by_rows ? a->rows : a->outputs, SIDE) / SIDE;
+  return spread(product_narrow, &shared, squares, threads < squares ? threads : squares, 0, product_scratch(a), NULL);
+}
+#else
+EXPORT int econmt_has_products(void) { return 0; }
+
+EXPORT int econmt_pack_weight(const struct pack_weight *a, int64_t threads) { return (void)a, (void)threads, 1; }
+
+EXPORT int econmt_product_narrow(const struct product_narrow *a, int64_t threads) { return (void)a, (void)threads, 1; }
+#endif
 
 /* Each thread handles some rows. */
 EXPORT int econmt_lstm_sequence(const struct lstm_sequence *a, int64_t threads) {

@@ -146,6 +146,27 @@ struct weight {
 
 enum { FLOATS, BFLOATS, BYTES };
 
+/* Brings a weight into the tiles that product_narrow reads: N outputs in groups of 32, K inputs in groups of 32, zero-padded. */
+struct pack_weight {
+  int64_t outputs, inputs, narrow;
+  const void *values;                  /* any (N, K) */
+  int64_t output_stride, input_stride; /* strides of values, one of them 1 */
+  uint16_t *tiles;                     /* bfloat16 (N / 16, K / 32, 16, 16, 2): outputs, inputs, pairs of inputs, outputs, pair */
+};
+
+/* left weight^T + bias in bfloat16, summed in float32. */
+struct product_narrow {
+  int64_t rows, inputs, outputs, narrow; /* narrow: 1 if the output is bfloat16, else it is float */
+  int64_t adds;                          /* 1: the product is added to the output */
+  int64_t left_narrow;
+  const void *left;                      /* any (M, K), rounded to bfloat16 */
+  int64_t left_row, left_input;          /* its strides, one of them 1 */
+  const uint16_t *weight;                /* as written by pack_weight */
+  const float *bias;                     /* (N); or NULL */
+  void *output;                          /* any (M, N), is written */
+  int64_t output_stride;
+};
+
 /* All steps of an LSTM layer in one direction, over B rows of T steps at most. */
 struct lstm_sequence {
   int64_t rows, positions, hidden, backwards; /* 1: from a row's last position to its first */

@@ -112,9 +112,10 @@ class Library:
         functions: Kernels by the name of their structure.
         has_threads: True if kernels run on PyTorch's threads.
         level: Instruction set level in use, see kernels.c.
+        has_products: True if the processor has instructions for products of bfloat16 matrices.
     """
 
-    def __init__(self, path: Path, most: int = 2) -> None:
+    def __init__(self, path: Path, most: int = 3) -> None:
         """Loads the library.
 
         Args:
@@ -133,6 +134,7 @@ class Library:
         self.has_threads = threads is not None
         library.econmt_start.argtypes = [_POINTER] * 3 + [ctypes.c_int]
         self.level: int = library.econmt_start(*(threads or (None, None, None)), most)
+        self.has_products = bool(library.econmt_has_products())
         self.functions: dict[str, Any] = {}
         for name, structure in self.structures.items():
             function = getattr(library, f"econmt_{name}", None)

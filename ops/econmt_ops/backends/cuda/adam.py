@@ -1,4 +1,4 @@
-"""Adam and AdamW for many float32 parameters on a GPU in one launch, clipping and the gradients' norm included.
+"""Adam and AdamW for many parameters on a GPU in one launch, clipping and the gradients' norm included.
 
 An update reads and writes each value once, as torch's fused kernel does; that one needs a pass more to clip by value, a
 pass more for the norm, and writes gradients that it divides.
@@ -48,62 +48,70 @@ class AdamSettings(NamedTuple):
 
 
 class AdamTensors(NamedTuple):
-    """A parameter, its gradient, its moments and the number of its step, float32 on one device."""
+    """A parameter, its gradient, its moments and the number of its step, on one device.
+
+    Parameter and gradient are float32 or bfloat16, all others float32; ``salt`` is that of the stochastic rounding.
+    """
 
     values: Tensor
     gradient: Tensor
     first: Tensor
     second: Tensor
     step: Tensor
+    salt: int = 0
 
 
-def serves(*tensors: Tensor | None) -> bool:
+def serves(values: Tensor, gradient: Tensor | None, *moments: Tensor) -> bool:
     """Returns True if `run` accepts these tensors of an update."""
-    return all(
-        tensor is not None
-        and not isinstance(tensor, FakeTensor)
-        and is_available(tensor.device)
-        and tensor.dtype == torch.float32
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-        for tensor in tensors
+    return (
+        gradient is not None
+        and values.dtype == gradient.dtype
+        and values.dtype in (torch.float32, torch.bfloat16)
+        and all(moment.dtype == torch.float32 for moment in moments)
+        and all(
+            not isinstance(tensor, FakeTensor)
+            and is_available(tensor.device)
+            and tensor.layout == torch.strided
+            and tensor.is_contiguous()
+            for tensor in (values, gradient, *moments)
+        )
     )
 
 
 @functools.cache
-def _kernel(device: int) -> Kernel:
+def _kernel(device: int, narrow: bool) -> Kernel:
     with torch.cuda.device(device):
-        return Kernel(compiled("adam.cu", MACROS), "adam", _THREADS, _SHARED_BYTES)
+        return Kernel(compiled("adam.cu", MACROS | {"NARROW": int(narrow)}), "adam", _THREADS, _SHARED_BYTES)
 
 
-def prepare(device: torch.device) -> None:
-    """Compiles the kernel, which is not possible while a CUDA graph is captured."""
-    if is_available(device):
-        _kernel(device.index or 0)
+def prepare(parameter: Tensor) -> None:
+    """Compiles the kernel of a parameter, which is not possible while a CUDA graph is captured."""
+    if is_available(parameter.device):
+        _kernel(parameter.device.index or 0, parameter.dtype == torch.bfloat16)
 
 
-def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -> Tensor | None:
-    """Updates parameters whose tensors `serves` accepts, and their moments; the gradients are left as they are.
+def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -> list[Tensor]:
+    """Updates parameters of one type whose tensors `serves` accepts, and their moments; the gradients are left.
 
     Returns:
-        With ``norm``, for settings without ``skip``, the norm of all gradients before they are divided and clipped, a
-        float32 scalar; otherwise None.
+        With ``norm``, for settings without ``skip``, of each gradient the sums of squares of its blocks, before it is
+        divided and clipped, (blocks,) float32; otherwise nothing.
     """
     assert not (norm and settings.skip is not None)
-    updates = [update for update in updates if update.values.numel()]
     blocks = [-(-update.values.numel() // _TILE) for update in updates]
     device = settings.rate.device
+    narrow = bool(updates) and updates[0].values.dtype == torch.bfloat16
     squares = torch.empty(sum(blocks), dtype=torch.float32, device=device) if norm else None
+    filled = [pair for pair in zip(updates, blocks, strict=True) if pair[1]]
     begin = 0
-    for number in range(0, len(updates), _MOST):
-        part = slice(number, number + _MOST)
-        count = sum(blocks[part])
+    for number in range(0, len(filled), _MOST):
+        part, counts = zip(*filled[number : number + _MOST], strict=True)
         sums = None if squares is None else squares[begin:]
-        _kernel(device.index or 0).launch(
-            count, _SHARED_BYTES, _arguments(settings, updates[part], blocks[part], sums)
+        _kernel(device.index or 0, narrow).launch(
+            sum(counts), _SHARED_BYTES, _arguments(settings, part, counts, sums)
         )
-        begin += count
-    return None if squares is None else squares.sum().sqrt()
+        begin += sum(counts)
+    return [] if squares is None else list(torch.split(squares, blocks))
 
 
 def _arguments(
@@ -117,7 +125,7 @@ def _arguments(
         argument.first[number], argument.second[number] = update.first.data_ptr(), update.second.data_ptr()
         argument.steps[number], argument.sizes[number] = update.step.data_ptr(), update.values.numel()
         end += count
-        argument.ends[number] = end
+        argument.ends[number], argument.salts[number] = end, update.salt
     argument.count = len(updates)
     argument.rate = settings.rate.data_ptr()
     argument.divisor = None if settings.divisor is None else settings.divisor.data_ptr()

@@ -13,6 +13,9 @@ __device__ inline unsigned char* shared_memory() {
 
 __device__ inline u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
 
+__device__ inline u32 bits_of(float value) { return __float_as_uint(value); }
+__device__ inline float float_of(u32 bits) { return __uint_as_float(bits); }
+
 // ---- Types: pairs of 16-bit floats in a word, the first value in the low half.
 
 #if BFLOAT16

@@ -53,6 +53,25 @@ def _encode(sizes, most, dither, LEAST_BITS: tl.constexpr, OFFSET: tl.constexpr,
 
 
 @triton.jit
+def _hashed(bits):
+    """Returns the hash of uint32 bits, as `econmt_ops.stochastic_rounding`."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _rounded(value, at, step, salt):
+    """Rounds values at positions of a parameter stochastically, as `econmt_ops.stochastic_rounding.round_into`."""
+    key = _hashed(_hashed(step.to(tl.int32).to(tl.uint32)) ^ salt.to(tl.uint32, bitcast=True))
+    noise = _hashed(_hashed(at.to(tl.uint32)) ^ key) & 0xFFFF
+    bits = value.to(tl.uint32, bitcast=True)
+    cut = ((bits + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    return tl.where(finite, cut, value).to(tl.bfloat16)
+
+
+@triton.jit(do_not_specialize=["salt"])
 def eight_bit_adam(
     values,
     gradients,
@@ -64,6 +83,9 @@ def eight_bit_adam(
     rate,
     divisor,
     skip,
+    squares,
+    bound,
+    salt,
     blocks,
     columns,
     count,
@@ -86,8 +108,10 @@ def eight_bit_adam(
     column = (block % blocks * width)[:, None] + tl.arange(0, WIDTH)[None, :]
     inside = (tl.arange(0, WIDTH) < width)[None, :] & (column < columns) & (block < count)[:, None]
     at = (block // blocks).to(tl.int64)[:, None] * columns + column
-    value = tl.load(values + at, mask=inside, other=0.0)
-    gradient = tl.load(gradients + at, mask=inside, other=0.0)
+    value = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
+    if squares is not None:
+        tl.store(squares + tl.program_id(0), tl.sum(gradient * gradient))
     code1 = tl.load(first + at, mask=inside, other=0).to(tl.int32)
     code2 = tl.load(second + at, mask=inside, other=0).to(tl.int32)
     scale1 = tl.load(first_scales + block, mask=block < count, other=0.0)[:, None]
@@ -102,6 +126,7 @@ def eight_bit_adam(
     pace = tl.load(rate)
     if divisor is not None:
         gradient = tl.div_rn(gradient, tl.load(divisor))
+    gradient = tl.where(gradient > bound, bound, tl.where(gradient < -bound, -bound, gradient))  # NaN stays
     if DECOUPLED:
         value *= 1.0 - pace * DECAY
     else:
@@ -110,6 +135,8 @@ def eight_bit_adam(
     two = BETA2 * two + (1.0 - BETA2) * gradient * gradient
     pace /= (1.0 - tl.exp(number * LOG1)).to(tl.float32)
     value -= tl.div_rn(pace * one, tl.div_rn(tl.sqrt_rn(two), root) + EPSILON)
+    if values.dtype.element_ty == tl.bfloat16:
+        value = _rounded(value, at, number, salt)
     tl.store(values + at, value, mask=inside)
 
     one, two = tl.where(inside, one, 0.0), tl.where(inside, two, 0.0)
@@ -126,17 +153,32 @@ def eight_bit_adam(
     tl.store(second_scales + block, scale, mask=block < count)
 
 
-def run(settings: AdamSettings, matrix: EightBitMatrix) -> None:
-    """Updates a contiguous float32 matrix and its moments by a gradient that is clipped already and left as it is."""
+def run(
+    settings: AdamSettings, matrix: EightBitMatrix, salt: int = 0, *, norm: bool = False
+) -> Tensor | None:
+    """Updates a contiguous matrix and its moments by a gradient of its type, which is left as it is.
+
+    A matrix in bfloat16 is rounded by `econmt_ops.stochastic_rounding` with a ``salt``; others are float32.
+
+    Returns:
+        With ``norm``, for settings without ``skip``, sums of squares of the gradient before it is divided and clipped,
+        one a program, float32.
+    """
+    assert not (norm and settings.skip is not None)
     blocks, (rows, columns) = matrix.first_scale.shape[1], matrix.values.shape
     width = triton.next_power_of_2(triton.cdiv(columns, blocks))
     together = max(1, _VALUES // width)
+    programs = triton.cdiv(rows * blocks, together)
+    squares = matrix.first_scale.new_empty(programs) if norm else None
     log1, log2 = (math.log(beta) if beta else -math.inf for beta in settings.betas)
-    eight_bit_adam[(triton.cdiv(rows * blocks, together),)](
+    eight_bit_adam[(programs,)](
         *matrix,
         settings.rate,
         settings.divisor,
         settings.skip,
+        squares,
+        settings.bound,
+        salt,
         blocks,
         columns,
         rows * blocks,
@@ -151,3 +193,4 @@ def run(settings: AdamSettings, matrix: EightBitMatrix) -> None:
         WIDTH=width,
         num_warps=4,
     )
+    return squares

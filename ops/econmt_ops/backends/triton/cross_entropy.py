@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.core.alignment import even
-from econmt_ops.core.chunks import add_outer
+from econmt_ops.core.outer import add_outer
 from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
 
 CHUNK_BYTES = 64 << 20

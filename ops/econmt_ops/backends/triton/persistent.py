@@ -84,23 +84,24 @@ def forward_launch(
     shape: tuple[int, int, int, int],
     types: tuple[torch.dtype, ...],
     backwards: tuple[bool, ...],
-    has: tuple[bool, bool, bool, bool],
+    has: tuple[bool, bool, bool, bool, bool],
 ) -> tuple[Launch, tuple[tuple[int, ...], ...]]:
     """Returns the launch of the forward kernel, and the last arguments of each of a walk's launches.
 
     Args:
         partition: how the walk is parted.
         shape: D, T, B and 4H.
-        types: of sums, recurrent matrix and outputs.
+        types: of sums, recurrent matrix, outputs and last c.
         backwards: for each direction True if it walks backwards.
-        has: True each if there is a first state, if there are lengths, if cells and if sums are kept.
+        has: True each if there is a first state, if there are lengths and resets, if cells and if sums are kept.
     """
     directions, steps, batch, width = shape
     hidden = width // 4
-    first, lengths, cells, sums = has
+    first, lengths, resets, cells, sums = has
     launch = launch_of(
-        lstm_forward, *types, D=directions, HAS_FIRST=first, HAS_LENGTHS=lengths, RING=types[1] != types[2],
-        KEEP_CELLS=cells, KEEP_SUMS=sums, **_constants(partition, batch, hidden, hidden, types[1], backwards),
+        lstm_forward, *types, D=directions, HAS_FIRST=first, HAS_LENGTHS=lengths, HAS_RESETS=resets,
+        RING=types[1] != types[2], KEEP_CELLS=cells, KEEP_SUMS=sums,
+        **_constants(partition, batch, hidden, hidden, types[1], backwards),
     )  # fmt: skip
     span = partition.span(batch)
     parts = _walk(partition, directions, batch, hidden, steps, back=False)
@@ -113,22 +114,22 @@ def backward_launch(
     shape: tuple[int, int, int, int],
     types: tuple[torch.dtype, ...],
     backwards: tuple[bool, ...],
-    has: tuple[bool, bool, bool],
+    has: tuple[bool, bool, bool, bool],
 ) -> tuple[tuple[Launch, ...], tuple[tuple[int, ...], ...]]:
     """Returns the launches of a step of the backward kernel, and the last arguments of each of a walk's launches.
 
     Args:
         partition, shape, backwards: as in `forward_launch`.
-        types: of sums, recurrent matrix, outputs' gradient and the last h's gradient.
-        has: True each if there are lengths, a gradient of the last h, and one of the last c.
+        types: of sums, recurrent matrix, and the gradients of outputs, last h and last c.
+        has: True each if there are lengths, resets, a gradient of the last h, and one of the last c.
     """
     directions, steps, batch, width = shape
-    lengths, last_h, last_c = has
+    lengths, resets, last_h, last_c = has
     constants = _constants(partition, batch, width, width // 4, types[1], backwards)
     launches = tuple(
         launch_of(
-            lstm_backward, *types, HAS_LENGTHS=lengths, RING=types[1] != types[0], TEAM=partition.team,
-            MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_h, HAS_LAST_C=last_c, **constants,
+            lstm_backward, *types, HAS_LENGTHS=lengths, HAS_RESETS=resets, RING=types[1] != types[0],
+            TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_h, HAS_LAST_C=last_c, **constants,
         )
         for multiplies, ends in _halves(partition)
     )  # fmt: skip
@@ -138,20 +139,26 @@ def backward_launch(
 
 
 def walk_cells(
-    sums: Tensor, first_c: Tensor | None, cells: Tensor, lengths: Tensor | None, backwards: tuple[bool, ...]
+    sums: Tensor,
+    first_c: Tensor | None,
+    cells: Tensor,
+    lengths: Tensor | None,
+    backwards: tuple[bool, ...],
+    resets: Tensor | None = None,
 ) -> None:
     """Writes cells (D, T, B, H), c before the step at each position, from sums (D, T, B, 4H) and first_c (D, B, H).
 
-    ``first_c`` None: zeros.
+    ``first_c`` None: zeros. ``resets``: (T, B) bool, or None.
     """
     directions, steps, batch, width = sums.shape
     hidden = width // 4
     rows, units = 4, 64
     programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
     lstm_cells[(programs,)](
-        sums, cells if first_c is None else first_c, cells, cells if lengths is None else lengths, steps, batch,
-        H=hidden, ROWS=rows, UNITS=units, AHEAD=8, BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None,
-        HAS_LENGTHS=lengths is not None, num_warps=4,
+        sums, cells if first_c is None else first_c, cells, cells if lengths is None else lengths,
+        cells if resets is None else resets, steps, batch, H=hidden, ROWS=rows, UNITS=units, AHEAD=8,
+        BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None, HAS_LENGTHS=lengths is not None,
+        HAS_RESETS=resets is not None, num_warps=4,
     )  # fmt: skip
 
 

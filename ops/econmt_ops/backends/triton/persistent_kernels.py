@@ -8,7 +8,8 @@ barrier (see `exchange`). Diamos et al. 2016, "Persistent RNNs: stashing recurre
 Sizes: D directions, T steps, B rows, H units. The gate order is i, f, g, o and no tensor is rearranged: sums and
 gradients of the gates are (D, T, B, 4H), h is (T, B, D H). A walk, the run over all steps, counts them from 0; at step
 s a row is at position s or, walking backwards, at its length - 1 - s. At steps beyond its length a row keeps its state,
-and writes zeros at its padding.
+and writes zeros at its padding. With resets (T, B) the state is zero before the steps that are marked or, walking
+backwards, that follow a marked position, and no gradient passes there.
 """
 
 from __future__ import annotations
@@ -51,6 +52,17 @@ def _rows(lengths, group, span, B, T, ROWS: tl.constexpr, SPLIT: tl.constexpr, H
 def _positions(step, length, backwards):
     """Returns the position of rows of these lengths at a step of the walk; padding is visited in ascending order."""
     return tl.where((backwards != 0) & (step < length), length - 1 - step, step)
+
+
+@triton.jit
+def _begins(resets, step, length, row, backwards, B, HAS_RESETS: tl.constexpr):
+    """Returns True for rows whose state begins anew at a step of the walk; (1,) where none can."""
+    if HAS_RESETS:
+        position = _positions(step, length, backwards) + backwards
+        inside = (step < length) & (position < length)
+        return tl.load(resets + position.to(tl.int64) * B + row, mask=inside, other=0) != 0
+    else:
+        return tl.full((1,), False, tl.int1)
 
 
 @triton.jit
@@ -114,13 +126,13 @@ def _poison(spins):
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
-def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, state_h, state_c, lengths, counters,
-                 T, B, begin, end, first_direction, first_group, groups, span,
+def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, state_h, state_c, lengths, resets,
+                 counters, T, B, begin, end, first_direction, first_group, groups, span,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
-                 BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr,
-                 KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr):  # fmt: skip
+                 BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr,
+                 RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr):  # fmt: skip
     """Runs steps begin to end of the walk.
 
     Args:
@@ -135,7 +147,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
             the type of the exchange tensor.
         state_h, state_c: (D, B, H) are written, the state after the last step; if ``begin`` is not 0 they hold the
             state before it.
-        lengths: (B,), read with HAS_LENGTHS.
+        lengths: (B,), read with HAS_LENGTHS. resets: (T, B), read with HAS_RESETS.
         counters: zeros, one per direction and group of rows.
         first_direction, first_group, groups: first direction, first group and number of groups of this launch.
         span: rows of a group, at most ROWS; the last group may have fewer. MASKED: only rows of the group are loaded.
@@ -174,6 +186,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
         gates = sums + place * (4 * H) + unit[None, :]
         i, f, g, o = _load_gates(gates, active, H)
+        anew = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         last = tl.maximum(step - 1, 0)
@@ -186,6 +199,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if RING or not HAS_FIRST:
             shares = tl.where(step > 0, shares, 0.0)
+        if HAS_RESETS:
+            shares = tl.where(anew, 0.0, shares)
+            c = tl.where(anew, 0.0, c)
         i, f, g, o = _add_shares(i, f, g, o, shares, ROWS, UNITS)
         before = c
         after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g)
@@ -265,13 +281,13 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
                                "first_team", "largest"])  # fmt: skip
 def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, last_dh, last_dc, state_dc,
-                  lengths, counters, T, B, begin, end, first_direction, first_group, groups, span, first_team, largest,
-                  doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
+                  lengths, resets, counters, T, B, begin, end, first_direction, first_group, groups, span, first_team,
+                  largest, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
                   TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
                   AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
                   UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
                   BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
-                  HAS_LENGTHS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
+                  HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Runs steps end - 1 down to begin of the walk.
 
     Args:
@@ -331,6 +347,8 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
         dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
         squashed = _tanh(f * before + i * g)
+        anew = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
+        follows = _begins(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         after = tl.minimum(step + 1, T - 1)
@@ -349,9 +367,13 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         else:
             from_next = _laid_as_loads(from_next, ROWS, UNITS)
         if ENDS:
+            if HAS_RESETS:
+                from_next = tl.where(follows, 0.0, from_next)
             dh += tl.where((step + 1 == length)[:, None], dh_last, from_next / factor if RING else from_next)
             dh += _poison(spins)
             d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active)
+            if HAS_RESETS:
+                dc = tl.where(anew, 0.0, dc)
             if RING:
                 slot = _slots(step, length, row, backwards, B, direction, RING)
                 _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], d_i * factor, d_f * factor,
@@ -366,9 +388,9 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
 
 
 @triton.jit(do_not_specialize=["T", "B"])
-def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-               AHEAD: tl.constexpr, BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr,
-               HAS_LENGTHS: tl.constexpr):  # fmt: skip
+def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+               AHEAD: tl.constexpr, BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+               HAS_RESETS: tl.constexpr):  # fmt: skip
     """Recomputes the cell states from the gates' sums; programs are independent.
 
     Args:
@@ -399,12 +421,15 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.co
                 tl.load(gates, mask=active, other=0.0),
                 tl.load(gates + H, mask=active, other=0.0),
                 tl.load(gates + 2 * H, mask=active, other=0.0),
+                _begins(resets, first + n, length, row, backwards, B, HAS_RESETS)[:, None],
             )
         for n in tl.static_range(AHEAD):
             step = first + n
             place = ((direction * T + _positions(step, length, backwards)).to(tl.int64) * B + row)[:, None]
+            if HAS_RESETS:
+                c = tl.where(loaded[4 * n + 3], 0.0, c)
             tl.store(cells + place * H + unit[None, :], c, mask=owned & (step < T))
-            i = tl.sigmoid(loaded[3 * n].to(tl.float32))
-            f = tl.sigmoid(loaded[3 * n + 1].to(tl.float32))  # type: ignore[unreachable]
-            after = f * c + i * _tanh(loaded[3 * n + 2].to(tl.float32))
+            i = tl.sigmoid(loaded[4 * n].to(tl.float32))
+            f = tl.sigmoid(loaded[4 * n + 1].to(tl.float32))  # type: ignore[unreachable]
+            after = f * c + i * _tanh(loaded[4 * n + 2].to(tl.float32))
             c = tl.where((step < length)[:, None] & owned, after, c)

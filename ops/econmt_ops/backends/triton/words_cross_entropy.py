@@ -20,7 +20,7 @@ from torch import Tensor
 from econmt_ops.backends.triton.cross_entropy import Gradients, _add_rows, _cast
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
-from econmt_ops.core.chunks import add_outer
+from econmt_ops.core.outer import add_outer
 from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
 
 SLICE_BYTES = 96 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,9 @@ class Econmt(Toolkit):
         return None
 
     def version(self) -> str:
-        """Returns the commit, with a plus sign if files of the packages differ from it."""
+        """Returns the commit, with a plus sign if files of the packages differ from it; "unknown" without git."""
+        if shutil.which("git") is None:
+            return "unknown"
         git = partial(subprocess.run, cwd=matched.ROOT, capture_output=True, text=True, check=False)
         commit = git(["git", "rev-parse", "--short=7", "HEAD"]).stdout.strip() or "unknown"
         changes = git(["git", "status", "--porcelain", "--", "econmt", "ops"]).stdout
@@ -72,8 +75,8 @@ class Econmt(Toolkit):
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates raw text, which econmt segments itself."""
-        files = "--model", model, "--input", places.data / f"test.raw.{matched.SOURCE}", "--output", output
-        options = f"--beam-size {matched.BEAM} --batch-size {matched.BATCH}"
+        files = "--model", model, "--input", places.data / f"test.raw.{places.source}", "--output", output
+        options = f"--beam-size {matched.BEAM} --batch-size {self.translation_batch}"
         if self.precision != "auto":
             options += f" --precision {self.precision}"
         return Command.python(places, "-m", "econmt", "translate", *files, *options.split())

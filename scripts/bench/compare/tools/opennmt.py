@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
@@ -50,13 +51,18 @@ class OpenNMT(Toolkit):
     loads_pickles = True
     translated = re.compile(r"Total translation time \(s\): ([\d.]+)")
     differs = "sorts by length within a pool; asks for torch < 2.3 but runs on this one"
+    config: ClassVar[str] = CONFIG
+    """Model and training, as YAML."""
+
+    def _command(self, places: Places, program: str, *arguments: object) -> Command:
+        return Command.python(places, matched.LAUNCHERS / "start_opennmt.py", program, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Writes the configuration; returns a command that saves the model at the last update."""
         assert matched.ATTENTION == matched.HIDDEN, "OpenNMT-py's attention has the decoder's size"
-        source, target = matched.SOURCE, matched.TARGET
+        source, target = places.source, places.target
         files = (str(places.tokens("train", side)) for side in (source, target))
-        config = yaml.safe_load(CONFIG) | {
+        config = yaml.safe_load(self.config) | {
             "data": {"corpus_1": dict(zip(("path_src", "path_tgt"), files, strict=True))},
             "src_vocab": str(places.data / f"vocabulary.{source}.opennmt.txt"),
             "tgt_vocab": str(places.data / f"vocabulary.{target}.opennmt.txt"),
@@ -68,19 +74,19 @@ class OpenNMT(Toolkit):
         }
         path = places.work / f"{model.name}.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        return Command.python(places, "-m", "onmt.bin.train", "-config", path)
+        return self._command(places, "train", "-config", path)
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates with the newest model of the folder."""
         saved = max(model.glob("model_step_*.pt"), default=model / "model_step.pt")
-        files = "-model", saved, "-src", places.tokens("test", matched.SOURCE), "-output", output
+        files = "-model", saved, "-src", places.tokens("test", places.source), "-output", output
         options = (
-            f"-beam_size {matched.BEAM} -batch_size {matched.BATCH} -batch_type sents "
+            f"-beam_size {matched.BEAM} -batch_size {self.translation_batch} -batch_type sents "
             f"-max_length {matched.LONGEST_OUTPUT} -gpu {-1 if self.device == 'cpu' else 0} -report_time"
         )
-        return Command.python(places, "-m", "onmt.bin.translate", *files, *options.split())
+        return self._command(places, "translate", *files, *options.split())
 
     def reading(self, line: str) -> Reading | None:
         """Reads the second part of ``bsz``, the mean of target tokens an update since the last line."""
         found = _TRAIN.search(line)
-        return Reading(int(found[1]), matched.LOG_EVERY * float(found[2])) if found else None
+        return Reading(int(found[1]), self.log_every * float(found[2])) if found else None

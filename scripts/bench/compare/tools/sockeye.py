@@ -22,7 +22,7 @@ class Sockeye(Toolkit):
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Returns a command that saves a model when validation at the last update finds it better than none."""
         files: list[object] = ["--output", model]
-        for side, language in (("source", matched.SOURCE), ("target", matched.TARGET)):
+        for side, language in (("source", places.source), ("target", places.target)):
             files += [f"--{side}", places.tokens("train", language)]
             files += [f"--validation-{side}", places.tokens("valid", language)]
             files += [f"--{side}-vocab", places.data / f"vocabulary.{language}.sockeye.json"]
@@ -39,6 +39,6 @@ class Sockeye(Toolkit):
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that sorts all sentences by length and cuts them into batches."""
-        files = "--models", model, "--input", places.tokens("test", matched.SOURCE), "--output", output
+        files = "--models", model, "--input", places.tokens("test", places.source), "--output", output
         options = f"--beam-size {matched.BEAM} --batch-size {matched.BATCH} --chunk-size 1000 --use-cpu"
         return Command.python(places, "-m", "sockeye.translate", *files, *options.split())

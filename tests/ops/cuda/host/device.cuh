@@ -27,10 +27,14 @@ using std::fabs;
 
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+
+inline u32 bits_of(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+inline float float_of(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 
 // ---- Coroutines.
 

@@ -1,0 +1,58 @@
+"""Rematerialization: autograd keeps how to make a tensor again instead of the tensor.
+
+After Chen et al. (2016, "Training deep nets with sublinear memory cost"), for a tensor that costs next to nothing to
+make, such as looked-up embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class _Remade:
+    """Function that returns a tensor as it was saved for the backward pass."""
+
+    def __init__(self, make: Callable[[], Tensor], saved: Tensor) -> None:
+        self._make = make
+        self._layout = saved.shape, saved.stride(), saved.storage_offset()
+
+    def __call__(self) -> Tensor:
+        with torch.no_grad():
+            return self._make().as_strided(*self._layout)
+
+
+@contextmanager
+def rematerialized(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
+    """Lets operations within the context keep ``make`` instead of ``tensor`` for the backward pass.
+
+    Args:
+        tensor: Result of ``make``; views of all of it are replaced, too.
+        make: Returns the same values in the same order in memory; called once for each operation that kept them.
+    """
+    storage, count = tensor.untyped_storage()._cdata, tensor.numel()
+    outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    keep, give = outer if outer is not None else (_same, _same)
+
+    def pack(saved: Tensor) -> object:
+        if (
+            saved.layout is torch.strided
+            and saved.untyped_storage()._cdata == storage
+            and saved.numel() == count
+        ):
+            return _Remade(make, saved)
+        return keep(saved)
+
+    def unpack(kept: object) -> Tensor:
+        made: Tensor = kept() if isinstance(kept, _Remade) else give(kept)
+        return made
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _same(value: object) -> object:
+    return value

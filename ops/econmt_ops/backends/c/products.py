@@ -1,0 +1,80 @@
+"""Products of bfloat16 matrices by the C library, on processors with bfloat16 instructions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends import c as library
+
+_SQUARE = 32
+"""Outputs, and inputs, to a multiple of which a weight is padded."""
+
+
+def serves(like: Tensor) -> bool:
+    """Returns True if the library multiplies tensors of this device and type, and this one is not empty."""
+    return (
+        like.dtype == torch.bfloat16 and like.numel() > 0 and library.serves(like) and library.has_products()
+    )
+
+
+def _padded(size: int) -> int:
+    return -(-size // _SQUARE) * _SQUARE
+
+
+def _strided(matrix: Tensor) -> Tensor:
+    """Returns a matrix of which one stride is 1; a copy if neither is."""
+    return matrix if 1 in matrix.stride() else matrix.contiguous()
+
+
+class Tiles:
+    """A weight (N, K) rounded to bfloat16, in the layout that products read.
+
+    Args:
+        weight: (N, K), float32 or bfloat16, with any strides.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        weight = _strided(weight.detach())
+        self.outputs, self.inputs = weight.shape
+        self._tiles = weight.new_empty(_padded(self.outputs) * _padded(self.inputs), dtype=torch.bfloat16)
+        library.call(
+            "pack_weight",
+            weight.numel(),
+            outputs=self.outputs,
+            inputs=self.inputs,
+            values=weight.data_ptr(),
+            narrow=weight.dtype == torch.bfloat16,
+            output_stride=weight.stride(0),
+            input_stride=weight.stride(1),
+            tiles=self._tiles.data_ptr(),
+        )
+
+    def multiply(self, out: Tensor, left: Tensor, bias: Tensor | None = None, adds: bool = False) -> Tensor:
+        """Writes left (M, K) weight^T + bias to ``out`` (M, N), or adds it; returns ``out``.
+
+        Args:
+            out: float32 or bfloat16, with a contiguous last axis.
+            left: float32, which is rounded, or bfloat16, with any strides.
+            bias: (N,) float32, contiguous; or None.
+            adds: True to add to ``out``.
+        """
+        left = _strided(left)
+        library.call(
+            "product_narrow",
+            len(left) * self.outputs,
+            rows=len(left),
+            inputs=self.inputs,
+            outputs=self.outputs,
+            narrow=out.dtype == torch.bfloat16,
+            adds=adds,
+            left_narrow=left.dtype == torch.bfloat16,
+            left=left.data_ptr(),
+            left_row=left.stride(0),
+            left_input=left.stride(1),
+            weight=self._tiles.data_ptr(),
+            bias=bias,
+            output=out.data_ptr(),
+            output_stride=out.stride(0),
+        )
+        return out

@@ -1,0 +1,92 @@
+"""Updates during the backward pass, which free each gradient as soon as its parameter is updated.
+
+After Lv et al. (2023, "Full parameter fine-tuning for large language models with limited resources", LOMO), with any
+optimizer of this package. Autograd adds up the gradients of all uses of a parameter before it sets ``.grad``, so that a
+parameter with several uses, such as a tied embedding, is updated once, from their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor
+
+from econmt_ops.optimizer import FusedOptimizer
+
+GROUP_BYTES = 4 << 20
+"""Bytes of gradients that are collected before an update, so that small parameters share its launches."""
+
+
+class BackwardUpdates:
+    """Updates of an optimizer's parameters during one backward pass, with the results of `clip_and_step` after it.
+
+    Parameters, state and norm are equal to those of `FusedOptimizer.clip_and_step` to the bit. That excludes clipping
+    by norm and loss scaling, which need all gradients before the first update.
+
+    Args:
+        optimizer: Optimizer without a loss scale; on a GPU, `FusedOptimizer.prepare` was called.
+        kind: "value" to clip each value of the gradients, or "none".
+        threshold: Largest absolute value.
+
+    Attributes:
+        started: True if a backward pass has updated parameters and `finish` was not called since.
+        watch: Called with each parameter whose gradient is complete, before the update; or None.
+
+    Raises:
+        ValueError: If gradients are clipped by norm.
+    """
+
+    def __init__(self, optimizer: FusedOptimizer, kind: str, threshold: float) -> None:
+        if kind not in ("value", "none"):
+            raise ValueError(
+                f"BackwardUpdates: kind must be value or none, got {kind!r}; the norm is known after the last gradient"
+            )
+        self._optimizer, self._kind, self._threshold = optimizer, kind, threshold
+        self._pending: list[Tensor] = []
+        self._parts: dict[Tensor, Tensor] = {}
+        self.started = False
+        self.watch: Callable[[Tensor], object] | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Updates parameters in the backward pass that runs within the context; call `finish` after it."""
+        self.started = False
+        with ExitStack() as hooks:
+            for parameter in self._optimizer.param_groups[0]["params"]:
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(self._arrived)
+                    hooks.callback(hook.remove)
+            try:
+                yield
+            except BaseException:
+                self._pending.clear()
+                self._parts.clear()
+                raise
+
+    def finish(self) -> Tensor:
+        """Updates the parameters that are left; returns the norm of all gradients before clipping, a scalar."""
+        self._flush()
+        self.started = False
+        parameters = self._optimizer.param_groups[0]["params"]
+        parts = [self._parts[parameter] for parameter in parameters if parameter in self._parts]
+        self._parts.clear()
+        return self._optimizer.norm_of_parts(parts)
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """Collects a parameter whose gradient is complete, and updates those collected if they are large."""
+        if self.watch is not None:
+            self.watch(parameter)
+        self._pending.append(parameter)
+        if sum(each.nbytes for each in self._pending) >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        self.started = True
+        parts = self._optimizer.clip_and_step_parts(self._kind, self._threshold, self._pending)
+        self._parts.update(zip(self._pending, parts, strict=True))
+        for parameter in self._pending:
+            parameter.grad = None
+        self._pending.clear()

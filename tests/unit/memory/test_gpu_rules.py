@@ -1,0 +1,191 @@
+"""On fake tensors, functions take the path of a GPU and allocate what its kernels do; bytes are worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from econmt import memory
+from econmt.memory.estimate.fake import ON_GPU, fake_tensors
+from econmt.memory.estimate.gpu_dispatch import attention_backend
+from econmt.memory.estimate.gpu_reductions import reduction_buffers
+from econmt.memory.measure.tracker import Tracker
+
+
+def followed(run: Any) -> tuple[list[str], Tracker]:
+    """Runs a function on fake tensors of a GPU; returns the operators that allocated memory, and their tracker."""
+    tracker = Tracker(torch.device("cpu"), replacements=ON_GPU)
+    with fake_tensors("cuda"), tracker.recording():
+        run()
+    operators = [change.storage.operator for change in tracker.changes if change.size > 0]
+    return list(dict.fromkeys(operators)), tracker
+
+
+def grown(tracker: Tracker) -> int:
+    """Most bytes that lived at a time beyond those at the start."""
+    return tracker.peak()[0] - next(tracker.live())
+
+
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "steps", "settings", "backend"),
+    [
+        (torch.float32, 64, 32, {}, "efficient"),
+        (torch.float32, 64, 32, {"mask": True}, "efficient"),
+        (torch.float32, 30, 32, {}, "math"),  # no multiple of four
+        (torch.float64, 64, 32, {}, "math"),
+        (HALF, 64, 32, {}, "cudnn"),
+        (HALF, 64, 32, {"mask": True}, "cudnn"),
+        (HALF, 64, 32, {"p": 0.125}, "cudnn"),
+        (HALF, 64, 32, {"p": 0.1}, "flash"),  # cuDNN's probabilities are multiples of 1/16
+        (HALF, 192, 32, {}, "flash"),
+        (HALF, 30, 32, {}, "flash"),
+        (HALF, 30, 32, {"mask": True}, "math"),
+        (HALF, 64, 1, {}, "flash"),  # cuDNN needs two keys
+        (HALF, 64, 32, {"p": 0.1, "mask": True}, "efficient"),
+    ],
+)
+def test_attention_takes_the_kernel_of_a_gpu(
+    dtype: torch.dtype, size: int, steps: int, settings: dict[str, Any], backend: str
+) -> None:
+    query = torch.zeros(2, 4, steps, size, dtype=dtype)
+    mask = torch.zeros(steps, steps) if settings.get("mask") else None
+    assert attention_backend(query, query, query, mask, settings.get("p", 0.0), False, False) == backend
+
+
+def test_attention_keeps_a_sum_for_each_row() -> None:
+    def run() -> None:
+        query = torch.zeros(2, 4, 40, 64, requires_grad=True)
+        functional.scaled_dot_product_attention(query, query, query, scale=0.1).sum().backward()
+
+    operators, tracker = followed(run)
+    assert "aten._scaled_dot_product_efficient_attention" in [name.split()[0] for name in operators]
+    kept = {storage.shape for storage, _ in tracker._known.values()} | {
+        change.storage.shape for change in tracker.changes if change.storage.kept_by
+    }
+    assert (2, 4, 64) in kept  # 40 rows in whole blocks of 32
+
+
+def test_dropout_keeps_a_byte_for_each_element() -> None:
+    def run() -> None:
+        functional.dropout(torch.zeros(1000, requires_grad=True), 0.1).sum().backward()
+
+    _, tracker = followed(run)
+    kept = [change.storage for change in tracker.changes if change.storage.kept_by and change.size > 0]
+    assert [(storage.size, storage.dtype) for storage in kept] == [(1000, torch.bool)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "training", "operator"),
+    [
+        (torch.float32, True, "aten.cudnn_batch_norm"),
+        (HALF, True, "aten.native_batch_norm"),
+    ],
+)
+def test_batch_normalization_runs_in_cudnn(dtype: torch.dtype, training: bool, operator: str) -> None:
+    def run() -> None:
+        weights = [torch.ones(8, requires_grad=True) for _ in range(2)]
+        inputs = torch.zeros(4, 8, 5, 5, dtype=dtype, requires_grad=True)
+        functional.batch_norm(inputs, None, None, *weights, training).sum().backward()
+
+    operators, _ = followed(run)
+    assert operator in [name.split()[0] for name in operators]
+
+
+def test_functions_of_real_tensors_stay_as_they_are() -> None:
+    real = torch.ones(6, requires_grad=True)
+    with fake_tensors("cuda") as mode:
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            dropped = functional.dropout(real, 0.5)
+        finally:
+            mode.__enter__()  # type: ignore[no-untyped-call]
+    assert dropped.grad_fn is not None
+    assert dropped.grad_fn.name() == functional.dropout(real, 0.5).grad_fn.name()  # type: ignore[union-attr]
+
+
+def test_an_optimizer_updates_all_parameters_at_once() -> None:
+    """AdamW's roots of the second moments take as much memory as the parameters, all at the same time."""
+    model = nn.ParameterList(torch.zeros(1024) for _ in range(3))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        for parameter in model:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+    account = memory.predict(step, model, optimizer)
+    at_once = [tensor for tensor in account.ledger.largest if tensor.operator == "aten._foreach_sqrt"]
+    assert sum(tensor.bytes for tensor in at_once) == 3 * 4096
+
+
+def test_blocks_that_are_not_split_count_whole() -> None:
+    """A request of 3 MiB takes a free block of 3.5 MiB whole, since less than 1 MiB would be left."""
+    half_mib = 1 << 19
+
+    def making() -> Any:
+        def step() -> None:
+            first, second = (torch.empty(size * half_mib, dtype=torch.uint8) for size in (7, 6))
+            del first
+            third, fourth = (torch.empty(size * half_mib, dtype=torch.uint8) for size in (6, 10))
+            del second, third, fourth
+
+        return step
+
+    assert memory.predict(making).peak_bytes == (6 + 7 + 10) * half_mib
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "buffers"),
+    [
+        ((64, 64), [0], []),
+        ((64, 64), [1], []),
+        # Blocks of 32 x 4 threads with four columns each are 8; each thread would add 1,024 values, so each column is
+        # divided among 64 blocks, of 16 values per thread.
+        ((4096, 1024), [0], [4 * 1024 * 64 * 32 * 4, 4 * 8]),
+    ],
+)
+def test_reductions_exchange_partial_sums(
+    shape: tuple[int, ...], dims: list[int], buffers: list[int]
+) -> None:
+    assert reduction_buffers(torch.empty(shape, device="meta"), dims) == buffers
+
+
+def test_gradients_of_many_words_are_sorted() -> None:
+    """10,000 words of 20,000: three orders and two of the sort, then partial sums of at most 10 rows in float32."""
+
+    def run() -> None:
+        words = torch.zeros(20000, 64, requires_grad=True)
+        ids = torch.zeros(10000, dtype=torch.int64)
+        functional.embedding(ids, words).sum().backward()
+
+    _, tracker = followed(run)
+    sizes = [
+        change.size
+        for change in tracker.changes
+        if change.storage.operator.startswith("aten.embedding_dense")
+    ]
+    partial = 10000 // 10 + 10000
+    assert partial * 64 * 4 in sizes
+    assert sizes.count(8 * partial) == 1
+
+
+def test_packed_sequences_are_predicted() -> None:
+    network, inputs = nn.LSTM(8, 16, batch_first=True), torch.zeros(4, 10, 8)
+    lengths = torch.tensor([10, 8, 6, 4])
+
+    def step() -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True)
+        outputs, _ = nn.utils.rnn.pad_packed_sequence(network(packed)[0], batch_first=True)
+        outputs.sum().backward()
+        network.zero_grad()
+        return outputs
+
+    account = memory.predict(step, network)
+    assert account.ledger.operations.total() == 3 * 2 * 40 * 64 * (8 + 16)
