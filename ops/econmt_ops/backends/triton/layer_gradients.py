@@ -1,6 +1,6 @@
 """All gradients of a small LSTM layer from those of its gates' sums, in one launch.
 
-cuBLAS takes a launch for each of the three products, and the bias one more. Each takes the host 10 to 20 us, and without
+cuBLAS takes a launch for each of the three products, the bias one more. Each takes the host 10 to 20 us, and without
 a CUDA graph the GPU waits for the host where a layer is small.
 
 Sizes: T steps, B rows, I inputs, I' their width in memory, H units.
