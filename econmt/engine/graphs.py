@@ -16,6 +16,7 @@ broadcast of the parameters has set up the communicator.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -289,7 +290,9 @@ class GraphedStep:
         for parameter in parameters:
             parameter.grad = None
         try:
-            with self._capturer.warming_up():
+            updates = None if self._several else step.backward_updates
+            drops = contextlib.nullcontext() if updates is None else updates.discarding()
+            with self._capturer.warming_up(), drops:
                 step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
         finally:
             for parameter, gradient in zip(parameters, gradients, strict=True):

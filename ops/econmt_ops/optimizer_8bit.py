@@ -143,7 +143,7 @@ class EightBitOptimizer(FusedOptimizer):
         first, first_scale, second, second_scale = update.moments
         kind = update.values.dtype
         moments = read_first(first, first_scale).to(kind), read_second(second, second_scale).to(kind)
-        super()._run([update._replace(moments=moments)], divisor)
+        super()._run([update._replace(gradient=update.gradient.contiguous(), moments=moments)], divisor)
         turn = update.numbers["step"].double() * _GOLDEN
         with unchanged_by_overflow(self._overflow, *update.moments):  # also by another rounding
             write_first(moments[0], first, first_scale, turn)

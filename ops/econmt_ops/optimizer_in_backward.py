@@ -8,7 +8,7 @@ parameter with several uses, such as a tied embedding, is updated once, from the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from torch import Tensor
 
@@ -52,17 +52,27 @@ class BackwardUpdates:
     def running(self) -> Iterator[None]:
         """Updates parameters in the backward pass that runs within the context; call `finish` after it."""
         self.started = False
-        with ExitStack() as hooks:
-            for parameter in self._optimizer.param_groups[0]["params"]:
-                if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(self._arrived)
-                    hooks.callback(hook.remove)
+        with self._called(self._arrived):
             try:
                 yield
             except BaseException:
                 self._pending.clear()
                 self._parts.clear()
                 raise
+
+    def discarding(self) -> AbstractContextManager[None]:
+        """Context in which a backward pass drops each gradient and updates nothing, with the memory of `running`."""
+        return self._called(_drop)
+
+    @contextmanager
+    def _called(self, function: Callable[[Tensor], object]) -> Iterator[None]:
+        """Calls a function with each parameter whose gradient is complete within the context."""
+        with ExitStack() as hooks:
+            for parameter in self._optimizer.param_groups[0]["params"]:
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(function)
+                    hooks.callback(hook.remove)
+            yield
 
     def finish(self) -> Tensor:
         """Updates the parameters that are left; returns the norm of all gradients before clipping, a scalar."""
@@ -90,3 +100,7 @@ class BackwardUpdates:
         for parameter in self._pending:
             parameter.grad = None
         self._pending.clear()
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None

@@ -121,6 +121,18 @@ def test_gradients_outside_of_the_context_are_left_alone() -> None:
     assert weight.tolist() == [0.5, 0.5, 0.5]
 
 
+def test_gradients_may_be_dropped_without_an_update() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedOptimizer(weights, name="sgd", learning_rate=0.5)
+    updates = BackwardUpdates(optimizer, "none", 0.0)
+    with updates.discarding():
+        (weights[0].sum() + 2.0 * weights[1].sum()).backward()
+    assert [weight.grad for weight in weights] == [None, None]
+    assert all(weight.tolist() == [1.0, 1.0, 1.0] for weight in weights)
+    weights[0].sum().backward()
+    assert weights[0].grad is not None
+
+
 def test_clipping_by_norm_is_refused() -> None:
     optimizer = FusedOptimizer([nn.Parameter(torch.ones(3))], name="sgd", learning_rate=0.5)
     with pytest.raises(ValueError, match="the norm is known after the last gradient"):
