@@ -175,6 +175,7 @@ def _check_choices(names: dict[str, str]) -> dict[str, str]:
 Values = dict[str, Any]
 Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
 PrecisionName = Literal["float32", "tf32", "bfloat16", "float16"]
+Saving = Literal["moments", "parameters"]
 Score = Union[float, None]
 
 
@@ -232,6 +233,7 @@ class TrainingState:
         default_factory=dict
     )
     skipped: Count = 0
+    savings: list[Saving] = field(default_factory=list)
     average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)
     metrics: list[Annotated[Values, shaped_like(MetricsRow)]] = field(default_factory=list)
@@ -251,7 +253,7 @@ class TrainingState:
             )
         # States of older versions lack fields that were added later; their precision was float32.
         later = {"plan", "choices", "precision", "average_from", "environment", "monitored"}
-        later |= {"loss_scale", "skipped"}
+        later |= {"loss_scale", "skipped", "savings"}
         missing = {entry.name for entry in fields(cls)} - later - set(values)
         wrong = [f"{name}: missing" for name in sorted(missing)]
         try:

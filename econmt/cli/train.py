@@ -44,11 +44,11 @@ from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.registry import make_task
-from econmt.training.budget import first_plan
 from econmt.training.hooks import program_hook
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
+from econmt.training.savings import describe_savings, plan_with_savings
 
 
 def train(
@@ -269,7 +269,10 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
         )
     device = resolve_device(recipe.training.device)
     communicator = SimulatedRank(Rank(0, processes), recipe.parallel) if processes > 1 else Communicator()
-    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device), communicator)
+    precision = precision_of_run(recipe, device)
+    savings, plan = plan_with_savings(recipe, prepared, device, precision, communicator)
+    if savings:
+        print(describe_savings(savings))
     if plan is not None:
         print_table(console, plan_table(plan, processes))
 

@@ -36,6 +36,7 @@ from econmt.tasks.registry import make_task
 from econmt.training.choice import saved_choice
 from econmt.training.context import RunContext
 from econmt.training.pictures import draw_learning_curve
+from econmt.training.savings import with_savings
 from econmt.training.validation import counted_sentences, make_translator, perplexity, requests_of
 from econmt_ops.dispatch.rule import rules_only
 
@@ -246,11 +247,12 @@ def _measure(context: RunContext) -> tuple[TrainingState, MemoryPlan | None, Led
     Returns:
         The run's last state, its memory plan, and the ledger.
     """
-    recipe, folder, device = context.recipe, context.folder, context.device
+    folder, device = context.folder, context.device
+    saved = load_saved(folder, folder.commits()[-1])
+    recipe = with_savings(context.recipe, saved.state.savings)
     rank = Rank(0, context.communicator.size)
     training = recipe.training
     task = make_task(recipe, context.prepared)
-    saved = load_saved(folder, folder.commits()[-1])
     plan = MemoryPlan.from_state_dict(saved.state.plan) if saved.state.plan else None
     batches = task.batches(context.prepared)
     batch, accumulating = batches.worst_batch(), False
