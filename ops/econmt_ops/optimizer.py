@@ -26,7 +26,7 @@ BLOCK_BYTES = 2 << 20
 
 
 GPU_BLOCK_BYTES = 16 << 20
-"""The same on a GPU, where a block costs launches."""
+"""Bytes of such a part on a GPU, where every part costs launches."""
 
 
 class FusedOptimizer:
