@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -182,8 +183,10 @@ def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
 def prove(folder: ModelFolder, commit: Commit) -> None:
     """Reads all files needed to resume from a commit, block by block; raises InputError if one cannot be used."""
     state = load_state(folder, commit)
-    for path in _tensor_files(folder, commit, state):
-        check_vocabulary(check_tensors(path), state.vocabulary, path)
+    paths = _tensor_files(folder, commit, state)
+    with ThreadPoolExecutor(len(paths)) as at_once:
+        for path, metadata in zip(paths, at_once.map(check_tensors, paths), strict=True):
+            check_vocabulary(metadata, state.vocabulary, path)
 
 
 def _tensor_files(folder: ModelFolder, commit: Commit, state: TrainingState) -> tuple[Path, Path]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,13 +84,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         }
         offset = end
     digest = _digest_of(header)
-    with whole_file(path) as file:
+    with whole_file(path) as file, ThreadPoolExecutor(1) as beside:
         # The checksum precedes the data, so it is filled in after the data is written.
         file.write(_head(header, digest.hexdigest()))
         for name in order:
             values = tensors[name].detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
-            digest.update(values)
+            summed = beside.submit(digest.update, values)
             file.write(values)
+            summed.result()  # so that only one tensor's copy is in memory
         file.seek(0)
         file.write(_head(header, digest.hexdigest()))
 

@@ -251,6 +251,7 @@ class Budget:
             estimator(self._task, kind, self._precision, ranks),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
+            persists=kind == "cuda" and training.in_graphs,
         )
         return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget))
 

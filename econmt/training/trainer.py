@@ -175,7 +175,7 @@ class Trainer:
             self.budget.reserve_for_optimizer(self.optimizer)
             # If updates accumulate several (micro-)batches, each is captured as a graph of its own.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
-            several = interval > 1 or (plan is not None and plan.worst.parts > 1)
+            several = interval > 1 or (plan is not None and plan.divides)
             most_rows = self._ranks.pad_to_largest(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":

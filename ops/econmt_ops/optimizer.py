@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
-from econmt_ops.backends.cuda.adam import AdamSettings, AdamTensors
+from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.loss_scale import LossScale
+from econmt_ops.optimizer_updates import Update, adam_tensors, gradient_values, norms_of
 from econmt_ops.stochastic_rounding import salt_of, update_in_float32
 
 _NORM_EPSILON = 1e-6
@@ -24,18 +25,8 @@ BLOCK_BYTES = 2 << 20
 """
 
 
-class Update(NamedTuple):
-    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name.
-
-    ``salt`` and ``begin`` are arguments of `econmt_ops.stochastic_rounding.round_into`.
-    """
-
-    values: Tensor
-    gradient: Tensor
-    moments: tuple[Tensor, ...]
-    numbers: dict[str, Tensor]
-    salt: int = 0
-    begin: int = 0
+GPU_BLOCK_BYTES = 16 << 20
+"""Bytes of such a part on a GPU, where every part costs launches."""
 
 
 class FusedOptimizer:
@@ -144,7 +135,7 @@ class FusedOptimizer:
         each_norm = [
             parameter.new_zeros(())
             if parameter.grad is None
-            else torch.linalg.vector_norm(_values(parameter))
+            else torch.linalg.vector_norm(gradient_values(parameter))
             for parameter in parameters
         ]
         return torch.stack(each_norm)
@@ -163,9 +154,9 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
-        values = [_values(parameter) for parameter in self._with_gradient()]
+        values = [gradient_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
-            norm = self.norm_of_parts(_norms(values))
+            norm = self.norm_of_parts(norms_of(values))
         bound: Any = threshold
         self._divisor = None
         if self.loss_scale is not None:
@@ -242,8 +233,8 @@ class FusedOptimizer:
         if self._have_kernel(parameters):
             dense, _ = self._updates(parameters)
             return self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
-        values = [_values(parameter) for parameter in parameters]
-        parts = _norms(values)
+        values = [gradient_values(parameter) for parameter in parameters]
+        parts = norms_of(values)
         for gradient in values if kind == "value" else ():
             gradient.clamp_(-threshold, threshold)
         dense, sparse = self._updates(parameters)
@@ -269,7 +260,7 @@ class FusedOptimizer:
             state = self._state(parameter)
             update = Update(
                 parameter,
-                _values(parameter),
+                gradient_values(parameter),
                 tuple(state[name] for name in self.moments(parameter)),
                 {name: value for name, value in state.items() if value.dim() == 0},
                 self._salts[parameter],
@@ -355,7 +346,8 @@ class FusedOptimizer:
             count = update.values.numel()
             rows = len(update.values) if update.values.dim() else 1
             if self._name != "adafactor":  # which needs the whole matrix
-                rows = min(rows, BLOCK_BYTES * rows // (4 * count or 1))
+                size = GPU_BLOCK_BYTES if update.values.is_cuda else BLOCK_BYTES
+                rows = min(rows, size * rows // (4 * count or 1))
 
             def run(values: Tensor, gradient: Tensor, moments: list[Tensor], its: Update = update) -> None:
                 self._run([its._replace(values=values, gradient=gradient, moments=tuple(moments))], divisor)
@@ -455,34 +447,6 @@ class FusedOptimizer:
         squares: dict[int, Tensor] = {}
         for dtype in sorted({part.values.dtype for part in updates}, key=str):
             of_type = [number for number, part in enumerate(updates) if part.values.dtype == dtype]
-            tensors = [_adam_tensors(updates[number]) for number in of_type]
+            tensors = [adam_tensors(updates[number]) for number in of_type]
             squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
         return [squares[number] for number in sorted(squares)]
-
-
-def _adam_tensors(update: Update) -> AdamTensors:
-    """Returns an update as Adam's kernel takes it."""
-    first, second = update.moments
-    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)
-
-
-def _norms(values: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the norm of each tensor, at least in float32."""
-    if values and values[0].is_cuda:
-        narrow = any(part.dtype == torch.bfloat16 for part in values)
-        return list(torch._foreach_norm(list(values), 2, torch.float32 if narrow else None))
-    types = [torch.float32 if part.dtype == torch.bfloat16 else None for part in values]
-    return [torch.linalg.vector_norm(part, dtype=kind) for part, kind in zip(values, types, strict=True)]
-
-
-def _values(parameter: Tensor) -> Tensor:
-    """Returns a parameter's gradient; for a sparse one the values of its rows, after coalescing it."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if not gradient.is_sparse:
-        return gradient
-    rows = gradient._indices()[0]
-    # Autograd does not mark sums of sparse gradients as coalesced; coalescing needs a copy, so it is done only if due.
-    if not bool((rows[1:] > rows[:-1]).all()):
-        parameter.grad = gradient = gradient.coalesce()
-    return gradient._values()

@@ -27,7 +27,8 @@ from torch.nn import functional
 from econmt_ops import optimizer
 from econmt_ops.backends import triton
 from econmt_ops.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizer import FusedOptimizer, Update
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_updates import Update
 
 BLOCK = 256
 """Largest number of columns with a common scale."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from econmt_ops.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizer import FusedOptimizer, Update
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_updates import Update
 
 _NADAM_DECAY = 4e-3
 """Rate at which NAdam's momentum approaches its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,9 +69,9 @@ def test_views_of_one_matrix_share_no_layout() -> None:
 def test_calls_share_what_is_laid_out_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[torch.Size] = []
 
-    def pack(weight: torch.Tensor, how: Callable[[torch.Tensor], torch.Tensor] = gemm._pack) -> torch.Tensor:
+    def pack(weight: torch.Tensor, narrow: bool, how: Callable[..., Any] = gemm._pack) -> Any:
         packed.append(weight.shape)
-        return how(weight)
+        return how(weight, narrow)
 
     monkeypatch.setattr(gemm, "_pack", pack)
     make = Make("cpu", torch.float32)

@@ -89,6 +89,11 @@ class MemoryPlan:
         trained = [entry for entry in self if entry.batches]
         return max(trained, key=lambda entry: (entry.peak, entry.rows * entry.source * entry.target))
 
+    @property
+    def divides(self) -> bool:
+        """True if batches of some training shape are divided into micro-batches."""
+        return any(entry.parts > 1 for entry in self if entry.batches)
+
     def find(self, batch: AnyBatch) -> BatchBudget:
         """Returns the treatment of a batch: that of its shape or, if there is none, one derived from the others."""
         rows, (source, target) = len(batch.indices), batch.positions
@@ -140,6 +145,8 @@ class Planner:
         budget: Memory budget in bytes.
         accumulating: True if every update adds up several batches.
         width: Width of the buckets.
+        persists: True if gradients outlive updates where some batches are divided, as those of CUDA graphs do. All
+            batches then add to existing gradients.
     """
 
     def __init__(
@@ -151,6 +158,7 @@ class Planner:
         *,
         accumulating: bool,
         width: int,
+        persists: bool = False,
     ) -> None:
         self._shapes = shapes
         self._settings = settings
@@ -159,6 +167,7 @@ class Planner:
         self._peak = peak
         self._accumulating = accumulating
         self._width = width
+        self._persists = persists
         self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
     def allot(self) -> list[BatchBudget]:
@@ -192,6 +201,9 @@ class Planner:
                 suits_all(fits // 2)
         too_large = [shape for shape in self._shapes if (shape.source, shape.target) not in chosen]
         entries = [entry for _, entry in chosen.values()]
+        if too_large and self._persists and not self._accumulating:
+            self._accumulating = True
+            return self.allot()
         entries += self._divided(too_large, self._settings[-1]) if too_large else []
         return sorted(entries, key=lambda entry: (entry.target, entry.source))
 

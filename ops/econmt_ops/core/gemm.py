@@ -50,8 +50,9 @@ class Layouts:
         """
         key = (*_memory_key(weight), *weight.shape, *weight.stride())
         self._calls[key] = self._calls.get(key, 0) + calls
-        if key not in self._packed and (products.serves(weight) or _pays(weight, self._calls[key])):
-            self._packed[key] = _pack(weight)
+        narrow = products.serves(weight)
+        if key not in self._packed and (narrow or _pays(weight, self._calls[key])):
+            self._packed[key] = _pack(weight, narrow)
         return self._packed.get(key)
 
 
@@ -68,8 +69,8 @@ def _pays(weight: Tensor, calls: int) -> bool:
     return calls >= (_PACKING if weight.is_contiguous() else _PACKING_TRANSPOSED)
 
 
-def _pack(weight: Tensor) -> Tensor | Tiles:
-    if products.serves(weight):
+def _pack(weight: Tensor, narrow: bool) -> Tensor | Tiles:
+    if narrow:
         return Tiles(weight)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return packed
@@ -88,11 +89,22 @@ class Product:
         bias: (N,), or None.
         layout: One of LAYOUTS.
         calls: Number of products that will be computed.
+        like: Tensor of the products' type, to which weight and bias are rounded; None: they have that type.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        layout: str = "packed",
+        calls: int = MANY,
+        like: Tensor | None = None,
     ) -> None:
+        if like is not None and not products.serves(
+            like
+        ):  # only the C library rounds a weight as it packs it
+            weight, bias = weight.to(like.dtype), None if bias is None else bias.to(like.dtype)
+        narrow = products.serves(weight if like is None else like)
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._tiles: Tiles | None = None
         if self._by_onednn:
@@ -100,7 +112,7 @@ class Product:
             if shared is not None:
                 packed = shared.packed(weight, calls)
             else:
-                packed = _pack(weight) if products.serves(weight) or _pays(weight, calls) else None
+                packed = _pack(weight, narrow) if narrow or _pays(weight, calls) else None
             if isinstance(packed, Tiles):
                 self._tiles, self._bias = packed, None if bias is None else bias.float().contiguous()
                 return

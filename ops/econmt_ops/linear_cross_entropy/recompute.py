@@ -148,9 +148,8 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
         return losses
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
-    cast = weight.to(hidden.dtype)
-    to_logits = Product(cast, None if call.bias is None else call.bias.to(hidden.dtype), calls=1)
-    to_hidden = Product(cast.t(), calls=1)
+    to_logits = Product(weight, call.bias, calls=1, like=hidden)
+    to_hidden = Product(weight.t(), calls=1, like=hidden)
     for rows, part, chunk_targets, counts in _chunks(hidden, call.targets, call.ignore_index, len(weight)):
         logits = to_logits(part)
         scales = counts if factors is None else factors[rows]

@@ -90,15 +90,18 @@ def launches() -> dict[str, Callable[[], None]]:
     found["cell 512 bfloat16"] = lambda: step(512, torch.bfloat16)
     found["adam 300"] = lambda: update(300)
     found["adam 512"] = lambda: update(512)
+    found["adam 512 bfloat16"] = lambda: update(512, torch.bfloat16)
     return found
 
 
-def update(columns: int) -> None:
-    """Adam with 8-bit moments."""
-    values, scales, scalar = torch.zeros(64, columns), torch.zeros(64, 2), torch.zeros(())
+def update(columns: int, dtype: torch.dtype = torch.float32) -> None:
+    """Adam with 8-bit moments: with a divisor and a step that may be skipped, or in one pass with the norm."""
+    values, scales, scalar = torch.zeros(64, columns, dtype=dtype), torch.zeros(64, 2), torch.zeros(())
     codes = values.to(torch.int8), scales, values.to(torch.uint8), scales
-    settings = AdamSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, scalar, math.inf, scalar)
-    adam_8bit.run(settings, adam_8bit.EightBitMatrix(values, values, *codes, scalar))
+    norm = dtype == torch.bfloat16
+    others = (None, 1.0, None) if norm else (scalar, math.inf, scalar)
+    settings = AdamSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, *others)
+    adam_8bit.run(settings, adam_8bit.EightBitMatrix(values, values, *codes, scalar), 3, norm=norm)
 
 
 def attend(size: int, dtype: torch.dtype, kind: str) -> None:

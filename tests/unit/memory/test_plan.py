@@ -251,6 +251,26 @@ def test_with_enough_memory_nothing_changes() -> None:
     assert {entry.parts for entry in found.values()} == {1}
 
 
+def test_where_gradients_persist_all_batches_add_to_them() -> None:
+    """Gradients that persist for one divided shape are there in the steps of all others."""
+    gradients = 800_000
+    peak = peaks_of(LINEAR, gradients=gradients)
+    found = []
+    for persists in (False, True):
+        planner = Planner(SAME_ROWS, LADDER, 1_900_000, peak, accumulating=False, width=10, persists=persists)
+        entries = planner.allot()
+        assert MemoryPlan(1_900_000, entries, 1).divides == any(entry.parts > 1 for entry in entries)
+        found.append({entry.target: entry for entry in entries})
+    free, kept = found
+    assert free[80].parts > 1
+    assert free[10].implementations == AUTO
+    assert kept[80] == free[80]
+    assert kept[10].implementations != AUTO
+    for entry in kept.values():
+        part = Shape(entry.rows, entry.source, entry.target)
+        assert peak(entry.implementations, part, True) <= entry.peak <= usable(1_900_000)
+
+
 def test_a_peak_that_is_exactly_the_limit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(SAME_ROWS, LADDER, 10_000_000, peaks_of(LINEAR), accumulating=False, width=10)
     most = planner._peaks(AUTO, False).most

@@ -10,6 +10,7 @@
 #include "kernels.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,6 +160,31 @@ EXPORT int64_t econmt_size(const char *name) {
   return 0;
 }
 
+/* Scratch that is kept from call to call: memory given back to the system would have to be faulted in again. */
+struct block {
+  int64_t floats, unused; /* the values are aligned as those of malloc */
+  float values[];
+};
+
+#define KEPT (1 << 20) /* most floats of a block that is kept, one in a process */
+
+static _Atomic(struct block *) kept_block;
+
+/* Returns scratch of at least so many floats, or NULL if out of memory. */
+static struct block *take_block(int64_t floats) {
+  struct block *block = atomic_exchange(&kept_block, NULL);
+  if (block && block->floats >= floats) return block;
+  free(block);
+  block = malloc(sizeof *block + (size_t)floats * sizeof *block->values);
+  if (block) block->floats = floats;
+  return block;
+}
+
+static void give_block(struct block *block) {
+  if (block && block->floats <= KEPT) block = atomic_exchange(&kept_block, block);
+  free(block);
+}
+
 struct job {
   kernel *run;
   const void *given;
@@ -181,8 +207,9 @@ static int spread(kernel *run, const void *given, int64_t rows, int64_t threads,
   float few[2048];
   if (!parallel || threads < 1) threads = 1;
   int64_t stride = (kept + more + 15) / 16 * 16, needed = stride * threads;
-  float *scratch = needed <= (int64_t)(sizeof few / sizeof *few) ? few : malloc((size_t)needed * sizeof *few);
-  if (!scratch) return 1;
+  struct block *block = needed <= (int64_t)(sizeof few / sizeof *few) ? NULL : take_block(needed);
+  float *scratch = block ? block->values : few;
+  if (scratch == few && needed > (int64_t)(sizeof few / sizeof *few)) return 1;
   for (int64_t thread = 0; thread < threads; thread++)
     memset(scratch + thread * stride, 0, (size_t)kept * sizeof *scratch);
   struct job job = {run, given, rows, threads, stride, scratch};
@@ -193,7 +220,7 @@ static int spread(kernel *run, const void *given, int64_t rows, int64_t threads,
   if (total)
     for (int64_t thread = 0; thread < threads; thread++)
       for (int64_t k = 0; k < kept; k++) total[k] += scratch[thread * stride + k];
-  if (scratch != few) free(scratch);
+  give_block(block);
   return 0;
 }
 

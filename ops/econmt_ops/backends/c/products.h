@@ -10,8 +10,8 @@
 
 #define TILE 512       /* values of a tile */
 #define SIDE 32        /* rows and outputs of a square of two times two tiles */
-#define ROWS_PACKED 128 /* rows whose tiles stay in the L2 cache */
-#define DEEP 512       /* inputs whose tiles of one square of the weight stay in the L1 cache */
+#define ROWS_PACKED 256 /* rows whose tiles stay in the L2 cache */
+#define DEEP 1024      /* inputs whose tiles of one square of the weight stay in the L2 cache beside those of the rows */
 #define UP(x, multiple) (((x) + (multiple) - 1) / (multiple) * (multiple))
 
 #pragma GCC push_options

@@ -73,7 +73,8 @@ class Launch:
         addresses = [tensor.data_ptr() for tensor in tensors]
         unaligned = functools.reduce(operator.or_, addresses)
         device = torch._C._cuda_getDevice()
-        place = (device, *[number % _ALIGNMENT for number in divisible])
+        # Numbers that need 64 bits stay as they are: they find no kernel that takes them in 32.
+        place = (device, *[number % _ALIGNMENT if number < _INT32 else number for number in divisible])
         launch = self._compiled.get(place)
         if launch is not None and not unaligned % _ALIGNMENT:
             stream = torch._C._cuda_getCurrentRawStream(device)

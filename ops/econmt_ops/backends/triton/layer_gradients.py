@@ -1,7 +1,7 @@
 """All gradients of a small LSTM layer from those of its gates' sums, in one launch.
 
-cuBLAS takes a launch for each of the three products, and the bias one more; each takes the host 10 to 20 us, which is
-longer than a small layer's products take the GPU.
+cuBLAS takes a launch for each of the three products, the bias one more. Each takes the host 10 to 20 us, and without
+a CUDA graph the GPU waits for the host where a layer is small.
 
 Sizes: T steps, B rows, I inputs, I' their width in memory, H units.
 """
@@ -26,7 +26,7 @@ _MOST_PRODUCTS = 1 << 30
 
 
 def is_small(rows: int, size: int, hidden: int) -> bool:
-    """Returns True if one launch is faster than several with cuBLAS's products; ``rows``: T B."""
+    """Returns True if a layer's gradients are computed in one launch; ``rows``: T B."""
     return rows <= _MOST_ROWS and rows * 4 * hidden * (2 * size + hidden) <= _MOST_PRODUCTS
 
 
