@@ -10,8 +10,10 @@ and the peak that PyTorch's MemTracker reports.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -21,7 +23,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from econmt import memory
 from econmt.data.tables import print_table
 from econmt.memory.report.tables import ReportTable
-from econmt_ops.dispatch.capture import release_workspaces
 from scripts.bench.account_models import CASES, Case
 from scripts.bench.arguments import parser_of
 
@@ -126,15 +127,12 @@ def _mem_tracker(case: Case, device: str) -> str:
 
 def measure(name: str, device: str, rounds: int, size: int | None) -> list[str]:
     """Returns a row of the table."""
+    torch.set_flush_denormal(True)  # otherwise steps of a few models become slower as they train
     fake = _make(name, "cpu", size)  # predictions need no GPU
     begin = time.perf_counter()
     predicted = memory.predict(fake.step, fake.model, fake.optimizer, device=device, nonzero=0.25)
     took = time.perf_counter() - begin
     del fake
-    gc.collect()
-    if device == "cuda":  # what the model before has left
-        release_workspaces()
-        torch.cuda.empty_cache()
     case = _make(name, device, size)
     case.step()
     case.step()
@@ -176,7 +174,6 @@ def main() -> None:
     )
     parser.add_argument("--size", type=int, help="Size of the models, from 1, instead of one for each.")
     options = parser.parse_args()
-    torch.set_flush_denormal(True)  # otherwise steps of a few models become slower as they train
     columns = (
         "model",
         "peak, bytes",
@@ -187,7 +184,12 @@ def main() -> None:
         "overhead",
         "MemTracker, MB",
     )
-    rows = [measure(name, options.device, options.rounds, options.size) for name in options.models]
+    # Each model has its own process, since workspaces and blocks of an allocator stay.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        rows = [
+            pool.submit(measure, name, options.device, options.rounds, options.size).result()
+            for name in options.models
+        ]
     print_table(Console(width=140), ReportTable("memory account", columns, rows).for_terminal())
 
 

@@ -20,14 +20,14 @@ def draw_lines(
     log: str = "xy",
     across: Mapping[str, float],
 ) -> None:
-    """Draws lines on logarithmic axes.
+    """Draws lines on linear or logarithmic axes.
 
     Args:
         lines: Points of each line by its label.
         path: Picture to write; InputError is raised if that fails.
         axes: Labels of both axes.
         title: Title of the picture.
-        log: Axes with powers of two, "x" or "xy".
+        log: Axes with powers of two: "x", "xy" or none.
         across: Heights of dotted horizontal lines by their labels.
     """
     from matplotlib.figure import Figure
@@ -38,7 +38,8 @@ def draw_lines(
         plot.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=label)
     for label, height in across.items():
         plot.axhline(height, color="grey", linestyle=":", label=label)
-    plot.set_xscale("log", base=2)
+    if "x" in log:
+        plot.set_xscale("log", base=2)
     if "y" in log:
         plot.set_yscale("log", base=2)
     else:

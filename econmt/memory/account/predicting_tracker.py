@@ -11,6 +11,12 @@ from torch import Tensor
 from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.measure.storages import Storage
+from econmt_ops.dispatch.traits import Cost
+
+ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
+"""Operators whose internal memory on a GPU is assumed."""
+ASSUMED_ROW = "cuDNN (assumed)"
+"""Row of that memory in tables by module."""
 
 
 class PredictingTracker(StepTracker):
@@ -48,6 +54,11 @@ class PredictingTracker(StepTracker):
             storage.operator, storage.kept_by, storage.line = "", None, None
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
+
+    def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
+        """Records internal memory; that which is assumed has a row of its own."""
+        assumed = self.allocator is not None and self._path() in ASSUMED
+        super()._charge(cost, dtype, ASSUMED_ROW if assumed and cost.workspace else layer)
 
     def _find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from econmt.engine.outside_memory import workspace_bytes
 from econmt.memory.estimate.gpu_attention import ATTENTION
+from econmt.memory.estimate.gpu_convolutions import CONVOLUTIONS
 from econmt.memory.estimate.gpu_recurrent import RECURRENT
 from econmt.memory.estimate.gpu_reductions import REDUCTIONS
 
@@ -141,20 +142,32 @@ class Workspaces:
 
     def __init__(self, keep: Callable[[Tensor], None]) -> None:
         self._keep = keep
-        self._of_threads: dict[bool, Tensor] = {}
+        self._of_threads: dict[Any, Tensor] = {}
 
     def __call__(self, func: Any) -> Callable[..., int] | None:
         """Returns a function that gives an operator's internal bytes for its arguments; None if it needs none."""
+        if getattr(func, "overloadpacket", None) is aten.addmm:
+            return self._use_cublaslt
         if getattr(func, "overloadpacket", None) in _BY_CUBLAS:
             return self._use_cublas
         return _WORKSPACES.get(func)
 
     def _use_cublas(self, *_: Any, **__: Any) -> int:
         backward = torch._C._current_graph_task_id() >= 0
-        if backward not in self._of_threads:
-            self._of_threads[backward] = torch.empty(workspace_bytes(torch.float32), dtype=torch.uint8)
-            self._keep(self._of_threads[backward])
+        self._begin(backward, workspace_bytes(torch.float32))
         return 0
 
+    def _use_cublaslt(self, added: Tensor, *_: Any, **__: Any) -> int:
+        """A product to which a vector is added uses cuBLASLt, whose workspace is another 1 MiB."""
+        self._use_cublas()
+        if added.dim() == 1:
+            self._begin(("Lt", torch._C._current_graph_task_id() >= 0), 1 << 20)
+        return 0
 
-_WORKSPACES: dict[Any, Callable[..., int]] = {**REDUCTIONS}
+    def _begin(self, of: Any, size: int) -> None:
+        if of not in self._of_threads:
+            self._of_threads[of] = torch.empty(size, dtype=torch.uint8)
+            self._keep(self._of_threads[of])
+
+
+_WORKSPACES: dict[Any, Callable[..., int]] = {**REDUCTIONS, **CONVOLUTIONS}

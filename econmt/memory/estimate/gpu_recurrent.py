@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from econmt.memory.estimate.allocator import round_up
+
 aten = torch.ops.aten
 
 
@@ -36,17 +38,41 @@ class _Recurrent:
             self.steps, self.batch = inputs.shape[:2][:: -1 if batch_first else 1]
             self.positions = self.steps * self.batch
         self.gates = (1, 1, 4, 3)[mode]
-        self.kept = (1, 1, 6, 5)[mode]
+        self.is_gru = mode == 3
         self.hidden, self.layers, self.directions = hidden, layers, 2 if bidirectional else 1
         self.outputs = projected or hidden
+        self.inputs = inputs.shape[-1]
 
     def reserve(self, width: int) -> int:
-        """Assumes that cuDNN keeps the gates, the state and the output of every step, of ``width`` bytes each."""
-        return self.layers * self.directions * self.positions * self.kept * self.hidden * width
+        """Returns the bytes that cuDNN keeps for the backward pass, of values of ``width`` bytes.
+
+        They are of each step the gates and the cell state (of an LSTM 5 values, of a GRU 6), and of all layers but
+        the last the outputs; as measured on an H100 with cuDNN 9.19, in 95 shapes.
+        """
+        kept = {1: 1, 3: 6, 4: 5}[self.gates] * self.layers + self.layers - 1
+        return round_up(self.positions * self.directions * kept * self.hidden * width, 64) + 256
 
     def workspace(self, width: int) -> int:
-        """Assumes a workspace of the gates of one layer."""
-        return self.directions * self.positions * self.gates * self.hidden * width
+        """Returns the bytes that cuDNN needs during a pass, as measured on an H100 with cuDNN 9.19.
+
+        They are for each layer and direction 8 MiB, a copy of the weights and two states per gate, and for each step
+        values that depend on the kernel: float32 layers of up to 128 units have larger ones.
+        """
+        state = self.batch * self.hidden * width
+        values: int
+        total: int = 3 * state + 512
+        for layer in range(self.layers):
+            size = self.directions * self.outputs if layer else self.inputs
+            weights = self.gates * self.hidden * (size + self.hidden) * width
+            total += self.directions * ((8 << 20) + 2 * self.gates * state + weights)
+        small = width == 4 and self.hidden <= 128
+        if self.is_gru:
+            size = self.inputs if self.layers == 1 else max(self.inputs, self.directions * self.outputs)
+            values = (18 if small else 4) * self.hidden + 2 * size
+        else:
+            values = (21 if small else 5) * self.hidden + self.inputs
+        values += (self.directions - 1) * (6 if self.is_gru else 9) * self.hidden
+        return total + self.positions * values * width
 
 
 def _cudnn_rnn(

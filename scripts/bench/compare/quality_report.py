@@ -57,4 +57,4 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for row in rows
     }
     title = "Validation text of laws-en-fr, English to French"
-    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title, log="x", across={})
+    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title, log="", across={})

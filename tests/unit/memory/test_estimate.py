@@ -220,7 +220,7 @@ def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
 
 @pytest.mark.parametrize(("device", "auto"), [("cuda", "bfloat16"), ("cpu", "float32")])
 def test_auto_is_bfloat16_on_a_gpu(device: str, auto: str) -> None:
-    recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 4, 1)
+    recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 12, 12)
     stashed = {
         given: estimate_step(
             TranslationTask(recipe, VOCABULARY, VOCABULARY),

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from econmt import memory
 from econmt.memory.estimate.fake import ON_GPU, fake_tensors
+from econmt.memory.estimate.gpu_convolutions import convolution, convolution_backward
 from econmt.memory.estimate.gpu_dispatch import attention_backend
 from econmt.memory.estimate.gpu_reductions import reduction_buffers
 from econmt.memory.measure.tracker import Tracker
@@ -174,6 +175,79 @@ def test_gradients_of_many_words_are_sorted() -> None:
     partial = 10000 // 10 + 10000
     assert partial * 64 * 4 in sizes
     assert sizes.count(8 * partial) == 1
+
+
+def test_convolutions_copy_tensors_with_the_channels_last() -> None:
+    """Inputs and outputs of 32 x 256 x 16 x 16 and weights of 256 x 256 x 3 x 3, all in float32."""
+    inputs, weight = torch.empty(32, 256, 16, 16, device="meta"), torch.empty(256, 256, 3, 3, device="meta")
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    image, kernel = 4 * 32 * 256 * 16 * 16, 4 * 256 * 256 * 9
+    assert convolution(inputs, weight, None, *settings) == 2 * image + kernel
+    backward = convolution_backward(inputs, inputs, weight, None, *settings, [True, True, False])
+    assert backward == 2 * image + kernel + 3 * kernel  # three partial sums
+    last = [each.to(memory_format=torch.channels_last) for each in (inputs, weight)]
+    assert convolution(*last, None, *settings) == 0
+
+
+def test_a_limit_of_workspaces_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, weight = torch.empty(32, 256, 16, 16, device="meta"), torch.empty(256, 256, 3, 3, device="meta")
+    monkeypatch.setenv("CUDNN_CONV_WSCAP_DBG", "4")
+    assert convolution(inputs, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1) == 4 << 20
+
+
+def test_workspaces_of_convolutions_have_a_row_of_their_own() -> None:
+    model, inputs = nn.Conv2d(16, 16, 3), torch.zeros(4, 16, 32, 32)
+
+    def step() -> None:
+        model(inputs).sum().backward()
+        model.zero_grad()
+
+    assert "cuDNN (assumed)" in memory.predict(step, model).by_module()
+
+
+@pytest.mark.parametrize(
+    ("network", "reserve", "workspace"),
+    [
+        (nn.LSTM(128, 128, 2, bidirectional=True), 7209216, 46924288),
+        (nn.LSTM(512, 512), 10486016 * 10 // 16, None),
+        (nn.GRU(128, 128, 2, bidirectional=True), 8519936, 45154816),
+    ],
+)
+def test_recurrent_layers_take_what_was_measured(
+    network: nn.RNNBase, reserve: int, workspace: int | None
+) -> None:
+    """Bytes that cuDNN 9.19 reported on an H100 for 20 steps of 32 rows; the second has 20 x 32 of 16 x 64."""
+
+    def run() -> None:
+        with torch.device("cpu"):
+            fake = type(network)(
+                network.input_size,
+                network.hidden_size,
+                network.num_layers,
+                bidirectional=network.bidirectional,
+            )
+        fake(torch.zeros(20, 32, network.input_size, requires_grad=True))
+
+    _, tracker = followed(run)
+    sizes = [
+        change.size for change in tracker.changes if change.storage.operator.startswith("aten._cudnn_rnn")
+    ]
+    assert any(abs(size - reserve) <= 128 for size in sizes)
+    if workspace is not None:
+        assert any(size == pytest.approx(workspace, rel=0.01) for size in sizes)
+
+
+def test_products_have_workspaces_of_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS has 32 MiB for each thread, cuBLASLt 1 MiB where a bias is added, in the forward pass."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    model, inputs = nn.Linear(16, 16), torch.zeros(4, 16)
+
+    def step() -> None:
+        model(inputs).sum().backward()
+        model.zero_grad()
+
+    workspaces = [tensor for tensor in memory.predict(step, model).ledger.largest if tensor.bytes >= 1 << 20]
+    assert [tensor.bytes >> 20 for tensor in workspaces] == [32, 32, 1]
 
 
 def test_packed_sequences_are_predicted() -> None:

@@ -30,15 +30,11 @@ def on_gpu(name: str) -> Case:
     return case
 
 
-SAME = [
-    pytest.param(
-        name, marks=pytest.mark.xfail(reason="differs by 0.4 MB") if name == "encoder-decoder" else ()
-    )
-    for name in CASES
-]
+UNSPLIT = {"encoder-decoder": 1 << 20}
+"""Most bytes of a free block that a step takes whole if it is not tracked: tracked, it allocates in another order."""
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", CASES)
 def test_the_sum_is_the_allocators_peak(name: str) -> None:
     case = on_gpu(name)
     torch.cuda.reset_peak_memory_stats()
@@ -47,19 +43,16 @@ def test_the_sum_is_the_allocators_peak(name: str) -> None:
     peak = torch.cuda.max_memory_allocated()
     with memory.track(case.model, case.optimizer) as account:
         case.step()
-    assert account.peak_bytes == peak
-    assert sum(account.by_category().values()) == peak
+    assert account.peak_bytes == pytest.approx(peak, abs=UNSPLIT.get(name, 0))
+    assert sum(account.by_category().values()) == account.peak_bytes
     weights = sum(each.nbytes for each in {*case.model.parameters(), *case.model.buffers()})
     assert account.by_category()["weights"] == pytest.approx(weights, rel=0.2)  # whole blocks
     assert account.ledger.phase("backward") > 0
 
 
-WORKSPACES = "workspaces of cuBLAS and cuDNN, which the GPU's libraries choose, are not predicted"
-
-
-@pytest.mark.xfail(reason=WORKSPACES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_prediction_agrees_with_the_allocator(name: str) -> None:
+    gc.collect()  # models of earlier tests
     release_workspaces()
     torch.cuda.empty_cache()
     elsewhere = torch.cuda.memory_allocated()
