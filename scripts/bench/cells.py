@@ -5,6 +5,7 @@
     python -m scripts.bench cells --device cuda --cells lstm --grid --csv grid.csv
     python -m scripts.bench cells --device cuda --cells lstm --dtype float32 --tf32 --grid --named
     python -m scripts.bench cells --cells lstm --ranks 8 16 32 64 --sizes 64x100x256 16x100x256 1x100x256
+    python -m scripts.bench cells --device cuda --cells lstm --ranks 8 32 --only auto recompute --sizes 64x100x256
 
 A row is one implementation of a cell; on a GPU and with --grid "auto" marks the one that the rule takes. Times are of
 the forward pass, which keeps nothing, and of both passes with all gradients, in turns: on a CPU the least seconds of
@@ -15,7 +16,9 @@ On a GPU kernels are compiled first, in several processes. With --grid the shape
 --grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
 then. With --named "auto" is timed beside every implementation with every stash level by name, both passes alone, and
 the shapes of --grid are 48. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products
-as large as the matrices.
+as large as the matrices. --only keeps the rows whose names contain one of its parts: "compiled" takes a minute to
+compile on a GPU, so "--only auto recompute" is much faster. With --csv the rows of a size are kept as soon as it is
+measured.
 """
 
 from __future__ import annotations
@@ -146,6 +149,23 @@ def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = 
     return list(dict.fromkeys([chosen, *(each.name for each in known if each.name in wanted)]))
 
 
+def chosen_ways(kind: Kind, size: Size, dtype: torch.dtype, given: argparse.Namespace) -> dict[str, str]:
+    """Returns the implementations of a cell to time by the names of their rows, those that --only keeps."""
+    names, chosen = ways(kind, size, dtype, given.device, given.named), {}
+    for way in names[:1] if given.grid and not given.named else names:
+        label = f"{kind.label:10} {way}"
+        if way == names[0] and not kind.rank and (given.grid or given.device == "cuda"):
+            way, label = "auto", f"{label} (auto)"
+        if any(part in " ".join(label.split()) for part in given.only):
+            chosen[label] = way
+    return chosen
+
+
+def kinds_of(given: argparse.Namespace) -> list[Kind]:
+    """Returns the cells that the command line names, those of low rank last."""
+    return [*map(Kind, given.cells), *(Kind("lstm", rank) for rank in given.ranks)]
+
+
 def timed(calls: dict[str, Call], given: argparse.Namespace) -> dict[str, float]:
     """Returns the milliseconds of each call."""
     if given.device == "cuda":
@@ -160,13 +180,13 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
     device = torch.device(given.device)
     runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, device)}
     rows: dict[str, Row] = {}
-    for kind in (*map(Kind, given.cells), *(Kind("lstm", rank) for rank in given.ranks)):
-        layer, names = Layer(kind, size, dtype, device), ways(kind, size, dtype, given.device, given.named)
+    for kind in kinds_of(given):
+        chosen = chosen_ways(kind, size, dtype, given)
+        if not chosen:
+            continue
+        layer = Layer(kind, size, dtype, device)
         expected = [part.detach() for part in layer.passes("reference", exact=True)["both"]()]
-        for way in names[:1] if given.grid and not given.named else names:
-            label = f"{kind.label:10} {way}"
-            if way == names[0] and not kind.rank and (given.grid or device.type == "cuda"):
-                way, label = "auto", f"{label} (auto)"
+        for label, way in chosen.items():
             error = layer.error(way, expected)
             rows[label] = {"bench": "cells", **size._asdict(), "dtype": str(dtype)[6:], "layer": label}
             rows[label] |= {"parameters": layer.parameters, "error": error}
@@ -248,6 +268,7 @@ def main() -> None:
     add("--named", action="store_true", help="on a GPU: every implementation and stash level beside auto")
     add("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="cells to time")
     add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
+    add("--only", nargs="+", default=[""], metavar="PART", help="only rows whose names contain one of these")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device (%(default)s)")
     add(
         "--dtype",
@@ -270,15 +291,22 @@ def main() -> None:
     jobs = [partial(compiling, name, *case, given.named) for name in given.cells for case in cases]
     if on_gpu and compiled_by_workers("cells", given.compile, jobs):
         return
+    rows: list[Row] = []
     with captured(on_gpu):
-        print(f"{heading(device)}, {'TF32' if given.tf32 else 'IEEE float32'}")
-        rows = [row for case in cases for row in measure(*case, given)]
+        if not any(chosen_ways(kind, *case, given) for kind in kinds_of(given) for case in cases):
+            parser.error(
+                f"--only {' '.join(given.only)}: in no row's name; the rows are named as 'lstm triton (auto)'"
+            )
+        print(f"{heading(device)}, {'TF32' if given.tf32 else 'IEEE float32'}", flush=True)
+        for case in cases:
+            made = list(measure(*case, given))
+            rows += made
+            if given.csv is not None:
+                append_csv(given.csv, made, circumstances(device))
     if given.named:
         behind(rows)
     elif given.grid:
         summarize(rows)
-    if given.csv is not None:
-        append_csv(given.csv, rows, circumstances(device))
     sys.exit(0 if all("milliseconds" in row for row in rows) else 1)
 
 

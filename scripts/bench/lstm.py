@@ -87,12 +87,13 @@ def ablation_rows(
     *,
     samples: int,
     compile_loop: bool,
+    launched: bool = False,
     only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Yields a row for each schedule and type, with gains over the first row of its type.
 
-    ``samples`` are timed calls, of which the fastest counts. ``only`` keeps the schedules whose names contain one of
-    its parts; InputError is raised if there is none.
+    ``samples`` are timed calls, of which the fastest counts. ``launched`` also times calls outside a CUDA graph.
+    ``only`` keeps the schedules whose names contain one of its parts; InputError is raised if there is none.
     """
     known = {stage.name: stage for stage in stages(compile_loop, device.type == "cuda")}
     parts = [part.lower() for part in only or [""]]
@@ -114,7 +115,7 @@ def ablation_rows(
             results = [part.detach().clone() for part in results]
             expected = expected or [part.double() for part in results]
             row |= {"first call, s": first, "difference": largest_difference(results, expected)}
-            row |= _timed(forward, both, shape.operations(batch), device, samples)
+            row |= _timed(forward, both, shape.operations(batch), device, samples, launched)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
@@ -128,6 +129,7 @@ def rates(
     say: Say,
     *,
     samples: int,
+    launched: bool = False,
     batches: Sequence[int] | None = None,
     limit: float = math.inf,
     done: Collection[tuple[str, int]] = (),
@@ -153,19 +155,21 @@ def rates(
                 row |= {**asdict(shape), "batch": batch}
                 forward, both = passes_of(stack, inputs, layers)
                 row["first call, s"] = seconds_of(both, device)
-                row |= _timed(forward, both, shape.operations(batch), device, samples)
+                row |= _timed(forward, both, shape.operations(batch), device, samples, launched)
                 rows.append({**row, "peak GFLOP/s": peak})
             yield from rows
 
 
-def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
-    """Returns the fastest and the median of some calls, on a GPU in a graph and launched one by one, and memory.
+def _timed(
+    forward: Call, both: Call, operations: int, device: torch.device, samples: int, launched: bool
+) -> Row:
+    """Returns the fastest and the median of some calls, on a GPU in a graph, and memory.
 
-    ``operations`` are those of the forward pass.
+    ``operations`` are those of the forward pass; ``launched`` adds the faster of two calls outside a graph.
     """
     row: Row = {}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        if device.type == "cuda":
+        if launched:
             row[f"{what}, launched, ms"] = 1e3 * min(seconds_of(function, device) for _ in range(2))
         call = replayed(function, device)
         times = [seconds_of(call, device) for _ in range(samples)]
@@ -215,6 +219,9 @@ def lstm_command(
     ),
     dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     samples: int = option(5, help="Timed calls of each schedule; the fastest counts.", min=1),
+    graphs_only: bool = option(
+        False, help="On a GPU: leave out calls whose kernels Python launches one by one, which are slow."
+    ),
     limit: Seconds = option(600.0, help="Without --ablation: seconds after which no further batch begins."),
     session: BenchSession,
 ) -> None:
@@ -237,6 +244,10 @@ def lstm_command(
         refuse_idle(context, why, "compile_loop", "schedules")
     else:
         refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
+    on_gpu = session.device.type == "cuda"
+    if not on_gpu:
+        refuse_idle(context, "is for a GPU; leave it out", "graphs_only")
+    timing: dict[str, Any] = {"samples": samples, "launched": on_gpu and not graphs_only}
     types = dtypes_of(dtypes)
     title = f"LSTM: {shape.layers} layers, {shape.steps} steps, {shape.hidden} units"
     before = [] if ablation else session.rows_before({"bench": "lstm-rates", **asdict(shape)})
@@ -245,18 +256,24 @@ def lstm_command(
             [batch] = batches or [BATCH]
             title += f", batch {batch}"
             choice: dict[str, Any] = {"compile_loop": compile_loop, "only": schedules or ()}
-            measured = ablation_rows(shape, batch, types, session.device, say, samples=samples, **choice)
+            measured = ablation_rows(shape, batch, types, session.device, say, **timing, **choice)
         else:
             done = {(row["dtype"], int(row["batch"])) for row in before}
             measured = rates(
-                shape, types, session.device, say, samples=samples, batches=batches, limit=limit, done=done
+                shape, types, session.device, say, **timing, batches=batches, limit=limit, done=done
             )
         rows = session.kept(measured)
     times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
     if ablation:
         gains = ("forward, gain", "published gain", "published, together", "forward and backward, gain", rate)
-        launched = ("forward and backward, launched, ms",) if session.device.type == "cuda" else ()
-        figures = (*times, *gains, *launched, "peak bytes", "difference", "first call, s")
+        figures = (
+            *times,
+            *gains,
+            "forward and backward, launched, ms",
+            "peak bytes",
+            "difference",
+            "first call, s",
+        )
         session.print(rows, ("dtype", "schedule", *figures), title)
         session.draw(rows, label=("dtype", "schedule"), value=times[1], title=title)
         return

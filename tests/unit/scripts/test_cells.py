@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from econmt.bench.rows import Row
 from scripts.bench import cells
 
 CPU = torch.device("cpu")
@@ -62,6 +65,36 @@ def test_rows_of_cells_and_ranks(
     said = capsys.readouterr().out
     assert "torch.nn.LSTM" in said
     assert "WRONG" not in said
+
+
+def test_only_keeps_rows_by_their_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "cells.csv"
+    options = ("--cells", "lstm", "sru", "--ranks", "2", "3", "--csv", str(file))
+    assert run(monkeypatch, *options, "--sizes", "2x3x6", "1x2x4", "--only", "lstm 3", "sru ref") == 0
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    names = [(row["batch"], " ".join(row["layer"].split())) for row in rows]
+    wanted = ["sru reference", "lstm 3 recompute"]
+    assert names == [(batch, name) for batch in ("2", "1") for name in wanted]
+    assert run(monkeypatch, "--sizes", "2x3x6", "--only", "cudnn") == 2
+
+
+def test_rows_are_kept_as_sizes_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What stops the second size leaves the rows of the first."""
+    file, measured = tmp_path / "cells.csv", cells.measure
+
+    def stopping(size: cells.Size, *rest: Any) -> Iterator[Row]:
+        if size.batch == 1:
+            raise KeyboardInterrupt
+        yield from measured(size, *rest)
+
+    monkeypatch.setattr(cells, "measure", stopping)
+    monkeypatch.setattr(sys, "argv", ["cells", "--turns", "1", "--cells", "lstm", "--csv", str(file)])
+    sys.argv += ["--sizes", "2x3x6", "1x3x6"]
+    with pytest.raises(KeyboardInterrupt):
+        cells.main()
+    with file.open(newline="") as lines:
+        assert {row["batch"] for row in csv.DictReader(lines)} == {"2"}
 
 
 def test_an_implementation_that_is_wrong_has_no_time(

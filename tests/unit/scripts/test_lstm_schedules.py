@@ -56,6 +56,21 @@ def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> Non
     assert_close([part.detach() for part in found], expected, 1e-5)
 
 
+def test_launched_calls_are_timed_if_wanted() -> None:
+    device = torch.device("cpu")
+    for launched in (False, True):
+        choice = {
+            "samples": 1,
+            "compile_loop": False,
+            "launched": launched,
+            "only": ["eight products a cell"],
+        }
+        (row,) = lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, str, **choice)
+        times = [name for name in row if "launched" in name]
+        assert times == (["forward, launched, ms", "forward and backward, launched, ms"] if launched else [])
+        assert all(float(row[name]) > 0 for name in times)
+
+
 def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES[:2] + STAGES[-1:])
     device, said = torch.device("cpu"), []
