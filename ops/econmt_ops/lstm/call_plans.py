@@ -25,8 +25,8 @@ from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
-from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors, plan_of
-from econmt_ops.lstm.persistent_operands import LayerSettings
+from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
+from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
 
 
 class SplitLSTMWeights(NamedTuple):

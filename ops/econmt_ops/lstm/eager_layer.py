@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.lstm.direction import LSTMResults
-from econmt_ops.lstm.persistent_layer import LayerPlan, LayerTensors
-from econmt_ops.lstm.persistent_operands import LayerOperands
+from econmt_ops.lstm.persistent_layer import LayerPlan
+from econmt_ops.lstm.persistent_operands import LayerOperands, LayerTensors
 
 _PLAIN = (Tensor, nn.Parameter)
 

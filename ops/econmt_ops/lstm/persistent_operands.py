@@ -1,4 +1,4 @@
-"""Operands of the products and the recurrence of a persistent LSTM layer, made by one launch per direction.
+"""Arguments of a persistent LSTM layer, and operands of its products and recurrence, made by one launch per direction.
 
 Sizes: D directions, B batch, T steps, I input size, I' its width in products, H hidden, N distinct rows.
 """
@@ -34,6 +34,29 @@ class LayerSettings(NamedTuple):
     reverse: tuple[bool, ...]
     together: str = "auto"
     cells: torch.dtype = torch.float32
+
+
+class LayerTensors(NamedTuple):
+    """Arguments of a layer.
+
+    Attributes:
+        inputs: (T, B, I); with ``places`` distinct rows (N, I). None if the rows of the products are known already.
+        weights: For each direction input weights (4H, I), recurrent weights (4H, H) and one or two biases (4H,), all
+            contiguous.
+        state: h and c before the first step, (D, B, H) each; None: zeros.
+        lengths: (B,) on the device, or None.
+        places: Row index of each position, (T, B), or None.
+        resets: (T, B) bool, contiguous and on the device: True where the state begins anew, see
+            `econmt_ops.rnn.base.RecurrentModule.forward`. Initial states are zero for rows that begin with one. None:
+            nowhere.
+    """
+
+    inputs: Tensor | None
+    weights: Sequence[Tensor]
+    state: tuple[Tensor, Tensor] | None = None
+    lengths: Tensor | None = None
+    places: Tensor | None = None
+    resets: Tensor | None = None
 
 
 class LayerOperands(NamedTuple):

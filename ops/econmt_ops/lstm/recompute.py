@@ -24,7 +24,7 @@ from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm import persistent_layer
+from econmt_ops.lstm import persistent_calls
 from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
@@ -42,7 +42,7 @@ def _directions(call: LSTMArguments) -> list[Direction]:
 
 def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
     if call.products:
-        return persistent_layer.run_forward(call, keep)
+        return persistent_calls.run_forward(call, keep)
     directions, results = _directions(call), empty_results(call, keep)
     outputs = results.outputs.chunk(len(directions), 2)
     for number, (direction, part) in enumerate(zip(directions, outputs, strict=True)):
@@ -59,7 +59,7 @@ def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
 
 def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
     if call.products:
-        return persistent_layer.run_backward(call, results, incoming)
+        return persistent_calls.run_backward(call, results, incoming)
     directions = _directions(call)
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]

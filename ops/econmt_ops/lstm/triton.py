@@ -22,8 +22,8 @@ from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
-from econmt_ops.lstm.persistent_layer import LayerTensors, plan_of
-from econmt_ops.lstm.persistent_operands import LayerSettings
+from econmt_ops.lstm.persistent_layer import plan_of
+from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
 
 TRAITS = with_kernels(
     recompute.TRAITS, model_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS

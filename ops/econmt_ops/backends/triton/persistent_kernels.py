@@ -231,6 +231,13 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
 
 
 @triton.jit
+def _store_partial(partials, own, found, ROWS: tl.constexpr, M: tl.constexpr):
+    """Stores a program's partial product (ROWS, M) for all units of its team."""
+    tile = tl.arange(0, ROWS)[:, None] * M + tl.arange(0, M)[None, :]
+    tl.store(partials + own * (ROWS * M) + tile, found)
+
+
+@triton.jit
 def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr, TEAM: tl.constexpr):
     """Returns the sum of the partial products that a team's programs computed for this one's units: (ROWS, UNITS)."""
     M: tl.constexpr = TEAM * UNITS
@@ -268,14 +275,17 @@ def _load_cell(gates, cells, active, H: tl.constexpr):
 
 
 @triton.jit
-def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
-    """Returns the gradients of the sums, and of c before the step."""
+def _cell_back(i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: tl.constexpr):
+    """Returns the gradients of the sums, and of c before the step, none where the state begins anew."""
     total = dc + dh * o * (1 - squashed * squashed)
     d_i = tl.where(active, total * g * i * (1 - i), 0.0)
     d_f = tl.where(active, total * before * f * (1 - f), 0.0)
     d_g = tl.where(active, total * i * (1 - g * g), 0.0)
     d_o = tl.where(active, dh * squashed * o * (1 - o), 0.0)
-    return d_i, d_f, d_g, d_o, tl.where(active, total * f, dc)
+    dc = tl.where(active, total * f, dc)
+    if HAS_RESETS:
+        dc = tl.where(anew, 0.0, dc)
+    return d_i, d_f, d_g, d_o, dc
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
@@ -347,7 +357,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
         dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
         squashed = _tanh(f * before + i * g)
-        anew = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
+        new = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         follows = _begins(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
@@ -358,8 +368,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                                 AHEAD, MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if TEAM > 1:
             if MULTIPLIES:
-                tile = tl.arange(0, ROWS)[:, None] * (TEAM * UNITS) + tl.arange(0, TEAM * UNITS)[None, :]
-                tl.store(partials + (team_number * TEAM + member) * (ROWS * TEAM * UNITS) + tile, from_next)
+                _store_partial(partials, team_number * TEAM + member, from_next, ROWS, TEAM * UNITS)
             if WAIT:
                 arrive(team_counter)
                 spins = wait(team_counter, (number + 1) * TEAM, spins)
@@ -371,9 +380,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                 from_next = tl.where(follows, 0.0, from_next)
             dh += tl.where((step + 1 == length)[:, None], dh_last, from_next / factor if RING else from_next)
             dh += _poison(spins)
-            d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active)
-            if HAS_RESETS:
-                dc = tl.where(anew, 0.0, dc)
+            d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active, new, HAS_RESETS)
             if RING:
                 slot = _slots(step, length, row, backwards, B, direction, RING)
                 _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], d_i * factor, d_f * factor,
