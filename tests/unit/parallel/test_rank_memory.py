@@ -21,6 +21,7 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only
 from tests.unit.parallel.group import Group
+from tests.unit.parallel.pipeline_checks import NO_PENALTIES
 
 CPU = torch.device("cpu")
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
@@ -30,7 +31,7 @@ SHAPE = Shape(24, 7, 5)
 
 def task_of(name: str, overrides: tuple[str, ...]) -> Task:
     if name == "wikitext2":
-        return LanguageModelTask(load_recipe(name, [*WINDOWS, *overrides]), 97)
+        return LanguageModelTask(load_recipe(name, [*WINDOWS, *NO_PENALTIES, *overrides]), 97)
     return TranslationTask(load_recipe(name, [*SMALL, *overrides]), 97, 97)
 
 
