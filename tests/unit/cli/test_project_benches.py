@@ -71,6 +71,7 @@ def test_every_script_is_listed_with_a_whole_sentence(name: str, line: str) -> N
     [
         (("lstm", "--compile-loop"), "--compile-loop is for --ablation"),
         (("lstm", "--ablation", "--limit", "5"), "--limit is for batches up to the peak"),
+        (("lstm", "--device", "cpu", "--graphs-only"), "--graphs-only is for a GPU"),
     ],
 )
 def test_an_option_that_would_change_nothing(words: tuple[str, ...], message: str, bench: Call) -> None:
