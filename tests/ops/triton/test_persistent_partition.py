@@ -71,6 +71,7 @@ def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
         ((128, 512), (16, 32, 8), (32, 16, 8)),
         ((64, 1024), (16, 32, 8), (16, 32, 8)),
         ((128, 1024), (16, 64, 8), (16, 64, 8)),
+        ((256, 1024), (16, 128, 8), (16, 128, 8)),
     ):
         for backward, wanted in ((False, ahead), (True, back)):
             found = plan(batch, hidden, torch.bfloat16, H200, back=backward)
@@ -104,7 +105,7 @@ def test_directions_together_or_apart() -> None:
     assert apart is not None
     assert together.launches(2, 64, 512) == 1
     assert apart.launches(2, 64, 512) == 2
-    assert plan(128, 1024, together=True, **shared) is None  # type: ignore[arg-type]
+    assert plan(192, 1024, together=True, **shared) is None  # type: ignore[arg-type]
 
 
 def test_launches_in_turn_where_not_all_rows_fit() -> None:

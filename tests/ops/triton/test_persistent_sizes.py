@@ -17,7 +17,8 @@ from econmt_ops.lstm import reference, triton
 CASES = [
     "3x4x7x5", "17x9x24x24 lengths", "17x9x24x24 lengths reverse state", "1x1x8x33", "33x7x64x100 reverse layers",
     "40x6x64x200 state outputs lengths", "64x12x128x512 cells", "100x12x128x512 lengths layers", "64x5x64x768",
-    "64x8x64x1024 lengths", "128x8x64x1024", "300x5x64x512 lengths reverse", "64x9x64x512 both lengths",
+    "64x8x64x1024 lengths", "128x8x64x1024", "250x6x64x1024 lengths", "300x5x64x960 state",
+    "300x5x64x512 lengths reverse", "64x9x64x512 both lengths",
     "20x9x64x48 both lengths", "64x8x64x512 float16", "64x8x64x512 float32", "17x8x64x100 float32 lengths reverse",
     "64x9x64x256 float32 both lengths",
 ]  # fmt: skip

@@ -106,7 +106,7 @@ def test_a_plan_with_resets_serves_no_call_without(device: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "case",
-    ["128x12x512", "17x9x100 both lengths", "64x8x1024 lengths", "128x6x1024", "1x5x33 both", "300x5x512"],
+    ["128x12x512", "17x9x100 both lengths", "64x8x1024 lengths", "256x6x1024", "1x5x33 both", "300x5x512"],
 )
 def test_sizes_of_real_layers(case: str, precision: str) -> None:
     """With groups of rows and teams, against the layers of torch.nn in float64."""

@@ -21,6 +21,13 @@ _WORTH_LEAVING_OUT = 0.8
 with 40 of 64 rows (H 1024) loading all takes 10 % longer; masking one of 16 (H 256, H 512) took 8 % longer."""
 _REGISTERS = 512
 """Bytes of registers per thread for loads in flight."""
+_TILE = 64
+"""Multiple of units whose products need no masks."""
+_MANY_ROWS = 128
+_MANY_UNITS = 1024
+_REGISTERS_OF_MANY = 128
+"""Rows that a program of an H200 may own in bfloat16, units of a layer up to which it may, and bytes of registers, as
+above, for so many rows: the others hold gates."""
 _ALL_REGISTERS = 1 << 16
 """Registers of a multiprocessor."""
 _WIDE = (9, 10)
@@ -169,11 +176,15 @@ def candidates(
     """Yields all partitions that fit a device."""
     if hidden > MOST_UNITS:
         return
-    rows_of_programs = (8, 16, 32, 64) if back else (16, 32, 64)
+    rows_of_programs = (8, 16, 32, 64, _MANY_ROWS) if back else (16, 32, 64, _MANY_ROWS)
+    takes_many = limits.capability[0] in _WIDE and products == torch.bfloat16
+    takes_many = takes_many and hidden <= _MANY_UNITS and hidden % _TILE == 0
     teams = (1, 2, 4) if back else (1,)
     for units, rows, team in itertools.product((16, 32), rows_of_programs, teams):
         if units >= 2 * max(16, hidden) or (team > 1 and hidden < team * units):
             continue
+        if rows == _MANY_ROWS and (not takes_many or units > 16 or (back and team < 4)):
+            continue  # would keep registers in memory
         shapes = _wide_shapes if limits.capability[0] in _WIDE else _narrow_shapes
         for warps, split, rows_first in shapes(hidden, units, rows, team, back):
             shape = Partition(units, rows, warps, 0, limits.multiprocessors, split, rows_first, team=team)
@@ -229,7 +240,8 @@ def _with_chunk(
             continue  # would wait for too many loads, or keep registers in memory
         tile = found.split * found.rows * chunk * products.itemsize
         fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
-        if fits and tile * min(found.ahead + 1, chunks) <= _REGISTERS * 32 * found.warps:
+        registers = _REGISTERS if found.rows < _MANY_ROWS else _REGISTERS_OF_MANY
+        if fits and tile * min(found.ahead + 1, chunks) <= registers * 32 * found.warps:
             return found
     return None
 
