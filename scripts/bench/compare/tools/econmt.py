@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -54,8 +55,9 @@ class Econmt(Toolkit):
         return commit + ("+" if changes else "")
 
     def variables(self) -> dict[str, str]:
-        """Returns the path of this checkout's packages, installed or not."""
-        return {"PYTHONPATH": f"{matched.ROOT / 'ops'}:{matched.ROOT}"}
+        """Returns the path of this checkout's packages, installed or not, before those that are on it."""
+        given = filter(None, [os.environ.get("PYTHONPATH")])
+        return {"PYTHONPATH": os.pathsep.join([f"{matched.ROOT / 'ops'}", f"{matched.ROOT}", *given])}
 
     def prepare(self, places: Places) -> list[Command]:
         """Writes the recipe, which reads the token store that the token files were written from."""
