@@ -1,4 +1,4 @@
-"""Compares the processor time of training steps of econmt with those of the plain PyTorch loop, in turns.
+"""Compares the processor time of a step with a plain loop.
 
     python -m scripts.bench compare.processor-time --data-dir corpora --precision bfloat16
 

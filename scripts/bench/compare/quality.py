@@ -1,7 +1,8 @@
-"""Compares BLEU by minute of training of recipe laws-en-fr with other toolkits on one GPU.
+"""Compares BLEU by minute of training with other toolkits.
 
-Each toolkit trains alone for the seconds of the last mark, on the same pieces and batches of as many tokens, and saves
-its model at every mark; start-up and saving do not count. Then each model translates the validation text with beam 5.
+Each toolkit trains on the text of recipe laws-en-fr, alone on one GPU, for the seconds of the last mark, on the same
+pieces and batches of as many tokens, and saves its model at every mark; start-up and saving do not count. Then each
+model translates the validation text with beam 5.
 
     econmt prepare laws-en-fr --output store
     python -m scripts.bench compare.quality --store store --only fairseq-lstm --output fairseq-lstm.json
