@@ -20,6 +20,7 @@ ONLY_PARSED = {
         "scripts.bench gpu.",
         "scripts.bench cells --device cuda",
         "scripts.bench lstm --ablation --device cuda",
+        "scripts.bench account --device cuda",
         "scripts.bench resets",
         "scripts.bench drop-in --device cuda",
         "bench layout --device cuda --graph",

@@ -100,11 +100,13 @@ class Product:
         calls: int = MANY,
         like: Tensor | None = None,
     ) -> None:
-        if like is not None and not products.serves(
-            like
-        ):  # only the C library rounds a weight as it packs it
-            weight, bias = weight.to(like.dtype), None if bias is None else bias.to(like.dtype)
         narrow = products.serves(weight if like is None else like)
+        if like is not None:
+            bias = None if bias is None else bias.to(like.dtype)
+            # Only the C library rounds a weight as it packs it.
+            packs = narrow and layout == "packed" and weight.numel() > 0 and is_available(weight)
+            if not packs or _memory_key(weight) in _LAYOUTS:
+                weight = weight.to(like.dtype)
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._tiles: Tiles | None = None
         if self._by_onednn:

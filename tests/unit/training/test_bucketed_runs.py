@@ -26,9 +26,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     seen: list[Batch] = []
     gradient = TrainingStep.gradient
 
-    def spy(step: TrainingStep, batches: Sequence[Batch], *rest: Any) -> StepResult:
+    def spy(step: TrainingStep, batches: Sequence[Batch], *rest: Any, **options: Any) -> StepResult:
         seen.extend(batches)
-        return gradient(step, batches, *rest)
+        return gradient(step, batches, *rest, **options)
 
     monkeypatch.setattr(TrainingStep, "gradient", spy)
     return seen
@@ -70,8 +70,9 @@ def test_trimming_changes_no_gradient(make_run: MakeRun) -> None:
     batches = [next(trainer.batches) for _ in range(6)]
     assert not all(is_tight(batch) for batch in batches)
     found = []
-    for trim in (True, False):
-        trainer.gradient(batches, trim=trim)
+    for trims in (True, False):
+        trainer._trims = trims
+        trainer.gradient(batches, updates=True)
         found.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
     assert set(found[0]) == set(found[1]) == set(trainer.parameters)
     for name, value in found[0].items():
