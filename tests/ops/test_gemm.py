@@ -86,3 +86,15 @@ def test_calls_share_what_is_laid_out_as_long_as_they_say(monkeypatch: pytest.Mo
     weight.mul_(2.0)
     assert_close([Product(weight, calls=8)(left)], [left @ weight.t()], 1e-5)
     assert len(packed) == 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_weight_and_bias_are_rounded_to_the_type_of_the_products(layout: str, shared: bool) -> None:
+    weight, bias, rows = torch.randn(40, 24), torch.randn(40), torch.randn(6, 24).bfloat16()
+    cache = Layouts([weight] if shared else [])
+    exact = rows.double() @ weight.bfloat16().double().t() + bias.bfloat16().double()
+    product = Product(weight, bias, layout, like=rows)(rows)
+    assert product.dtype == torch.bfloat16
+    torch.testing.assert_close(product.double(), exact, rtol=2**-8, atol=2**-8)
+    del cache

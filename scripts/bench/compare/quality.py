@@ -84,7 +84,7 @@ def make_data(folder: Path, store: Path, *, token_files: bool) -> PreparedData:
     return prepared
 
 
-class Student:
+class ToolkitRun:
     """One toolkit's run."""
 
     def __init__(self, key: str, options: argparse.Namespace, prepared: PreparedData) -> None:
@@ -219,7 +219,7 @@ def main(words: Sequence[str] | None = None) -> int:
             say(f"{key}: measured before")
             continue
         try:
-            measured = Student(key, options, prepared).measure()
+            measured = ToolkitRun(key, options, prepared).measure()
         except FailedError as error:
             failed = True
             say(f"{key} failed: {error}")

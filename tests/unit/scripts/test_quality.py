@@ -181,14 +181,14 @@ def test_what_was_measured_is_kept(
     output.write_text(json.dumps({"opennmt": ROWS[0]}))
     monkeypatch.setattr(quality, "make_data", lambda *_, **__: None)
 
-    class Student:
+    class ToolkitRun:
         def __init__(self, key: str, *_: Any) -> None:
             assert key == "econmt"
 
         def measure(self) -> dict[str, Any]:
             return ROWS[1]
 
-    monkeypatch.setattr(quality, "Student", Student)
+    monkeypatch.setattr(quality, "ToolkitRun", ToolkitRun)
     words = ["--store", str(tmp_path), "--work", str(tmp_path), "--device", "cpu", "--output", str(output)]
     assert quality.main([*words, "--only", "econmt", "opennmt"]) == 0
     assert list(json.loads(output.read_text())) == ["opennmt", "econmt"]
