@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,11 +29,23 @@ def _let_numbers_be_indices() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def _keep_comparisons_boolean() -> None:
+    """Makes a comparison of numbers a mask: Triton 3.9's interpreter spreads it as integers and refuses them."""
+    from triton.runtime import interpreter
+
+    def create_splat(builder: Any, block: Any, number: Any) -> Any:
+        values = np.full(block.shape, number.data, number.data.dtype)
+        return interpreter.TensorHandle(values, number.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_splat = create_splat
+
+
 def _import_interpreted() -> None:
     assert sys.modules.get("triton") is None, "triton was imported before its interpreter could be turned on"
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         _let_numbers_be_indices()
+        _keep_comparisons_boolean()
         package = importlib.import_module("econmt_ops.backends.triton")
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             importlib.import_module(module.name)
