@@ -43,6 +43,9 @@ _UNROLL = gl.constexpr(8)
 """Steps that are written out in loops over a warp's steps."""
 _ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
 _ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+# Triton 3.9 renamed these two.
+_async_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+_reinterpret = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 
 
 @gluon.jit
@@ -63,10 +66,8 @@ def _copy(
     unit = gl.expand_dims(gl.arange(0, UNITS, layout=gl.SliceLayout(0, COPY)), 0)
     position = length - 1 - step if REVERSE else step
     mask = gl.expand_dims((step >= 0) & (step < end), 1) & (unit >= 0)
-    async_copy.async_copy_global_to_shared(
-        buffer, at + gl.expand_dims(position.to(gl.int64) * stride, 1) + unit, mask=mask
-    )
-    return buffer._reinterpret(buffer.dtype, [SPAN, WARPS, UNITS], _ROWS)
+    _async_load(buffer, at + gl.expand_dims(position.to(gl.int64) * stride, 1) + unit, mask=mask)
+    return _reinterpret(buffer, buffer.dtype, [SPAN, WARPS, UNITS], _ROWS)
 
 
 @gluon.jit
@@ -199,8 +200,8 @@ def _states(
     all_e = gl.allocate_shared_memory(gl.float32, [WARPS, UNITS], _ROWS)
     all_p.store(p)
     all_e.store(e)
-    all_p = all_p._reinterpret(gl.float32, [WARPS, UNITS], _ROW)
-    all_e = all_e._reinterpret(gl.float32, [WARPS, UNITS], _ROW)
+    all_p = _reinterpret(all_p, gl.float32, [WARPS, UNITS], _ROW)
+    all_e = _reinterpret(all_e, gl.float32, [WARPS, UNITS], _ROW)
     warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
     p_tile = gl.full([UNITS], 1.0, gl.float32, layout=LINE)
     e_tile = gl.full([UNITS], 0.0, gl.float32, layout=LINE)
