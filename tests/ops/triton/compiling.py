@@ -5,7 +5,7 @@ Run as a program, in a process of its own, because there the interpreter is off:
     python -m tests.ops.triton.compiling CAPABILITY NAME...        for example 90
 
 prints a JSON object: for each of these calls (all, if none is named) the registers and the bytes of stack and of shared
-memory of each kernel.
+memory of each kernel. ``compiling_persistent`` alone disassembles the kernels, which takes longer than most compilations.
 """
 
 from __future__ import annotations
@@ -55,23 +55,27 @@ def compile_only(capability: int) -> list[Any]:
     return compiled
 
 
-def resources(kernel: Any) -> dict[str, Any]:
-    """What a compiled kernel takes of a multiprocessor."""
+def resources(kernel: Any, *, disassembled: bool) -> dict[str, Any]:
+    """What a compiled kernel takes of a multiprocessor, and some of its instructions if it is disassembled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         found = subprocess.run(
-            [CUOBJDUMP, "--dump-resource-usage", "--dump-sass", file.name],
+            [CUOBJDUMP, "--dump-resource-usage", *(["--dump-sass"] if disassembled else []), file.name],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", found)}
-    return {
+    taken = {
         "name": kernel.metadata.name,
         "registers": usage["REG"],
         "stack": usage["STACK"],
         "shared": kernel.metadata.shared,
+    }
+    if not disassembled:
+        return taken
+    return taken | {
         "wide products": len(re.findall(r"\bHGMMA\b", found)),
         "products": len(re.findall(r"\bHMMA\b", found)),
         "barriers between programs": len(re.findall(r"STRONG\.GPU", found)),
@@ -149,7 +153,7 @@ def step(size: int, dtype: torch.dtype) -> None:
     cells.scan(gates.unsqueeze(0), c)
 
 
-def report(calls: Mapping[str, Callable[[], object]]) -> None:
+def report(calls: Mapping[str, Callable[[], object]], *, disassembled: bool = False) -> None:
     """Prints what the kernels of the calls take that the command line names."""
     capability, *names = sys.argv[1:]
     compiled = compile_only(int(capability))
@@ -158,7 +162,7 @@ def report(calls: Mapping[str, Callable[[], object]]) -> None:
         for name in names or calls:
             compiled.clear()
             calls[name]()
-            found[name] = [resources(kernel) for kernel in compiled]
+            found[name] = [resources(kernel, disassembled=disassembled) for kernel in compiled]
     print(json.dumps(found))
 
 

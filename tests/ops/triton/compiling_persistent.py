@@ -113,4 +113,4 @@ def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
 
 
 if __name__ == "__main__":
-    report(launches(int(sys.argv[1]), *sys.argv[2:]))
+    report(launches(int(sys.argv[1]), *sys.argv[2:]), disassembled=True)
