@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+import torch
 
 from econmt.engine.outside_memory import WORKSPACE
 from tests import extras
@@ -54,10 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def has_cuda() -> bool:
     """Whether this machine has a CUDA device that torch can use."""
-    if importlib.util.find_spec("torch") is None:
-        return False
-    import torch
-
     return torch.cuda.is_available()
 
 
@@ -67,12 +63,27 @@ def _exact_float32() -> Iterator[None]:
     if not has_cuda():
         yield
         return
-    import torch
-
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_disks() -> Iterator[None]:
+    """Files need not outlive a power failure, so that a small run does not spend its time waiting for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Gives back the number of threads that a test has changed: beside other workers, two threads wait for each other."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 class RunEconmt(Protocol):

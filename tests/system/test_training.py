@@ -97,6 +97,7 @@ def only_line(text: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pictures")
 def test_a_model_learns_to_reverse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder) == 0
     said = capsys.readouterr()

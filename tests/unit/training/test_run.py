@@ -172,6 +172,7 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_higher_limit(make_run: 
     assert snapshot(longer.folder) == snapshot(whole.folder)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_results_that_a_crash_prevented_are_made_by_the_next_run(make_run: MakeRun) -> None:
     run = make_run(f"data.test={make_run().text}/test", "training.max_updates=2")
     go(run)
