@@ -122,6 +122,11 @@ def _answer(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
+def _forked_python() -> str:
+    """The path of the program ``python`` that is a client."""
+    return str(Path(os.environ["PATH"].partition(os.pathsep)[0]) / "python")
+
+
 def _become(words: Sequence[str]) -> NoReturn:
     code = 70
     try:
@@ -129,12 +134,14 @@ def _become(words: Sequence[str]) -> NoReturn:
             sys.argv = list(words[2:])
             sys.path.insert(0, str(Path(__file__).parents[2]))
             if words[2] == "scripts.bench":  # its processes are forks, too
-                sys.executable = str(Path(os.environ["PATH"].partition(os.pathsep)[0]) / "python")
+                sys.executable = _forked_python()
             runpy.run_module(words[2], run_name="__main__", alter_sys=True)
             code = 0
         else:
             from econmt.cli.main import main
 
+            if words[1:2] == ["distill"]:  # which times models in processes of their own
+                sys.executable = _forked_python()
             sys.argv = list(words)
             main()
     except SystemExit as end:

@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOAKS = Path(__file__).parents[2] / "docs" / "results" / "soak"
+NARROW = {
+    "model.embedding": "32",
+    "model.encoder.size": "64",
+    "model.decoder.size": "64",
+}
 TRANSLATION = {
-    "model.embedding": "128",
-    "model.encoder.size": "256",
-    "model.decoder.size": "256",
+    **NARROW,
     "data.subwords": "{type: bpe, size: 120, joint: true}",
     "training.batch": "{type: sentence, size: 8}",
 }
@@ -147,7 +150,7 @@ def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
 
 def _keys(recipe: str) -> dict[str, str]:
     if Path(recipe).stem == "quickstart":
-        return LENGTH
+        return LENGTH | NARROW
     if Path(recipe).stem in LANGUAGE_MODELS:
         return LENGTH | LANGUAGE_MODEL
     return LENGTH | TRANSLATION
