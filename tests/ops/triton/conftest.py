@@ -40,12 +40,32 @@ def _keep_comparisons_boolean() -> None:
     interpreter.InterpreterBuilder.create_splat = create_splat
 
 
+def _patch_the_language_once() -> None:
+    """Lets the first function of a launch make Triton's language interpreted, not each again that a kernel calls.
+
+    The interpreter spends a third of its time on that.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+        modules = [
+            each for each in function.fn.__globals__.values() if each is language or each is language.core
+        ]
+        if any(language.core.is_builtin(each.load) for each in modules):
+            interpreter._patch_lang(function.fn)
+        return function.rewrite()(*arguments, **named)
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
 def _import_interpreted() -> None:
     assert sys.modules.get("triton") is None, "triton was imported before its interpreter could be turned on"
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         _let_numbers_be_indices()
         _keep_comparisons_boolean()
+        _patch_the_language_once()
         package = importlib.import_module("econmt_ops.backends.triton")
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             importlib.import_module(module.name)
