@@ -184,13 +184,34 @@ def _every_command() -> list[str]:
 _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/python.md"]
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
 """Pages whose commands take long, which only thorough tests follow."""
+_SLOW_PAGES = {
+    "docs/distillation.md",
+    "docs/getting-started.md",
+    "docs/index.md",
+    "docs/inference.md",
+    "docs/installing.md",
+    "docs/language-models.md",
+    "docs/memory-account.md",
+    "docs/memory.md",
+    "docs/parallel.md",
+    "docs/python.md",
+    "docs/results/memory.md",
+    "docs/serving.md",
+    "docs/speed.md",
+}
+"""Pages whose commands take more than two seconds; README.md is followed nevertheless."""
+
+
+def _pages(names: Sequence[str]) -> list[Any]:
+    """The pages, marked by how long following them takes."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW_PAGES else []) for name in names]
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.thorough] if page.startswith(_LONG) else [])
-        for page in _FOLLOWED
+        *_pages([page for page in _FOLLOWED if not page.startswith(_LONG)]),
+        *(pytest.param(page, marks=pytest.mark.thorough) for page in _FOLLOWED if page.startswith(_LONG)),
     ],
 )
 def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: Path) -> None:
@@ -202,7 +223,7 @@ def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: 
         reader.stop()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if quoted_scripts(page)])
+@pytest.mark.parametrize("page", _pages([page for page in PAGES if quoted_scripts(page)]))
 def test_scripts_that_the_text_of_a_page_names_run(
     page: str, shell: Shell, store: Path, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:
     assert not launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_blocks", [True, False])
 def test_the_gradient_of_the_outputs_is_overwritten_only_if_allowed(
     device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch, in_blocks: bool

@@ -90,6 +90,7 @@ def names(folder: Path, seed: int, counts: dict[str, int]) -> None:
         (folder / f"{split}.trg").write_text("".join(" ".join(line[::-1]) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "copying",
     [pytest.param(True, id="mixture"), pytest.param(False, id="entries", marks=pytest.mark.thorough)],

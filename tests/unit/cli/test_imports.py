@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import econmt_environment
 
 
@@ -20,6 +22,7 @@ print(*({"triton", "torch._dynamo", "torch._inductor", "matplotlib", "tensorboar
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_measuring_a_step_leaves_the_compiler_alone() -> None:
     code = """
 import sys, torch

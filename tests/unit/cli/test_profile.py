@@ -331,7 +331,13 @@ _OF_A_TEST = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoder", ["as it is", "reference"])
-@pytest.mark.parametrize("name", sorted(shipped_recipes(), key="best".__eq__))  # the slowest one last
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "gnmt" else [])
+        for name in sorted(shipped_recipes(), key="best".__eq__)  # the slowest one last
+    ],
+)
 def test_a_shipped_recipe_is_estimated_as_it_runs(
     call: Call, tmp_path: Path, name: str, encoder: str
 ) -> None:

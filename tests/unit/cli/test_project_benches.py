@@ -45,6 +45,7 @@ for name in scripts():
 """
 
 
+@pytest.mark.slow
 def test_every_script_has_a_help_text_without_a_gpu_and_optional_packages() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALL_HELP],

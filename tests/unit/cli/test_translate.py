@@ -184,6 +184,7 @@ def test_16_bits_are_near(call: Call, word_model: Path) -> None:
         assert rounded == pytest.approx(exact, abs=allowed)
 
 
+@pytest.mark.slow
 def test_standard_input_may_be_closed(word_model: Path) -> None:
     command = ["sh", "-c", '"$0" -m econmt translate -m "$1" <&-', sys.executable, str(word_model)]
     done = subprocess.run(command, capture_output=True, text=True, env=econmt_environment(), check=False)

@@ -212,6 +212,7 @@ def test_a_folder_with_other_files_is_refused(folder: Path, program: Callable[..
     assert done.err == "econmt: error: out: holds recipe.yaml and no distillation; give another --output\n"
 
 
+@pytest.mark.slow
 def test_models_are_timed_in_a_process_of_their_own(word_model: Path, tmp_path: Path) -> None:
     result = timing.timed(TeacherChoice(folder=word_model), ["a b", "c"])
     assert len(result.texts) == 2

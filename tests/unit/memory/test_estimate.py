@@ -182,6 +182,7 @@ def test_changes_nothing_outside() -> None:
     assert torch.ones(2).sum() == 2.0
 
 
+@pytest.mark.slow
 def test_large_models_take_no_memory() -> None:
     recipe = load_recipe("iwslt", ["model.encoder.size=16384", "model.decoder.size=16384"])
     ledger = estimate_step(TranslationTask(recipe, 10**6, 10**6), (256, 2, 1))

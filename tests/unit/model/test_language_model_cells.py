@@ -66,7 +66,10 @@ def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> No
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("cell", [*OTHERS, "lstm"])
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=[pytest.mark.slow] if cell == "lnlstm" else []) for cell in (*OTHERS, "lstm")],
+)
 def test_it_learns_to_repeat_the_first_word_of_a_line(cell: str) -> None:
     # A line is one of four words, three words of two others, and the first word again: ln 4 = 1.39 without memory.
     model = make(cell, words=10, embedding=12, size=24, layers=1, initialization={"weights": "torch"}).float()

@@ -114,7 +114,7 @@ MOMENTS: dict[str, Callable[[Run], None]] = {
     [
         "start of Python",
         pytest.param("import of torch", marks=pytest.mark.thorough),
-        "rendezvous",
+        pytest.param("rendezvous", marks=pytest.mark.slow),
         pytest.param("training", marks=pytest.mark.slow),
         pytest.param("writing of a checkpoint", marks=pytest.mark.thorough),
     ],
@@ -161,6 +161,7 @@ def test_a_rank_that_starts_after_its_launcher_has_ended_ends(tmp_path: Path) ->
     assert (found.returncode, found.stdout) == (1, b"")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -> None:
     run = start("parallel.timeout=2")
     run.wait_until(lambda: len(run.ranks()) == 2)

@@ -29,6 +29,7 @@ def run(
     return launch.launch(words, 2, restarts)
 
 
+@pytest.mark.slow
 def test_one_process_does_not_import_the_elastic_agent() -> None:
     code = "import sys, econmt.cli.train; print([name for name in sys.modules if 'elastic' in name])"
     assert subprocess.check_output([sys.executable, "-c", code], env=econmt_environment()) == b"[]\n"

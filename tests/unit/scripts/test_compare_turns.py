@@ -265,7 +265,14 @@ def runner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_stopped_is_left_behind_however_the_run_ends(
     runner: subprocess.Popen[bytes], tmp_path: Path, how: signal.Signals
 ) -> None:

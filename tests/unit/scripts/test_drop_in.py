@@ -80,6 +80,7 @@ class TestNN(TestCase):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("package", "status"), [("torch", 1), ("econmt_ops", 0)])
 def test_pytorchs_tests_run_with_both_modules(package: str, status: int, tmp_path: Path) -> None:

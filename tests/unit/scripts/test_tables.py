@@ -21,7 +21,9 @@ PAGE = (
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.thorough] if table.takes_long else [])
+        pytest.param(
+            name, marks=[pytest.mark.thorough] * table.takes_long + [pytest.mark.slow] * (name == "stash")
+        )
         for name, table in TABLES.items()
         if not table.needs_text
     ],

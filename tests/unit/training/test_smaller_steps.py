@@ -39,6 +39,7 @@ def test_a_run_with_parameters_in_bfloat16_resumes_exactly(make_run: MakeRun, op
     assert snapshot(other.folder)[LAST] != snapshot(whole.folder)[LAST]
 
 
+@pytest.mark.slow
 def test_a_model_learns_with_parameters_in_bfloat16(make_run: MakeRun) -> None:
     longer = ("training.max_updates=60", "training.checkpoint_interval=20", "training.decode_and_evaluate=0")
     perplexities = []

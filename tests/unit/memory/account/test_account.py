@@ -197,6 +197,7 @@ def test_a_tracked_step_computes_the_same_bits(name: str) -> None:
         assert torch.equal(plain, followed)
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_one_row() -> None:
     case = gpt()
     for block in case.model.get_submodule("blocks").children():
