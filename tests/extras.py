@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Generator
@@ -15,6 +16,7 @@ else:
     import tomli as tomllib
 
 
+@functools.cache
 def optional_packages() -> set[str]:
     """Returns the packages, by their names for `import`, that only an extra of pyproject.toml installs."""
     text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")

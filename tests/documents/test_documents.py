@@ -185,6 +185,7 @@ _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/pyt
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
+    "README.md",
     "docs/distillation.md",
     "docs/getting-started.md",
     "docs/index.md",
@@ -196,10 +197,12 @@ _SLOW_PAGES = {
     "docs/parallel.md",
     "docs/python.md",
     "docs/results/memory.md",
+    "docs/results/scan.md",
+    "docs/results/speed.md",
     "docs/serving.md",
     "docs/speed.md",
 }
-"""Pages whose commands take more than two seconds; README.md is followed nevertheless."""
+"""Pages whose commands take more than two seconds."""
 
 
 def _pages(names: Sequence[str]) -> list[Any]:

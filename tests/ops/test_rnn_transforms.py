@@ -71,7 +71,7 @@ def test_a_compiled_layer_is_one_operator() -> None:
     assert targets.count("econmt_ops.lstm_layer.default") == 2
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", pytest.param("GRU", marks=pytest.mark.slow)])
 def test_compiled_packed_sequences_and_dropout(kind: str) -> None:
     torch._dynamo.reset()
     module, inputs = module_and_inputs(kind, {"dropout": 0.5})

@@ -83,6 +83,7 @@ def test_compiles_under_autocast(op: str, device: str) -> None:
     compare_compiled(op, device, dynamic=False, autocast=True)
 
 
+@pytest.mark.slow
 def test_a_new_seed_compiles_nothing_anew(device: str) -> None:
     torch.compiler.reset()
     graphs = 0

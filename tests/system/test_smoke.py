@@ -24,6 +24,7 @@ def test_the_suite_passes_here() -> None:
     assert steps == ["train", "translate", "judge", "export", "serve", "extras"]
 
 
+@pytest.mark.slow
 def test_a_failing_step_ends_it(tmp_path: Path) -> None:
     words = [sys.executable, str(SUITE), "--ops"]  # econmt is there, so econmt_ops is not alone
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)

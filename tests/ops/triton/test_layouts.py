@@ -14,6 +14,8 @@ def test_layouts_change_no_result(problem: str, shift: int, device: str) -> None
     check_layouts(problem, "triton", shift, device)
 
 
-@pytest.mark.parametrize(("problem", "shift"), [("lnlstm", 0), ("attentional_lstm-state", 3)])
+@pytest.mark.parametrize(
+    ("problem", "shift"), [pytest.param("lnlstm", 0, marks=pytest.mark.slow), ("attentional_lstm-state", 3)]
+)
 def test_vectors_and_first_states_may_be_strided(problem: str, shift: int, device: str) -> None:
     check_layouts(problem, "triton", shift, device)

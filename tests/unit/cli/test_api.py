@@ -30,6 +30,7 @@ def model(word_model: Path) -> econmt.TrainedModel:
     return econmt.load(word_model, device="cpu")
 
 
+@pytest.mark.slow
 def test_importing_econmt_imports_no_torch() -> None:
     code = "import sys, econmt; print('torch' in sys.modules, callable(econmt.load), 'torch' in sys.modules)"
     done = subprocess.run(

@@ -78,6 +78,7 @@ def test_json_holds_everything(call: Call, recipe: Path) -> None:
     assert found["machine"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path, no_compiler: None) -> None:
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     ended = call("profile", recipe, *BUCKET, "--compare", "--html", page, "--trace", trace)

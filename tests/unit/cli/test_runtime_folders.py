@@ -391,6 +391,7 @@ sys.meta_path.append(Editable)
 """
 
 
+@pytest.mark.slow
 def test_packages_that_no_folder_of_the_path_holds_are_found(model: Path, tmp_path: Path) -> None:
     """An editable installation has a finder of its own, and its packages lie in no folder of ``sys.path``."""
     finder = EDITABLE.format(root=str(ROOT))

@@ -68,6 +68,7 @@ def files(factored_text: Path) -> list[object]:
     return ["-i", factored_text / "valid.src", "--input-factors", factored_text / "valid.case"]
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_factors_say(
     call: Call, model: Path, factored_text: Path, files: list[object]
 ) -> None:

@@ -26,6 +26,7 @@ def all_ids(found: list[list[Hypothesis]]) -> list[list[list[int]]]:
     return [[hypothesis.ids for hypothesis in hypotheses] for hypotheses in found]
 
 
+@pytest.mark.slow
 def test_translations_come_as_often_as_they_are_probable() -> None:
     model, count = ToyModel(5), 20_000
     (found,) = drawn(model, [1], nbest_size=count)

@@ -221,6 +221,7 @@ def test_models_are_timed_in_a_process_of_their_own(word_model: Path, tmp_path: 
         timing.timed(tmp_path / "nothing", ["a"])
 
 
+@pytest.mark.slow
 def test_timing_counts_the_seconds_of_programs(program: Callable[..., str]) -> None:
     busy = (
         "import sys, time\nwhile time.process_time() < 0.2: pass\nfor line in sys.stdin: print(line, end='')"

@@ -189,6 +189,7 @@ def test_ranks_that_share_the_optimizer_save_what_one_saves(group: Group, text: 
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_each_rank_holds_a_share_of_the_state(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     sizes = group.run(2, jobs.state_bytes, path, text, shard_optimizer=True)

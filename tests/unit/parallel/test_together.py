@@ -32,6 +32,7 @@ def test_subwords_are_sampled_as_by_one_rank(group: Group, text: Path, tmp_path:
     assert_like_one(train(group, 2, path, text, *short), alone)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named_in_the_log(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     said, other = group.run(2, jobs.run_slowly, path, text)

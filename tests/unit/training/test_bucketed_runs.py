@@ -101,7 +101,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, changin
     assert all(found[name] == expected[name] for name in names)
 
 
-@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize("changing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
     make_run: MakeRun, changing: bool
 ) -> None:

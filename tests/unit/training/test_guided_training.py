@@ -26,6 +26,7 @@ def run(text: Path, name: str, *overrides: str) -> Run:
     return Run(text, text / name, (*overrides, f"data.prepared={text}/prepared-{name}"))
 
 
+@pytest.mark.slow
 def test_attention_follows_the_alignment(text: Path) -> None:
     losses = []
     for name, weight in (("little", "0.001"), ("much", "2.0")):

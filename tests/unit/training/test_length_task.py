@@ -41,6 +41,7 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [pytest.param("length", marks=pytest.mark.thorough), "ratio"])
 def test_lengths_are_learnt_and_wanted(unequal: Path, tmp_path: Path, task: str) -> None:
     """A model that has learnt lengths well and words badly, whose translations are too short."""

@@ -57,7 +57,14 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None
             "training.optimizer.momentum=0.9",
             "training.optimizer.learning_rate=0.5",
         ),
-        ("training.schedule.name=inverse-sqrt", "training.schedule.warmup=3", "training.update_interval=3"),
+        pytest.param(
+            (
+                "training.schedule.name=inverse-sqrt",
+                "training.schedule.warmup=3",
+                "training.update_interval=3",
+            ),
+            marks=pytest.mark.slow,
+        ),
         ("training.precision=bfloat16", "training.batch.type=word", "training.batch.size=24"),
         ("model.encoder.rank=2", "model.decoder.rank=3"),
     ],

@@ -66,6 +66,7 @@ def test_optimizers_keep_their_kind() -> None:
     assert recipe.training.optimizer.name == "adamw"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_savings(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "plan_with_savings", lambda *_: (["moments", "parameters"], None))
     keys = (*BUDGET, "training.precision=bfloat16")

@@ -77,6 +77,7 @@ def test_a_run_with_updates_in_the_backward_pass_is_the_same(
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_a_step_that_has_updated_parameters_is_not_repeated(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
