@@ -154,8 +154,10 @@ class _Estimate:
         if now - self._said < _SAY_SECONDS:
             return
         self._said, seconds = now, now - self._began
-        left = duration((self._total - self._lines) * seconds / max(1, self._lines))
-        self._say(f"translating: {self} of {self._total:,}, about {left} left")
+        left = ""
+        if 100 * self._lines >= self._total:  # the first lines also wait for the teacher to start
+            left = f", about {duration((self._total - self._lines) * seconds / self._lines)} left"
+        self._say(f"translating: {self} of {self._total:,}{left}")
 
     def __str__(self) -> str:
         speed = self._lines / max(time.monotonic() - self._began, 1e-9)

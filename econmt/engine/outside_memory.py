@@ -13,6 +13,7 @@ import ctypes
 import os
 import re
 import sys
+import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -111,8 +112,11 @@ def limit_workspaces(precision: str) -> None:
         precision: Name of a precision, or auto, which is one of 16 bits on all GPUs with tensor cores.
     """
     cuda: Any = torch.cuda
-    if precision in ("auto", "bfloat16", "float16") and not cuda.is_initialized():
-        os.environ.setdefault(_WORKSPACE_VARIABLE, WORKSPACE)
+    if precision not in ("auto", "bfloat16", "float16") or cuda.is_initialized():
+        return
+    if os.environ.setdefault(_WORKSPACE_VARIABLE, WORKSPACE) == WORKSPACE:
+        # PyTorch 2.11 warns that cuBLASLt, which wants 1 MiB, gets no more than cuBLAS.
+        warnings.filterwarnings("ignore", "Requested unified CUBLASLT workspace size")
 
 
 def workspace_bytes(dtype: torch.dtype) -> int:

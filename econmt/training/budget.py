@@ -27,7 +27,7 @@ from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
 from econmt.memory.measure.byte_budget import budget_bytes, nearest_budget, size_text
 from econmt.memory.measure.machine import total_memory
-from econmt.memory.plan.planner import MemoryPlan, Planner, estimator, sufficient_budget, usable
+from econmt.memory.plan.planner import MemoryPlan, Planner, beside, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
 from econmt.parallel.sharding import largest_share
@@ -125,10 +125,9 @@ class Budget:
         outside = self._outside(str(value))
         least = self._weights + self._state + outside
         if value != "auto" and parse_size(str(value)) < least:  # reported at once, without an estimate
-            beside = f", beside {size_text(outside)} outside of PyTorch's allocator" if outside else ""
             raise InputError(
                 f"training.memory_budget {size_text(parse_size(str(value)))}: the parameters and the optimizer's "
-                f"state alone take {size_text(least - outside)}{beside}; use a larger budget, such as "
+                f"state alone take {size_text(least - outside)}{beside(outside)}; use a larger budget, such as "
                 f"{nearest_budget(2 * least)}, or a smaller model"
             )
         if state.plan.get("made_for") == self._made_for(state.text):
@@ -136,7 +135,7 @@ class Budget:
             return
         planned = self._communicator.on_rank_zero(
             lambda: self._planned(
-                budget_bytes(value, self._device, self._weights + taken) - outside
+                budget_bytes(value, self._device, self._weights + taken) - outside, outside
             ).state_dict()
         )
         self.plan = MemoryPlan.from_state_dict(planned)
@@ -240,7 +239,8 @@ class Budget:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def _planned(self, budget: int) -> MemoryPlan:
+    def _planned(self, budget: int, outside: int) -> MemoryPlan:
+        """Returns the plan for a budget of bytes for tensors; the recipe's has those outside of the allocator too."""
         recipe, training = self._recipe, self._recipe.training
         kind, size = self._device.type, self._communicator.size
         ranks = ranks_that_differ(recipe.parallel, size, self._sizes, kind)
@@ -252,10 +252,11 @@ class Budget:
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
             persists=kind == "cuda" and training.in_graphs,
+            outside=outside,
         )
-        return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget))
+        return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget, outside))
 
-    def _decoding_rows(self, budget: int) -> int:
+    def _decoding_rows(self, budget: int, outside: int) -> int:
         """Returns how many sentences validation and final test translate together; 1 if none is translated."""
         if not self._task.translates:
             return 1
@@ -283,8 +284,8 @@ class Budget:
         if rows == 0:
             size = needed_bytes(1)
             raise InputError(
-                f"training.memory_budget {size_text(budget)}: translating one validation sentence of {source} tokens "
-                f"with decoding.beam_size={decoding.beam_size} needs {size_text(size)}; set "
-                f"training.memory_budget={sufficient_budget(size)} or a smaller beam"
+                f"training.memory_budget {size_text(budget + outside)}: translating one validation sentence of "
+                f"{source} tokens with decoding.beam_size={decoding.beam_size} needs {size_text(size)}"
+                f"{beside(outside)}; set training.memory_budget={sufficient_budget(size, outside)} or a smaller beam"
             )
         return rows

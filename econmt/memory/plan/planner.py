@@ -39,9 +39,14 @@ def usable(budget: int) -> int:
     return int((1.0 - RESERVE) * budget)
 
 
-def sufficient_budget(size: int) -> str:
-    """Returns a budget, as a recipe has it, of which ``size`` bytes are usable."""
-    return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1)
+def sufficient_budget(size: int, outside: int = 0) -> str:
+    """Returns a budget, as a recipe has it, of which ``size`` bytes are usable, beside those ``outside``."""
+    return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1 + outside)
+
+
+def beside(outside: int) -> str:
+    """Returns the part of an error message that tells what else a budget has to hold; empty on a CPU."""
+    return f", beside {size_text(outside)} outside of PyTorch's allocator" if outside else ""
 
 
 class BatchBudget(NamedTuple):
@@ -142,11 +147,12 @@ class Planner:
     Args:
         settings: Settings to choose from, fastest first, each keeping less than the one before; see
             :func:`econmt.memory.plan.prices.settings`.
-        budget: Memory budget in bytes.
+        budget: Bytes for tensors.
         accumulating: True if every update adds up several batches.
         width: Width of the buckets.
         persists: True if gradients outlive updates where some batches are divided, as those of CUDA graphs do. All
             batches then add to existing gradients.
+        outside: Bytes of the recipe's memory budget that are not for tensors.
     """
 
     def __init__(
@@ -159,6 +165,7 @@ class Planner:
         accumulating: bool,
         width: int,
         persists: bool = False,
+        outside: int = 0,
     ) -> None:
         self._shapes = shapes
         self._settings = settings
@@ -168,6 +175,7 @@ class Planner:
         self._accumulating = accumulating
         self._width = width
         self._persists = persists
+        self._outside = outside
         self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
     def allot(self) -> list[BatchBudget]:
@@ -264,7 +272,7 @@ class Planner:
         if not exact or max(exact.values()) <= self._limit:
             return
         worst, needed = max(exact.items(), key=lambda item: item[1])
-        advice = f"set training.memory_budget={sufficient_budget(needed)}"
+        advice = f"set training.memory_budget={sufficient_budget(needed, self._outside)}"
         _, source, target = self._largest
         sides = [
             side
@@ -275,8 +283,8 @@ class Planner:
         if sides and sides[-1] > 1:
             advice += f" or data.max_length={sides[-1] - 1}"
         raise InputError(
-            f"training.memory_budget {size_text(self._budget)}: one sentence of the worst bucket, {worst.source} x "
-            f"{worst.target}, needs {size_text(needed)}; {advice}"
+            f"training.memory_budget {size_text(self._budget + self._outside)}: one sentence of the worst bucket, "
+            f"{worst.source} x {worst.target}, needs {size_text(needed)}{beside(self._outside)}; {advice}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -100,7 +101,13 @@ def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> No
     limit_workspaces("auto")
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     Card(monkeypatch)
-    limit_workspaces("auto")
+    with warnings.catch_warnings(record=True) as told:
+        limit_workspaces("auto")
+        warnings.warn(
+            "Requested unified CUBLASLT workspace size of 1048576 bytes exceeds CUBLAS workspace size of 131072 bytes.",
+            stacklevel=1,
+        )
+    assert not told
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
     limit_workspaces("bfloat16")

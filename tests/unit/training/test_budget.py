@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -464,6 +465,31 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
     ):
         small.make(TrainingState(), 0)
     assert asked[1:] == [0]
+
+
+@pytest.mark.parametrize(
+    ("search", "refused"),
+    [(0, "one sentence of the worst bucket"), (10 << 20, "translating one validation sentence")],
+)
+def test_advice_for_a_gpu_counts_what_is_outside_too(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, search: int, refused: str
+) -> None:
+    memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
+    monkeypatch.setattr("econmt.training.budget.estimate_search", lambda *_: search)
+
+    def made(budget: str) -> Budget:
+        run = make_run(f"training.memory_budget={budget}", "training.cuda_graphs=off", *REAL)
+        made = run.trainer().budget
+        made._device = torch.device("cuda")
+        made.make(TrainingState(), 0)
+        return made
+
+    with pytest.raises(InputError, match=rf"^training\.memory_budget 50\d MiB: {refused}") as error:
+        made("515000KiB" if search else "513000KiB")
+    assert "beside 500 MiB outside of PyTorch's allocator; set training.memory_budget=" in str(error.value)
+    advised = re.search(r"memory_budget=(\S+)", str(error.value))
+    assert advised is not None
+    assert made(advised[1]).plan is not None
 
 
 def test_auto_is_what_the_device_has(
