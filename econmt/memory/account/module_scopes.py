@@ -12,7 +12,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from econmt.memory.measure.tracker import Tracker
+from econmt.memory.account.step_recorder import StepRecorder
+from econmt.memory.account.step_tracker import StepTracker
 from econmt_ops.core.scopes import current_layer, layer
 
 
@@ -27,17 +28,18 @@ class ModuleScopes:
         compiled: Names of modules that ``torch.compile`` has compiled.
         kinds: Classes of modules by name.
         inputs: Bytes of the tensors that a module was called with last, by name.
-        updating: True while an optimizer's step runs.
     """
 
     def __init__(
-        self, tracker: Tracker, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]
+        self,
+        tracker: StepTracker | StepRecorder,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
     ) -> None:
         self.names: dict[int, str] = {}
         self.compiled: list[str] = []
         self.kinds: dict[str, str] = {}
         self.inputs: dict[str, int] = {}
-        self.updating = False
         self._tracker = tracker
         self._owners: dict[Tensor, str] = {}
         self._running: list[tuple[nn.Module, layer]] = []
@@ -129,10 +131,10 @@ class ModuleScopes:
 
     def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._optimizers[optimizer] = None
-        self.updating = True
+        self._tracker.update()
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self.updating = False
+        self._tracker.update()
         self._label_optimizer(optimizer)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -149,9 +151,11 @@ class ModuleScopes:
         scope.__enter__()
         self._running.append((module, scope))
 
-    def _leave(self, module: nn.Module, *_: Any) -> None:
+    def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        if type(module).__module__.startswith("torch."):  # else a line within the module made it
+            self._tracker.made(result)
         for depth in range(len(self._running) - 1, -1, -1):
             if self._running[depth][0] is module:
                 self._unwind(depth)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 
-from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.tracker import Tracker
+
+if TYPE_CHECKING:
+    from econmt.memory.account.module_scopes import ModuleScopes
 
 
 class StepTracker(Tracker):  # type: ignore[no-untyped-call]
@@ -14,16 +18,27 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
 
     scopes: ModuleScopes | None = None
     clock: Clock | None = None
+    _updating = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Lets compiled functions run compiled."""
         return True
 
+    def update(self) -> None:
+        """Notes that an optimizer's step begins or ends."""
+        self._updating = not self._updating
+
+    def made(self, tensor: Any) -> None:
+        """Does nothing: the tracker finds the lines that make tensors by itself."""
+
+    def return_to(self, layer: str) -> None:
+        """Does nothing: the tracker sees each operator of the backward pass."""
+
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""
         scopes = self.scopes
-        if scopes is not None and scopes.updating:
+        if self._updating:
             phase = "optimizer"
         elif torch._C._current_graph_task_id() >= 0:
             phase = "backward"

@@ -1,0 +1,352 @@
+"""Recorder of a program's step, which leaves the work to PyTorch's profiler and adds what only Python knows."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt.memory.account.profiled_operators import (
+    Concrete,
+    Node,
+    Trace,
+    extent_of,
+    read_trace,
+    tensors_of,
+)
+from econmt.memory.measure.allocations import AllocationLog
+from econmt.memory.measure.layer_times import Clock
+from econmt.memory.measure.record import Record, now
+from econmt.memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work
+from econmt.memory.measure.user_lines import LARGE, UserLine, user_line
+from econmt_ops.core import scopes as accounting
+
+
+class _Label(NamedTuple):
+    """Category and layer of a storage of ``size`` bytes at an address."""
+
+    nanoseconds: int
+    address: int
+    size: int
+    category: str
+    layer: str
+
+
+class _Mark(NamedTuple):
+    """Line of the program for the memory at an address, and the layer that keeps it; empty: it is not kept."""
+
+    nanoseconds: int
+    address: int
+    kept_by: str
+    line: UserLine | None
+
+
+class StepRecorder(Record):
+    """Records a program's step from the profiler's events, and from hooks of modules and of what autograd keeps.
+
+    The profiler notes each operator and each allocation without running Python. Hooks note times and addresses alone;
+    all else is computed from them when the step has ended.
+
+    Args:
+        device: Device whose memory counts.
+
+    Attributes:
+        clock: Time stamps of a GPU; None on a CPU, where times are those of the operators.
+        nodes: Layers of autograd's nodes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.clock = Clock(device) if device.type == "cuda" else None
+        self.nodes = NodeLayers()
+        self._nodes_of_backward = NodeLayers()
+        self._log = AllocationLog(operators=True)
+        self._thread = threading.get_ident()
+        self._start = self._end = 0
+        self._scopes: list[tuple[int, str]] = []
+        self._updates: list[int] = []
+        self._labels: list[_Label] = []
+        self._marks: list[_Mark] = []
+        self._older: dict[int, Storage] = {}
+        self._watched: list[weakref.ref[Any]] = []
+        self._released: list[tuple[int, Storage]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records the operators that run within the context."""
+        if self.device.type == "cuda":
+            self._at_start = torch.cuda.memory_allocated(self.device)
+        else:  # which does not report that memory is released that is older than the log
+            self._watch_older()
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        with self._log.recording():
+            self._start = time.time_ns()
+            self.enter(accounting.current_layer())
+            try:
+                with (
+                    accounting.watching(self.enter),
+                    hooks(self.pack, self.unpack)
+                    if self.clock is not None
+                    else hooks(self.keep, lambda tensor: tensor),
+                ):
+                    yield
+            finally:
+                if self.clock is not None:
+                    self.clock.begin(None)
+                self._end = time.time_ns()
+        self.seconds = (self._end - self._start) / 1e9
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return now(self._start)
+
+    def enter(self, layer: str) -> None:
+        """Notes that the program's code belongs to ``layer`` from now on."""
+        self._scopes.append((time.time_ns(), layer))
+        nodes = self.nodes if threading.get_ident() == self._thread else self._nodes_of_backward
+        nodes.note(layer)
+        if self.clock is not None:
+            in_backward = torch._C._current_graph_task_id() >= 0
+            updating = len(self._updates) % 2
+            self.clock.begin(("optimizer" if updating else "backward" if in_backward else "forward", layer))
+
+    def update(self) -> None:
+        """Notes that an optimizer's step begins or ends."""
+        self._updates.append(time.time_ns())
+        if self.clock is not None:
+            self.clock.begin(("optimizer" if len(self._updates) % 2 else "forward", "other"))
+
+    def label(self, tensor: Tensor, category: str, layer: str) -> None:
+        """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
+        if tensor.layout is torch.strided and tensor.device == self.device:
+            memory = tensor.untyped_storage()
+            label = _Label(time.time_ns(), memory.data_ptr(), memory.nbytes(), category, layer)
+            self._labels.append(label)
+            if not self._start:
+                self._note_older(tensor)
+
+    def made(self, tensor: Any) -> None:
+        """Notes that the running line of the program has made a tensor."""
+        if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE:
+            self._marks.append(_Mark(time.time_ns(), _address(tensor), "", user_line()))
+
+    def keep(self, tensor: Any) -> Any:
+        """Notes that autograd keeps a tensor for the backward pass."""
+        if isinstance(tensor, Tensor):
+            line = user_line() if tensor.nbytes >= LARGE else None
+            self._marks.append(_Mark(time.time_ns(), _address(tensor), accounting.current_layer(), line))
+        return tensor
+
+    def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
+        """Notes that autograd keeps a tensor, and returns it with its layer."""
+        return self.keep(tensor), accounting.current_layer()
+
+    def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
+        """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
+        tensor, layer = kept
+        self.return_to(layer)
+        return tensor
+
+    def return_to(self, layer: str) -> None:
+        """Notes that the gradient of a layer's operator is computed next."""
+        if self.clock is not None:
+            self.clock.begin(("backward", layer))
+
+    def _watch_older(self) -> None:
+        """Notes the storages of all tensors of the process, and when they are released."""
+        for each in gc.get_objects():
+            if type(each) in (Tensor, nn.Parameter):
+                self._note_older(each)
+
+    def _note_older(self, tensor: Tensor) -> None:
+        if tensor.device != self.device or tensor.layout is not torch.strided:
+            return
+        memory = tensor.untyped_storage()
+        address, size = memory.data_ptr(), self.whole_blocks(memory.nbytes())
+        if not size or address in self._older:
+            return
+        storage = Storage(size, tuple(tensor.shape), tensor.dtype, "", "other", address)
+        self._older[address] = storage
+        if self.device.type == "cpu":
+            released = self._released
+
+            def gone(_: weakref.ref[Any]) -> None:
+                released.append((time.time_ns(), storage))
+
+            self._watched.append(weakref.ref(memory, gone))
+
+    def whole_blocks(self, size: int) -> int:
+        """Returns the bytes that the allocator gives out for ``size`` bytes."""
+        return size if self.device.type == "cpu" else -(-size // BLOCK) * BLOCK
+
+    def settle(self) -> None:
+        """Completes the record from the profiler's events, after the recording."""
+        result, self._log.result = self._log.result, None
+        if result is None:
+            return
+        self._watched.clear()
+        trace = read_trace(result, self.device)
+        self._follow_memory(trace)
+        self._follow_operators(trace, Concrete(result))
+
+    def _follow_memory(self, trace: Trace) -> None:
+        memory = _Memory(self)
+        steps: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = [
+            *((each.nanoseconds, memory.change, each) for each in trace.allocations),
+            *((each.nanoseconds, memory.label, each) for each in self._labels),
+            *((each.nanoseconds, memory.mark, each) for each in self._marks),
+            *((when, memory.release, (when, each)) for when, each in self._released if when <= self._end),
+        ]
+        for operator in trace.operators:
+            tensors = (each for each in tensors_of(operator.inputs) if each.device == self.device)
+            steps += [(operator.begin, memory.read, (tensor,)) for tensor in tensors]
+        steps.sort(key=lambda step: step[0])
+        for _, action, arguments in steps:
+            action(*arguments)
+        self.before = list(memory.older.items())
+        self.changes = memory.changes
+
+    def _follow_operators(self, trace: Trace, concrete: Concrete) -> None:
+        self.begins = [Beginning("forward", 0.0, 0)]
+        stamps = [change.seconds for change in self.changes]
+        for operator in trace.operators:
+            begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
+            if bisect_right(self._updates, operator.begin) % 2:
+                phase = "optimizer"
+            elif operator.node is not None:
+                phase = "backward"
+            elif layer != "other":
+                phase = "forward"
+            else:  # code between the phases, such as clipping of gradients, belongs to the one before
+                phase = self.begins[-1].phase
+            if phase != self.begins[-1].phase:
+                self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
+            if operator.facts.is_view:
+                continue
+            flops = concrete.flops(operator)
+            if flops:
+                self.flops[tensors_of(operator.inputs)[0].dtype] += flops
+            self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))
+
+    def since(self, nanoseconds: int) -> float:
+        """Returns the seconds from the start to a moment of the epoch."""
+        return (nanoseconds - self._start) / 1e9
+
+    def layer(self, nanoseconds: int, node: Node | None) -> str:
+        """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
+        index = bisect_right(self._scopes, nanoseconds, key=lambda scope: scope[0]) - 1
+        layer = self._scopes[index][1] if index >= 0 else "other"
+        if layer != "other" or node is None:
+            return layer
+        if node.sequence < 0:  # its parameter has a label
+            first = bisect_left(self._labels, node.begin, key=lambda label: label.nanoseconds)
+            label = self._labels[first] if first < len(self._labels) else None
+            return label.layer if label is not None and label.nanoseconds <= node.end else "other"
+        if node.is_nested and self._nodes_of_backward.are_known:
+            return self._nodes_of_backward.of_number(node.sequence)
+        return self.nodes.of_number(node.sequence)
+
+
+def _address(tensor: Tensor) -> int:
+    """Returns the address of a tensor's first element; 0 if it has none, as a sparse or a fake one."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+class _Memory:
+    """Storages at their addresses, from one event to the next.
+
+    Attributes:
+        older: Storages that existed before the recording and that the step uses, with their bytes.
+        changes: Changes of sizes.
+    """
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self.older: dict[Storage, int] = {}
+        self.changes: list[Change] = []
+        self._recorder = recorder
+        self._at = dict(recorder._older)
+        self._addresses = sorted(self._at)
+        self._described: set[Storage] = set()
+
+    def change(self, nanoseconds: int, address: int, size: int, operator: str, node: Node | None) -> None:
+        """Follows an allocation or a release."""
+        there = self._at.get(address)
+        if size > 0:
+            if there is not None:
+                self.release(nanoseconds, there)
+            layer = self._recorder.layer(nanoseconds, node)
+            storage = Storage(size, (size,), torch.uint8, operator, layer, address)
+            self._put(storage)
+            self.changes.append(Change(self._recorder.since(nanoseconds), storage, size))
+            return
+        if there is None:
+            there = Storage(-size, (-size,), torch.uint8, "", "other", address)
+            self._put(there)
+        if not there.operator:  # the allocator knows better than the shapes of tensors
+            there.size = self.older[there] = -size
+        self.release(nanoseconds, there)
+
+    def release(self, nanoseconds: int, storage: Storage) -> None:
+        """Follows the release of a storage."""
+        if self._at.get(storage.address) is not storage:
+            return
+        del self._at[storage.address]
+        del self._addresses[bisect_left(self._addresses, storage.address)]
+        if storage.operator or storage in self.older:
+            self.changes.append(Change(self._recorder.since(nanoseconds), storage, -storage.size))
+
+    def read(self, tensor: Any) -> None:
+        """Follows an operator's use of a tensor; one at an unknown address existed before."""
+        size = self._recorder.whole_blocks(extent_of(tensor))
+        storage = self._find(tensor.storage_data_ptr, size)
+        if storage is None:
+            return
+        if not storage.operator:
+            storage.size = self.older[storage] = max(storage.size, size)
+        if storage not in self._described and storage.shape == (storage.size,):
+            storage.shape, storage.dtype = tuple(tensor.sizes), tensor.dtype
+        self._described.add(storage)
+
+    def label(self, _nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
+        """Sets the category and layer of a storage."""
+        storage = self._find(address, self._recorder.whole_blocks(size))
+        if storage is None:
+            return
+        if storage.category is None:
+            storage.category, storage.layer = category, layer
+        if not storage.operator:
+            self.older[storage] = storage.size
+
+    def _find(self, address: int, size: int) -> Storage | None:
+        """Returns the storage at an address; an unknown one of ``size`` bytes existed before, unless it is empty."""
+        storage = self._at.get(address)
+        if storage is None and size:
+            storage = Storage(size, (size,), torch.uint8, "", "other", address)
+            self._put(storage)
+        return storage
+
+    def mark(self, _nanoseconds: int, address: int, kept_by: str, line: UserLine | None) -> None:
+        """Sets the line that made a storage, and the layer that keeps it; the address may be inside of it."""
+        index = bisect_right(self._addresses, address) - 1
+        storage = self._at[self._addresses[index]] if index >= 0 else None
+        if storage is None or address >= storage.address + storage.size:
+            return
+        storage.kept_by = storage.kept_by or kept_by or None
+        storage.line = storage.line or line
+        if not storage.operator:
+            self.older[storage] = storage.size
+
+    def _put(self, storage: Storage) -> None:
+        self._at[storage.address] = storage
+        insort(self._addresses, storage.address)
