@@ -290,12 +290,14 @@ class _Memory:
             self._put(storage)
             self.changes.append(Change(self._recorder.since(nanoseconds), storage, size))
             return
-        if there is None:
-            there = Storage(-size, (-size,), torch.uint8, "", "other", address)
-            self._put(there)
-        if not there.operator:  # the allocator knows better than the shapes of tensors
-            there.size = self.older[there] = -size
-        self.release(nanoseconds, there)
+        if self._recorder.device.type != "cpu":
+            if there is None:
+                there = self._find(address, -size)
+                assert there is not None
+            if not there.operator:  # the allocator knows better than the shapes of tensors
+                there.size = self.older[there] = -size
+        if there is not None:
+            self.release(nanoseconds, there)
 
     def release(self, nanoseconds: int, storage: Storage) -> None:
         """Follows the release of a storage."""
