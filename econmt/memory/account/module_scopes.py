@@ -44,6 +44,7 @@ class ModuleScopes:
         self._owners: dict[Tensor, str] = {}
         self._running: list[tuple[nn.Module, layer]] = []
         self._optimizers = dict.fromkeys(optimizers)
+        self._states: dict[Optimizer, int] = {}
         self._hooks = ExitStack()
         for model in models:
             self._register(model)
@@ -113,8 +114,21 @@ class ModuleScopes:
         self._tracker.label(parameter, "weights", name)
         self._label_gradient(parameter)
         if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._follower(name))  # type: ignore[no-untyped-call]
             self._hooks.callback(hook.remove)
+
+    def _follower(self, name: str) -> Callable[[Tensor], None]:
+        """Returns a function that labels the gradient of a parameter of module ``name``."""
+        label = self._tracker.label
+
+        def follow(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                label(gradient, "gradients", name)
+            else:
+                self._label_gradient(parameter)
+
+        return follow
 
     def _label_gradient(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -124,6 +138,7 @@ class ModuleScopes:
                 self._tracker.label(part, "gradients", self._owners[parameter])
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
+        self._states[optimizer] = len(optimizer.state)
         for parameter, state in optimizer.state.items():
             for part in state.values() if isinstance(state, dict) else ():
                 if isinstance(part, Tensor):
@@ -135,7 +150,8 @@ class ModuleScopes:
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._tracker.update()
-        self._label_optimizer(optimizer)
+        if len(optimizer.state) != self._states.get(optimizer):
+            self._label_optimizer(optimizer)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling():

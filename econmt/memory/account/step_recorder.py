@@ -8,8 +8,9 @@ import time
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,24 +30,11 @@ from econmt.memory.measure.storages import BLOCK, Beginning, Change, NodeLayers,
 from econmt.memory.measure.user_lines import LARGE, UserLine, user_line
 from econmt_ops.core import scopes as accounting
 
+_Label = tuple[int, int, int, str, str]
+"""Time in nanoseconds, address, bytes, category and layer of a tensor."""
 
-class _Label(NamedTuple):
-    """Category and layer of a storage of ``size`` bytes at an address."""
-
-    nanoseconds: int
-    address: int
-    size: int
-    category: str
-    layer: str
-
-
-class _Mark(NamedTuple):
-    """Line of the program for the memory at an address, and the layer that keeps it; empty: it is not kept."""
-
-    nanoseconds: int
-    address: int
-    kept_by: str
-    line: UserLine | None
+_Mark = tuple[int, int, str, UserLine | None]
+"""Time in nanoseconds and address of a tensor, the layer that keeps it (empty: none), and the line that made it."""
 
 
 class StepRecorder(Record):
@@ -70,6 +58,7 @@ class StepRecorder(Record):
         self._nodes_of_backward = NodeLayers()
         self._log = AllocationLog(operators=True)
         self._thread = threading.get_ident()
+        self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device() tells
         self._start = self._end = 0
         self._scopes: list[tuple[int, str]] = []
         self._updates: list[int] = []
@@ -126,24 +115,25 @@ class StepRecorder(Record):
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        if tensor.layout is torch.strided and tensor.device == self.device:
-            memory = tensor.untyped_storage()
-            label = _Label(time.time_ns(), memory.data_ptr(), memory.nbytes(), category, layer)
-            self._labels.append(label)
+        if tensor.layout is torch.strided and tensor.get_device() == self._index:
+            self._labels.append((time.time_ns(), tensor.data_ptr(), tensor.nbytes, category, layer))
             if not self._start:
                 self._note_older(tensor)
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE:
-            self._marks.append(_Mark(time.time_ns(), _address(tensor), "", user_line()))
+            self._mark(tensor, "", user_line())
 
-    def keep(self, tensor: Any) -> Any:
+    def keep(self, tensor: Tensor) -> Tensor:
         """Notes that autograd keeps a tensor for the backward pass."""
-        if isinstance(tensor, Tensor):
-            line = user_line() if tensor.nbytes >= LARGE else None
-            self._marks.append(_Mark(time.time_ns(), _address(tensor), accounting.current_layer(), line))
+        self._mark(tensor, accounting.current_layer(), user_line() if tensor.nbytes >= LARGE else None)
         return tensor
+
+    def _mark(self, tensor: Tensor, kept_by: str, line: UserLine | None) -> None:
+        # Sparse and fake tensors have no address.
+        with suppress(RuntimeError):
+            self._marks.append((time.time_ns(), tensor.data_ptr(), kept_by, line))
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
@@ -201,8 +191,8 @@ class StepRecorder(Record):
         memory = _Memory(self)
         steps: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = [
             *((each.nanoseconds, memory.change, each) for each in trace.allocations),
-            *((each.nanoseconds, memory.label, each) for each in self._labels),
-            *((each.nanoseconds, memory.mark, each) for each in self._marks),
+            *((each[0], memory.label, each) for each in self._labels),
+            *((each[0], memory.mark, each) for each in self._marks),
             *((when, memory.release, (when, each)) for when, each in self._released if when <= self._end),
         ]
         for operator in trace.operators:
@@ -242,25 +232,17 @@ class StepRecorder(Record):
 
     def layer(self, nanoseconds: int, node: Node | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
-        index = bisect_right(self._scopes, nanoseconds, key=lambda scope: scope[0]) - 1
+        index = bisect_right(self._scopes, nanoseconds, key=itemgetter(0)) - 1
         layer = self._scopes[index][1] if index >= 0 else "other"
         if layer != "other" or node is None:
             return layer
         if node.sequence < 0:  # its parameter has a label
-            first = bisect_left(self._labels, node.begin, key=lambda label: label.nanoseconds)
+            first = bisect_left(self._labels, node.begin, key=itemgetter(0))
             label = self._labels[first] if first < len(self._labels) else None
-            return label.layer if label is not None and label.nanoseconds <= node.end else "other"
+            return label[-1] if label is not None and label[0] <= node.end else "other"
         if node.is_nested and self._nodes_of_backward.are_known:
             return self._nodes_of_backward.of_number(node.sequence)
         return self.nodes.of_number(node.sequence)
-
-
-def _address(tensor: Tensor) -> int:
-    """Returns the address of a tensor's first element; 0 if it has none, as a sparse or a fake one."""
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return 0
 
 
 class _Memory:
@@ -321,8 +303,8 @@ class _Memory:
         self._described.add(storage)
 
     def label(self, _nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
-        """Sets the category and layer of a storage."""
-        storage = self._find(address, self._recorder.whole_blocks(size))
+        """Sets the category and layer of a storage; the address may be inside of it."""
+        storage = self._around(address) or self._find(address, self._recorder.whole_blocks(size))
         if storage is None:
             return
         if storage.category is None:
@@ -340,14 +322,19 @@ class _Memory:
 
     def mark(self, _nanoseconds: int, address: int, kept_by: str, line: UserLine | None) -> None:
         """Sets the line that made a storage, and the layer that keeps it; the address may be inside of it."""
-        index = bisect_right(self._addresses, address) - 1
-        storage = self._at[self._addresses[index]] if index >= 0 else None
-        if storage is None or address >= storage.address + storage.size:
+        storage = self._around(address)
+        if storage is None:
             return
         storage.kept_by = storage.kept_by or kept_by or None
         storage.line = storage.line or line
         if not storage.operator:
             self.older[storage] = storage.size
+
+    def _around(self, address: int) -> Storage | None:
+        """Returns the storage whose memory an address is in."""
+        index = bisect_right(self._addresses, address) - 1
+        storage = self._at[self._addresses[index]] if index >= 0 else None
+        return storage if storage is not None and address < storage.address + storage.size else None
 
     def _put(self, storage: Storage) -> None:
         self._at[storage.address] = storage

@@ -127,7 +127,9 @@ def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
         def followed(tensor: Tensor) -> Any:
             packed = pack(tensor)
             recomputed = torch._C._current_graph_task_id() >= 0
-            tracker.keep(tensor if recomputed else packed)
+            kept = tensor if recomputed else packed
+            if isinstance(kept, Tensor):
+                tracker.keep(kept)
             return packed, current_layer()
 
         def returned(kept: tuple[Any, str]) -> Tensor:
