@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -126,14 +126,14 @@ def extent_of(tensor: Any) -> int:
     return int((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.dtype.itemsize)
 
 
-class Concrete:
-    """Arguments of operators that are no tensors, which the profiler lists apart."""
+class Operations:
+    """Counts the floating-point operations of operators from the result of the profiler."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
 
-    def flops(self, operator: Operator) -> int:
-        """Returns the floating-point operations of an operator, by its formula or as it declares them."""
+    def of(self, operator: Operator) -> int:
+        """Returns the operations of an operator, by its formula or as it declares them."""
         facts = operator.facts
         if facts.flops is None and facts.cost is None:
             return 0
@@ -147,21 +147,26 @@ class Concrete:
 
     def _arguments(self, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments of an operator, with tensors that have shapes and no memory."""
+        schema = operator.overload._schema
         values = [_without_memory(each) for each in operator.inputs]
-        if None in operator.inputs:
-            name = operator.overload._schema.name
-            for event in self._result.events():
-                if event.start_ns() == operator.begin and event.name() == name:
-                    found = event.concrete_inputs()
-                    values = [
-                        other if value is None and index < len(found) else value
-                        for index, (value, other) in enumerate(zip(values, found, strict=False))
-                    ]
-                    break
-        names = operator.overload._schema.arguments
-        args = [value for value, each in zip(values, names, strict=False) if not each.kwarg_only]
-        kwargs = {each.name: value for value, each in zip(values, names, strict=False) if each.kwarg_only}
+        if None in values:
+            others = self._others.get((operator.begin, schema.name), [])
+            values[: len(others)] = [
+                other if value is None else value for value, other in zip(values, others, strict=False)
+            ]
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for argument, value in zip(schema.arguments, values, strict=False):
+            if argument.kwarg_only:
+                kwargs[argument.name] = value
+            else:
+                args.append(value)
         return args, kwargs
+
+    @cached_property
+    def _others(self) -> dict[tuple[int, str], list[Any]]:
+        """Arguments that are no tensors, such as lists of numbers, by beginning and name of the operator."""
+        return {(event.start_ns(), event.name()): event.concrete_inputs() for event in self._result.events()}
 
 
 def _without_memory(value: Any) -> Any:

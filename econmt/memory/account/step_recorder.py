@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from econmt.memory.account.profiled_operators import (
-    Concrete,
     Node,
+    Operations,
     Trace,
     extent_of,
     read_trace,
@@ -152,9 +152,9 @@ class StepRecorder(Record):
 
     def _watch_older(self) -> None:
         """Notes the storages of all tensors of the process, and when they are released."""
-        for each in gc.get_objects():
-            if type(each) in (Tensor, nn.Parameter):
-                self._note_older(each)
+        kinds = {Tensor, nn.Parameter}
+        for tensor in [each for each in gc.get_objects() if type(each) in kinds]:
+            self._note_older(tensor)
 
     def _note_older(self, tensor: Tensor) -> None:
         if tensor.device != self.device or tensor.layout is not torch.strided:
@@ -185,7 +185,7 @@ class StepRecorder(Record):
         self._watched.clear()
         trace = read_trace(result, self.device)
         self._follow_memory(trace)
-        self._follow_operators(trace, Concrete(result))
+        self._follow_operators(trace, Operations(result))
 
     def _follow_memory(self, trace: Trace) -> None:
         memory = _Memory(self)
@@ -204,7 +204,7 @@ class StepRecorder(Record):
         self.before = list(memory.older.items())
         self.changes = memory.changes
 
-    def _follow_operators(self, trace: Trace, concrete: Concrete) -> None:
+    def _follow_operators(self, trace: Trace, operations: Operations) -> None:
         self.begins = [Beginning("forward", 0.0, 0)]
         stamps = [change.seconds for change in self.changes]
         for operator in trace.operators:
@@ -221,7 +221,7 @@ class StepRecorder(Record):
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
             if operator.facts.is_view:
                 continue
-            flops = concrete.flops(operator)
+            flops = operations.of(operator)
             if flops:
                 self.flops[tensors_of(operator.inputs)[0].dtype] += flops
             self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))

@@ -35,8 +35,8 @@ def track(
 ) -> Iterator[Account]:
     """Accounts for every byte of the code within the context, which is usually one training step.
 
-    The account may be read when the context has ended, also if it ended with an error. On a GPU the peaks of
-    `torch.cuda.memory_stats` are reset.
+    The account may be read when the context has ended, also if it ended with an error. It is made from the events of
+    PyTorch's profiler.
 
     Args:
         model: Model or models whose modules are named; others are named when they run.
@@ -86,14 +86,15 @@ def track(
 
 def _can_record() -> bool:
     """Returns True if PyTorch's profiler, of which there is one, is free."""
-    return torch.autograd.kineto_available() and not torch._C._autograd._profiler_enabled()
+    has_profiler: bool = torch.autograd.kineto_available()  # type: ignore[attr-defined]
+    return has_profiler and not torch._C._autograd._profiler_enabled()
 
 
 def _tracker_of(device: torch.device) -> StepTracker:
     """Returns a tracker that needs no profiler."""
     if device.type == "cpu":
-        return StepTracker(device, follows=False)  # type: ignore[no-untyped-call]
-    tracker = StepTracker(device, block=BLOCK, meter=lambda: read_allocator(device), follows=False)  # type: ignore[no-untyped-call]
+        return StepTracker(device, follows=False)
+    tracker = StepTracker(device, block=BLOCK, meter=lambda: read_allocator(device), follows=False)
     tracker.clock = Clock(device)  # operators return before they have run, so times need marks on the device
     return tracker
 

@@ -1,0 +1,161 @@
+"""A tracked step runs as it does alone; what Python does not see comes from the profiler's events."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from econmt import memory
+from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.step_recorder import StepRecorder, _Memory
+from econmt.memory.account.tracking import nested_hooks
+from econmt.memory.measure.layer_times import Clock
+from scripts.bench.account_models import Case, gpt
+
+CPU = torch.device("cpu")
+
+
+def live(account: memory.Account) -> list[int]:
+    """Live bytes at the start and after each change."""
+    _ = account.ledger
+    return list(account._tracker.live())
+
+
+@pytest.mark.parametrize("profiler", [nullcontext(), torch.profiler.profile()])
+def test_no_operator_passes_through_python(profiler: AbstractContextManager[object]) -> None:
+    """Unless a profiler runs already."""
+    with profiler, memory.track():
+        modes = torch._C._len_torch_dispatch_stack()
+    assert modes == (not isinstance(profiler, nullcontext))
+
+
+def test_what_existed_before_counts_whole_until_it_is_released() -> None:
+    table, freed, unused = torch.zeros(100, 10), torch.zeros(50), torch.zeros(7)
+    rows = table[3:5]
+    del table
+    with memory.track() as account:
+        made = rows + 1
+        del made
+        made = freed * 2
+        del freed
+        unused = torch.zeros(20)
+    assert unused.numel() == 20
+    assert made.numel() == 50
+    # The whole table, of which two rows are used; 80 bytes of the sum and 4 of its other term, a tensor.
+    assert live(account)[0] == 4000 + 200
+    assert live(account)[-1] == 4000 + 200 + 80
+    assert account.by_category()["other"] == 4000 + 200
+
+
+def test_gradients_count_for_the_module_that_owns_the_parameter() -> None:
+    case = gpt(tied=True, passes=2)
+    case.optimizer.zero_grad()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    _ = account.ledger
+    storages = {change.storage for change in account._tracker.changes}
+    sizes = {each.layer: each.size for each in storages if each.category == "gradients"}
+    assert sizes["words"] == 500 * 64 * 4
+    assert "head" not in sizes
+    # The second pass adds to the gradients, in nodes that belong to parameters.
+    added = {work.layer for work in account._tracker.works if work.operator == "aten.add_"}
+    assert {"words", "norm", "blocks.1.up"} <= added
+
+
+class Residual(nn.Module):
+    """A product, and a function of its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled = self.linear(x)
+        result = doubled.sin()
+        return x + result
+
+
+def test_lines_are_those_of_calls_of_modules_and_of_uses_of_functions() -> None:
+    model, inputs = nn.Sequential(Residual(), Residual()), torch.ones(256, 128)
+    first = Residual.forward.__code__.co_firstlineno
+    with memory.track(model) as account:
+        model(inputs).sum().backward()
+    _ = account.ledger
+    lines = {
+        (change.storage.operator, change.storage.line.number - first)
+        for change in account._tracker.changes
+        if change.storage.kept_by and change.storage.line is not None
+    }
+    assert ("aten.addmm", 1) in lines
+    # The sum, which is made in the last line, is kept where the next product reads it.
+    assert ("aten.add", 1) in lines
+
+
+def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> None:
+    """As on a GPU, whose operators return before they have run, so that the stream gets marks."""
+    model = nn.Sequential(Residual(), Residual(), nn.Linear(128, 4))
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = checkpoint(self.inside[0], x, use_reentrant=False)
+            return self.inside[2](self.inside[1](x))
+
+    whole = Checkpointed()
+    recorder = StepRecorder(CPU)
+    recorder.clock = Clock(CPU)
+    optimizer = torch.optim.SGD(whole.parameters())
+    scopes = ModuleScopes(recorder, [whole], [optimizer])
+    with recorder.recording(), scopes.watching(), nested_hooks(recorder):
+        whole(torch.ones(4, 128)).sum().backward()
+        optimizer.step()
+    marks = recorder.clock.milliseconds()
+    assert {name for phase, name in marks if phase == "forward"} >= {
+        "inside.0.linear",
+        "inside.1",
+        "inside.2",
+    }
+    # The first block is computed again in the backward pass, from inputs that checkpointing has kept.
+    assert {name for phase, name in marks if phase == "backward"} == {
+        *("Checkpointed", "inside.0", "inside.0.linear", "inside.1", "inside.1.linear", "inside.2", "other")
+    }
+    assert ("optimizer", "other") in marks
+
+
+def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
+    memory_of_gpu = _Memory(StepRecorder(torch.device("cuda", 0)))
+    memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
+    memory_of_gpu.change(0, 1 << 21, 2048, "aten.mm", None)
+    memory_of_gpu.mark(0, (1 << 21) + 512, "layer", None)
+    memory_of_gpu.change(0, 1 << 20, -1536, "", None)  # a block that was not split
+    memory_of_gpu.change(0, 1 << 22, -4096, "", None)  # no operator has read it
+    sizes = {storage.address: size for storage, size in memory_of_gpu.older.items()}
+    assert sizes == {1 << 20: 1536, 1 << 22: 4096}
+    assert [change.size for change in memory_of_gpu.changes] == [2048, -1536, -4096]
+    assert memory_of_gpu.changes[0].storage.kept_by == "layer"
+
+
+def test_a_block_of_several_steps() -> None:
+    """Phases follow each other again."""
+    case = gpt()
+    case.step()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+        case.step()
+    _ = account.ledger
+    assert [begin.phase for begin in account._tracker.begins] == ["forward", "backward", "optimizer"] * 2
+    assert account.peak_bytes == one_step(case).peak_bytes
+
+
+def one_step(case: Case) -> memory.Account:
+    """The account of one step."""
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    return account
