@@ -162,7 +162,12 @@ class ModuleScopes:
             else:
                 self._register(module)
         name = self.names[id(module)]
-        self.inputs[name] = sum(each.nbytes for each in args if isinstance(each, Tensor))
+        size = 0
+        for each in args:
+            if isinstance(each, Tensor):
+                size += each.nbytes
+                self._tracker.use(each)
+        self.inputs[name] = size
         scope = layer(name)
         scope.__enter__()
         self._running.append((module, scope))

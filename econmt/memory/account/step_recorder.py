@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from econmt.memory.account.profiled_operators import (
     Node,
@@ -32,6 +31,9 @@ from econmt_ops.core import scopes as accounting
 
 _Label = tuple[int, int, int, str, str]
 """Time in nanoseconds, address, bytes, category and layer of a tensor."""
+
+_Use = tuple[int, int, int, torch.Size, torch.dtype]
+"""Time in nanoseconds, address and bytes of a storage, and shape and type of a tensor in it."""
 
 _Mark = tuple[int, int, str, UserLine | None]
 """Time in nanoseconds and address of a tensor, the layer that keeps it (empty: none), and the line that made it."""
@@ -64,17 +66,15 @@ class StepRecorder(Record):
         self._updates: list[int] = []
         self._labels: list[_Label] = []
         self._marks: list[_Mark] = []
-        self._older: dict[int, Storage] = {}
+        self._used: dict[int, _Use] = {}
         self._watched: list[weakref.ref[Any]] = []
-        self._released: list[tuple[int, Storage]] = []
+        self._released: list[tuple[int, int]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records the operators that run within the context."""
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
-        else:  # which does not report that memory is released that is older than the log
-            self._watch_older()
         hooks = torch.autograd.graph.saved_tensors_hooks
         with self._log.recording():
             self._start = time.time_ns()
@@ -118,15 +118,23 @@ class StepRecorder(Record):
         if tensor.layout is torch.strided and tensor.get_device() == self._index:
             self._labels.append((time.time_ns(), tensor.data_ptr(), tensor.nbytes, category, layer))
             if not self._start:
-                self._note_older(tensor)
+                self._note_use(tensor)
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE:
             self._mark(tensor, "", user_line())
 
+    def use(self, tensor: Tensor) -> None:
+        """Notes the storage of a tensor that may be older than the recording."""
+        # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
+        # when it is released.
+        if self._index < 0 and not tensor.requires_grad:
+            self._note_use(tensor)
+
     def keep(self, tensor: Tensor) -> Tensor:
         """Notes that autograd keeps a tensor for the backward pass."""
+        self.use(tensor)
         self._mark(tensor, accounting.current_layer(), user_line() if tensor.nbytes >= LARGE else None)
         return tensor
 
@@ -151,26 +159,19 @@ class StepRecorder(Record):
         if self.clock is not None:
             self.clock.begin(("backward", layer))
 
-    def _watch_older(self) -> None:
-        """Notes the storages of all tensors of the process, and when they are released."""
-        kinds = {Tensor, nn.Parameter}
-        for tensor in [each for each in gc.get_objects() if type(each) in kinds]:
-            self._note_older(tensor)
-
-    def _note_older(self, tensor: Tensor) -> None:
-        if tensor.device != self.device or tensor.layout is not torch.strided:
+    def _note_use(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided or tensor.get_device() != self._index:
             return
         memory = tensor.untyped_storage()
-        address, size = memory.data_ptr(), self.whole_blocks(memory.nbytes())
-        if not size or address in self._older:
+        address = memory.data_ptr()
+        if not address or address in self._used:
             return
-        storage = Storage(size, tuple(tensor.shape), tensor.dtype, "", "other", address)
-        self._older[address] = storage
-        if self.device.type == "cpu":
+        self._used[address] = time.time_ns(), address, memory.nbytes(), tensor.shape, tensor.dtype
+        if self._index < 0:
             released = self._released
 
             def gone(_: weakref.ref[Any]) -> None:
-                released.append((time.time_ns(), storage))
+                released.append((time.time_ns(), address))
 
             self._watched.append(weakref.ref(memory, gone))
 
@@ -194,7 +195,8 @@ class StepRecorder(Record):
             *((each.nanoseconds, memory.change, each) for each in trace.allocations),
             *((each[0], memory.label, each) for each in self._labels),
             *((each[0], memory.mark, each) for each in self._marks),
-            *((when, memory.release, (when, each)) for when, each in self._released if when <= self._end),
+            *((each[0], memory.use, each) for each in self._used.values()),
+            *((each[0], memory.release_older, each) for each in self._released if each[0] <= self._end),
         ]
         for operator in trace.operators:
             tensors = (each for each in tensors_of(operator.inputs) if each.device == self.device)
@@ -258,9 +260,8 @@ class _Memory:
         self.older: dict[Storage, int] = {}
         self.changes: list[Change] = []
         self._recorder = recorder
-        self._at = dict(recorder._older)
-        self._addresses = sorted(self._at)
-        self._described: set[Storage] = set()
+        self._at: dict[int, Storage] = {}
+        self._addresses: list[int] = []
 
     def change(self, nanoseconds: int, address: int, size: int, operator: str, node: Node | None) -> None:
         """Follows an allocation or a release."""
@@ -275,51 +276,54 @@ class _Memory:
             return
         if self._recorder.device.type != "cpu":
             if there is None:
-                there = self._find(address, -size)
-                assert there is not None
-            if not there.operator:  # the allocator knows better than the shapes of tensors
+                self.use(nanoseconds, address, -size, (-size,), torch.uint8)
+                there = self._at[address]
+            if there in self.older:  # the allocator knows better than the shapes of tensors
                 there.size = self.older[there] = -size
         if there is not None:
             self.release(nanoseconds, there)
 
     def release(self, nanoseconds: int, storage: Storage) -> None:
         """Follows the release of a storage."""
-        if self._at.get(storage.address) is not storage:
-            return
         del self._at[storage.address]
         del self._addresses[bisect_left(self._addresses, storage.address)]
-        if storage.operator or storage in self.older:
-            self.changes.append(Change(self._recorder.since(nanoseconds), storage, -storage.size))
+        self.changes.append(Change(self._recorder.since(nanoseconds), storage, -storage.size))
+
+    def release_older(self, nanoseconds: int, address: int) -> None:
+        """Follows the release of a storage that existed before the recording, unless another one is there now."""
+        storage = self._at.get(address)
+        if storage in self.older:
+            self.release(nanoseconds, storage)
+
+    def use(
+        self, _nanoseconds: int, address: int, size: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """Follows the use of a storage of ``size`` bytes; one at an unknown address existed before."""
+        size = self._recorder.whole_blocks(size)
+        storage = self._at.get(address)
+        if storage is None:
+            if not size:
+                return
+            storage = Storage(size, tuple(shape), dtype, "", "other", address)
+            self._put(storage)
+            self.older[storage] = size
+        elif storage in self.older:
+            storage.size = self.older[storage] = max(storage.size, size)
+        if storage.shape == (storage.size,):
+            storage.shape, storage.dtype = tuple(shape), dtype
 
     def read(self, tensor: Any) -> None:
-        """Follows an operator's use of a tensor; one at an unknown address existed before."""
-        size = self._recorder.whole_blocks(extent_of(tensor))
-        storage = self._find(tensor.storage_data_ptr, size)
-        if storage is None:
-            return
-        if not storage.operator:
-            storage.size = self.older[storage] = max(storage.size, size)
-        if storage not in self._described and storage.shape == (storage.size,):
-            storage.shape, storage.dtype = tuple(tensor.sizes), tensor.dtype
-        self._described.add(storage)
+        """Follows an operator's use of a tensor."""
+        self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
 
-    def label(self, _nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
+    def label(self, nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
         """Sets the category and layer of a storage; the address may be inside of it."""
-        storage = self._around(address) or self._find(address, self._recorder.whole_blocks(size))
+        storage = self._around(address)
         if storage is None:
-            return
-        if storage.category is None:
+            self.use(nanoseconds, address, size, (size,), torch.uint8)
+            storage = self._at.get(address)
+        if storage is not None and storage.category is None:
             storage.category, storage.layer = category, layer
-        if not storage.operator:
-            self.older[storage] = storage.size
-
-    def _find(self, address: int, size: int) -> Storage | None:
-        """Returns the storage at an address; an unknown one of ``size`` bytes existed before, unless it is empty."""
-        storage = self._at.get(address)
-        if storage is None and size:
-            storage = Storage(size, (size,), torch.uint8, "", "other", address)
-            self._put(storage)
-        return storage
 
     def mark(self, _nanoseconds: int, address: int, kept_by: str, line: UserLine | None) -> None:
         """Sets the line that made a storage, and the layer that keeps it; the address may be inside of it."""
@@ -328,8 +332,6 @@ class _Memory:
             return
         storage.kept_by = storage.kept_by or kept_by or None
         storage.line = storage.line or line
-        if not storage.operator:
-            self.older[storage] = storage.size
 
     def _around(self, address: int) -> Storage | None:
         """Returns the storage whose memory an address is in."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.tracker import Tracker
@@ -28,6 +29,9 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
     def update(self) -> None:
         """Notes that an optimizer's step begins or ends."""
         self._updating = not self._updating
+
+    def use(self, tensor: Tensor) -> None:
+        """Does nothing: the tracker sees what operators use."""
 
     def made(self, tensor: Any) -> None:
         """Does nothing: the tracker finds the lines that make tensors by itself."""

@@ -34,21 +34,19 @@ def test_no_operator_passes_through_python(profiler: AbstractContextManager[obje
 
 
 def test_what_existed_before_counts_whole_until_it_is_released() -> None:
-    table, freed, unused = torch.zeros(100, 10), torch.zeros(50), torch.zeros(7)
-    rows = table[3:5]
+    table, factors, unused = torch.zeros(100, 10), torch.zeros(10), torch.zeros(7)
+    weight = nn.Parameter(torch.ones(10))
+    row = table[3]
     del table
     with memory.track() as account:
-        made = rows + 1
-        del made
-        made = freed * 2
-        del freed
-        unused = torch.zeros(20)
-    assert unused.numel() == 20
-    assert made.numel() == 50
-    # The whole table, of which two rows are used; 80 bytes of the sum and 4 of its other term, a tensor.
-    assert live(account)[0] == 4000 + 200
-    assert live(account)[-1] == 4000 + 200 + 80
-    assert account.by_category()["other"] == 4000 + 200
+        product = weight * row  # which keeps the row
+        del row
+        with torch.no_grad():  # which keeps nothing, so that the release is not seen
+            product += factors
+        del factors, product
+    assert unused.numel() == 7
+    assert live(account) == [4000 + 40 + 40, 4000 + 40 + 40 + 40, 40 + 40 + 40, 40 + 40]
+    assert account.by_category()["other"] == 4000 + 40 + 40
 
 
 def test_gradients_count_for_the_module_that_owns_the_parameter() -> None:
