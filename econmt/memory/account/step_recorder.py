@@ -116,9 +116,9 @@ class StepRecorder(Record):
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
         if tensor.layout is torch.strided and tensor.get_device() == self._index:
-            self._labels.append((time.time_ns(), tensor.data_ptr(), tensor.nbytes, category, layer))
             if not self._start:
                 self._note_use(tensor)
+            self._labels.append((time.time_ns(), tensor.data_ptr(), tensor.nbytes, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
