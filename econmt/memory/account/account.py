@@ -21,7 +21,7 @@ from econmt.errors import InputError
 from econmt.memory.account import exports
 from econmt.memory.account.advice import Advice, advise
 from econmt.memory.measure.ledger import CATEGORIES, Ledger, ledger_of
-from econmt.memory.measure.record import Record
+from econmt.memory.measure.record import MemoryRecord
 from econmt.memory.measure.storages import PHASES
 from econmt.memory.report.data import ledger_data
 from econmt.memory.report.page import account_page
@@ -210,7 +210,7 @@ class Account:
 
         return above
 
-    def _settled(self) -> Record:
+    def _settled(self) -> MemoryRecord:
         _ = self.ledger
         return self._tracker
 

@@ -51,11 +51,6 @@ class ModuleScopes:
         for optimizer in self._optimizers:
             self._label_optimizer(optimizer)
 
-    @property
-    def is_running(self) -> bool:
-        """True while the code of a module runs."""
-        return bool(self._running)
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Enters the scopes of modules that run within the context, and labels gradients and optimizer state."""

@@ -13,7 +13,7 @@ from econmt.memory.measure.operators import OperatorFacts, look_at
 _NODE = "autograd::engine::evaluate_function: "
 
 
-class Node(NamedTuple):
+class NodeRun(NamedTuple):
     """Run of an autograd node in a backward pass.
 
     Attributes:
@@ -35,33 +35,33 @@ class AttributedAllocation(NamedTuple):
     address: int
     size: int
     operator: str
-    node: Node | None
+    node: NodeRun | None
 
 
-class Operator(NamedTuple):
-    """Operator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event."""
+class ProfiledOperator(NamedTuple):
+    """ProfiledOperator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event."""
 
     begin: int
     end: int
     name: str
-    node: Node | None
+    node: NodeRun | None
     overload: Any
     facts: OperatorFacts
     inputs: list[Any]
 
 
-class Trace(NamedTuple):
+class StepEvents(NamedTuple):
     """Operators and allocations of a step; an operator that consists of others does not count, but those do."""
 
-    operators: list[Operator]
+    operators: list[ProfiledOperator]
     allocations: list[AttributedAllocation]
 
 
-def read_trace(result: Any, device: torch.device) -> Trace:
+def read_events(result: Any, device: torch.device) -> StepEvents:
     """Reads the result of the profiler; allocations are those of ``device``."""
-    operators: list[Operator] = []
+    operators: list[ProfiledOperator] = []
     allocations: list[AttributedAllocation] = []
-    waiting: list[tuple[Any, str, Node | None]] = [
+    waiting: list[tuple[Any, str, NodeRun | None]] = [
         (event, "", None) for event in result.experimental_event_tree()
     ]
     while waiting:
@@ -78,21 +78,23 @@ def read_trace(result: Any, device: torch.device) -> Trace:
         elif kind.name == "TorchOp":
             name = fields.name
             if name.startswith(_NODE):
-                node = Node(fields.sequence_number, event.start_time_ns, event.end_time_ns, node is not None)
+                node = NodeRun(
+                    fields.sequence_number, event.start_time_ns, event.end_time_ns, node is not None
+                )
             elif not operator and "::" in name:
                 inputs = fields.inputs
                 overload, facts = _known(name, len(inputs))
                 if facts is not None and not facts.is_composite and not facts.is_primitive:
                     operator = facts.name
                     operators.append(
-                        Operator(
+                        ProfiledOperator(
                             event.start_time_ns, event.end_time_ns, operator, node, overload, facts, inputs
                         )
                     )
         waiting += [(child, operator, node) for child in event.children]
     operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)
-    return Trace(operators, allocations)
+    return StepEvents(operators, allocations)
 
 
 @lru_cache(None)
@@ -132,7 +134,7 @@ class Operations:
     def __init__(self, result: Any) -> None:
         self._result = result
 
-    def of(self, operator: Operator) -> int:
+    def of(self, operator: ProfiledOperator) -> int:
         """Returns the operations of an operator, by its formula or as it declares them."""
         facts = operator.facts
         if facts.flops is None and facts.cost is None:
@@ -145,7 +147,7 @@ class Operations:
         result = operator.overload(*args, **kwargs) if facts.name == "aten.convolution" else None
         return int(facts.flops(*args, **kwargs, out_val=result))
 
-    def _arguments(self, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(self, operator: ProfiledOperator) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments of an operator, with tensors that have shapes and no memory."""
         schema = operator.overload._schema
         values = [_without_memory(each) for each in operator.inputs]

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from econmt.memory.account.profiled_operators import (
-    Node,
+    NodeRun,
     Operations,
-    Trace,
+    StepEvents,
     extent_of,
-    read_trace,
+    read_events,
     tensors_of,
 )
 from econmt.memory.measure.allocations import AllocationLog
 from econmt.memory.measure.layer_times import Clock
-from econmt.memory.measure.record import Record, now
+from econmt.memory.measure.record import MemoryRecord, now
 from econmt.memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work
 from econmt.memory.measure.user_lines import LARGE, UserLine, user_line
 from econmt_ops.core import scopes as accounting
@@ -39,7 +39,7 @@ _Mark = tuple[int, int, str, UserLine | None]
 """Time in nanoseconds and address of a tensor, the layer that keeps it (empty: none), and the line that made it."""
 
 
-class StepRecorder(Record):
+class StepRecorder(MemoryRecord):
     """Records a program's step from the profiler's events, and from hooks of modules and of what autograd keeps.
 
     The profiler notes each operator and each allocation without running Python. Hooks note times and addresses alone;
@@ -185,20 +185,20 @@ class StepRecorder(Record):
         if result is None:
             return
         self._watched.clear()
-        trace = read_trace(result, self.device)
-        self._follow_memory(trace)
-        self._follow_operators(trace, Operations(result))
+        events = read_events(result, self.device)
+        self._follow_memory(events)
+        self._follow_operators(events, Operations(result))
 
-    def _follow_memory(self, trace: Trace) -> None:
-        memory = _Memory(self)
+    def _follow_memory(self, events: StepEvents) -> None:
+        memory = _StepMemory(self)
         steps: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = [
-            *((each.nanoseconds, memory.change, each) for each in trace.allocations),
+            *((each.nanoseconds, memory.change, each) for each in events.allocations),
             *((each[0], memory.label, each) for each in self._labels),
             *((each[0], memory.mark, each) for each in self._marks),
             *((each[0], memory.use, each) for each in self._used.values()),
             *((each[0], memory.release_older, each) for each in self._released if each[0] <= self._end),
         ]
-        for operator in trace.operators:
+        for operator in events.operators:
             tensors = (each for each in tensors_of(operator.inputs) if each.device == self.device)
             steps += [(operator.begin, memory.read, (tensor,)) for tensor in tensors]
         steps.sort(key=lambda step: step[0])
@@ -207,10 +207,10 @@ class StepRecorder(Record):
         self.before = list(memory.older.items())
         self.changes = memory.changes
 
-    def _follow_operators(self, trace: Trace, operations: Operations) -> None:
+    def _follow_operators(self, events: StepEvents, operations: Operations) -> None:
         self.begins = [Beginning("forward", 0.0, 0)]
         stamps = [change.seconds for change in self.changes]
-        for operator in trace.operators:
+        for operator in events.operators:
             begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
             if bisect_right(self._updates, operator.begin) % 2:
                 phase = "optimizer"
@@ -233,7 +233,7 @@ class StepRecorder(Record):
         """Returns the seconds from the start to a moment of the epoch."""
         return (nanoseconds - self._start) / 1e9
 
-    def layer(self, nanoseconds: int, node: Node | None) -> str:
+    def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
         index = bisect_right(self._scopes, nanoseconds, key=itemgetter(0)) - 1
         layer = self._scopes[index][1] if index >= 0 else "other"
@@ -248,7 +248,7 @@ class StepRecorder(Record):
         return self.nodes.of_number(node.sequence)
 
 
-class _Memory:
+class _StepMemory:
     """Storages at their addresses, from one event to the next.
 
     Attributes:
@@ -263,7 +263,7 @@ class _Memory:
         self._at: dict[int, Storage] = {}
         self._addresses: list[int] = []
 
-    def change(self, nanoseconds: int, address: int, size: int, operator: str, node: Node | None) -> None:
+    def change(self, nanoseconds: int, address: int, size: int, operator: str, node: NodeRun | None) -> None:
         """Follows an allocation or a release."""
         there = self._at.get(address)
         if size > 0:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.tracker import Tracker
-
-if TYPE_CHECKING:
-    from econmt.memory.account.module_scopes import ModuleScopes
+from econmt_ops.core.scopes import current_layer
 
 
 class StepTracker(Tracker):  # type: ignore[no-untyped-call]
     """Tracker of a program's step, which tells by itself which phase the step is in."""
 
-    scopes: ModuleScopes | None = None
     clock: Clock | None = None
     _updating = False
 
@@ -41,12 +38,11 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
 
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""
-        scopes = self.scopes
         if self._updating:
             phase = "optimizer"
         elif torch._C._current_graph_task_id() >= 0:
             phase = "backward"
-        elif scopes is None or scopes.is_running or not self.begins:
+        elif current_layer() != "other" or not self.begins:
             phase = "forward"
         else:  # code between the phases, such as clipping of gradients, belongs to the one before
             phase = self.begins[-1].phase

@@ -60,7 +60,6 @@ def track(
     tracker = StepRecorder(where) if _can_record() else _tracker_of(where)
     scopes = ModuleScopes(tracker, models, optimizers)
     if isinstance(tracker, StepTracker):
-        tracker.scopes = scopes
         _leave_compiled(scopes)
     account = Account(tracker)
     try:

@@ -13,7 +13,7 @@ import torch
 from econmt.memory.measure.storages import Beginning, Change, Hidden, Repetition, Storage, Work
 
 
-class Record:
+class MemoryRecord:
     """Storages of one device and how their sizes changed, with the operators that ran.
 
     Args:

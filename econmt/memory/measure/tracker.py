@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt.memory.measure.record import Record, now
+from econmt.memory.measure.record import MemoryRecord, now
 from econmt.memory.measure.storages import (
     Beginning,
     Change,
@@ -41,7 +41,7 @@ _FACTS: dict[int, OperatorFacts] = {}
 """Properties of operators that run as they are, by id."""
 
 
-class Tracker(Record, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of one device.
 
     Args:
@@ -65,7 +65,7 @@ class Tracker(Record, TorchDispatchMode):  # type: ignore[no-untyped-call]
         workspace: Callable[[Any], Callable[..., int] | None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
-        Record.__init__(self, device)
+        MemoryRecord.__init__(self, device)
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.nodes = NodeLayers()
         self._block = block

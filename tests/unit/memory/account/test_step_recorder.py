@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
 from econmt.memory.account.module_scopes import ModuleScopes
-from econmt.memory.account.step_recorder import StepRecorder, _Memory
+from econmt.memory.account.step_recorder import StepRecorder, _StepMemory
 from econmt.memory.account.tracking import nested_hooks
 from econmt.memory.measure.layer_times import Clock
 from scripts.bench.account_models import Case, gpt
@@ -128,7 +128,7 @@ def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> Non
 
 
 def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
-    memory_of_gpu = _Memory(StepRecorder(torch.device("cuda", 0)))
+    memory_of_gpu = _StepMemory(StepRecorder(torch.device("cuda", 0)))
     memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
     memory_of_gpu.change(0, 1 << 21, 2048, "aten.mm", None)
     memory_of_gpu.mark(0, (1 << 21) + 512, "layer", None)
