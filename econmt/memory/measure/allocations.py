@@ -59,7 +59,8 @@ class AllocationLog:
             False,
             False,
             False,
-            profiler._ExperimentalConfig(),
+            # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
+            profiler._ExperimentalConfig(disable_external_correlation=True),
         )
         # No operator has the scope of the lite interpreter, so that memory events remain.
         scopes = () if self._operators else ({profiler.RecordScope.LITE_INTERPRETER},)
