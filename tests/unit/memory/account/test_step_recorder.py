@@ -140,6 +140,18 @@ def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
     assert memory_of_gpu.changes[0].storage.kept_by == "layer"
 
 
+def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
+    """It reports the releases of some of it, with the size of what was there in an earlier record of the profiler."""
+    memory_of_cpu = _StepMemory(StepRecorder(CPU))
+    memory_of_cpu.change(0, 1 << 20, -1536, "", None)
+    assert not memory_of_cpu.older
+    memory_of_cpu.label(0, 1 << 21, 1000, "gradients", "layer")
+    memory_of_cpu.release_older(0, 1 << 21)  # by a weak reference
+    memory_of_cpu.change(0, 1 << 21, -1536, "", None)
+    assert list(memory_of_cpu.older.values()) == [1000]
+    assert [change.size for change in memory_of_cpu.changes] == [-1000]
+
+
 def test_a_block_of_several_steps() -> None:
     """Phases follow each other again."""
     case = gpt()
