@@ -29,11 +29,15 @@ class NodeRun(NamedTuple):
 
 
 class AttributedAllocation(NamedTuple):
-    """Allocation of ``size`` bytes at an address (release if negative), and the operator and node that made it."""
+    """Allocation of ``size`` bytes at an address (release if negative), and the operator and node that made it.
+
+    ``total`` is what the allocator of a GPU had given out afterwards, in bytes.
+    """
 
     nanoseconds: int
     address: int
     size: int
+    total: int
     operator: str
     node: NodeRun | None
 
@@ -70,11 +74,9 @@ def read_events(result: Any, device: torch.device) -> StepEvents:
         if kind.name == "Allocation":
             where = fields.device
             if where.type == device.type and device.index in (None, where.index):
-                allocations.append(
-                    AttributedAllocation(
-                        event.start_time_ns, fields.ptr, fields.alloc_size, operator or OUTSIDE, node
-                    )
-                )
+                sizes = fields.ptr, fields.alloc_size, fields.total_allocated
+                maker = operator or OUTSIDE
+                allocations.append(AttributedAllocation(event.start_time_ns, *sizes, maker, node))
         elif kind.name == "TorchOp":
             name = fields.name
             if name.startswith(_NODE):

@@ -22,7 +22,7 @@ from econmt.memory.account.profiled_operators import (
     read_events,
     tensors_of,
 )
-from econmt.memory.measure.allocations import AllocationLog
+from econmt.memory.measure.allocations import OUTSIDE, AllocationLog
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.record import MemoryRecord, now
 from econmt.memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work
@@ -190,6 +190,9 @@ class StepRecorder(MemoryRecord):
         self._follow_operators(events, Operations(result))
 
     def _follow_memory(self, events: StepEvents) -> None:
+        if self.device.type == "cuda" and events.allocations:
+            first = events.allocations[0]
+            self._at_start = first.total - first.size
         memory = _StepMemory(self)
         steps: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = [
             *((each.nanoseconds, memory.change, each) for each in events.allocations),
@@ -260,11 +263,16 @@ class _StepMemory:
         self.older: dict[Storage, int] = {}
         self.changes: list[Change] = []
         self._recorder = recorder
+        self._on_gpu = recorder.device.type == "cuda"
         self._at: dict[int, Storage] = {}
         self._addresses: list[int] = []
+        self._live = recorder._at_start
+        self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other", 0)
 
-    def change(self, nanoseconds: int, address: int, size: int, operator: str, node: NodeRun | None) -> None:
-        """Follows an allocation or a release."""
+    def change(
+        self, nanoseconds: int, address: int, size: int, total: int, operator: str, node: NodeRun | None
+    ) -> None:
+        """Follows an allocation or a release, after which a GPU's allocator has given out ``total`` bytes."""
         there = self._at.get(address)
         if size > 0:
             if there is not None:
@@ -272,22 +280,41 @@ class _StepMemory:
             layer = self._recorder.layer(nanoseconds, node)
             storage = Storage(size, (size,), torch.uint8, operator, layer, address)
             self._put(storage)
-            self.changes.append(Change(self._recorder.since(nanoseconds), storage, size))
-            return
-        if self._recorder.device.type != "cpu":
-            if there is None:
-                self.use(nanoseconds, address, -size, (-size,), torch.uint8)
-                there = self._at[address]
-            if there in self.older:  # the allocator knows better than the shapes of tensors
+            self._grow(nanoseconds, storage, size)
+        elif there is not None:
+            if self._on_gpu and there in self.older:  # the allocator knows better than the shapes of tensors
                 there.size = self.older[there] = -size
-        if there is not None:
             self.release(nanoseconds, there)
+        elif self._on_gpu and self._elsewhere.size + size >= 0:
+            self._grow_elsewhere(nanoseconds, size)
+        elif self._on_gpu:
+            self.use(nanoseconds, address, -size, (-size,), torch.uint8)
+            self.release(nanoseconds, self._at[address])
+        if self._on_gpu and total != self._live:
+            self._catch_up(nanoseconds, total - self._live)
+
+    def _catch_up(self, nanoseconds: int, size: int) -> None:
+        """Follows what threads did that the profiler does not follow, such as a collection of garbage."""
+        made = (each for each in reversed(self._at.values()) if each.operator and each.size == -size)
+        storage = next(made, None)
+        if storage is not None:
+            self.release(nanoseconds, storage)
+        else:
+            self._grow_elsewhere(nanoseconds, size)
+
+    def _grow_elsewhere(self, nanoseconds: int, size: int) -> None:
+        self._elsewhere.size += size
+        self._grow(nanoseconds, self._elsewhere, size)
+
+    def _grow(self, nanoseconds: int, storage: Storage, size: int) -> None:
+        self._live += size
+        self.changes.append(Change(self._recorder.since(nanoseconds), storage, size))
 
     def release(self, nanoseconds: int, storage: Storage) -> None:
         """Follows the release of a storage."""
         del self._at[storage.address]
         del self._addresses[bisect_left(self._addresses, storage.address)]
-        self.changes.append(Change(self._recorder.since(nanoseconds), storage, -storage.size))
+        self._grow(nanoseconds, storage, -storage.size)
 
     def release_older(self, nanoseconds: int, address: int) -> None:
         """Follows the release of a storage that existed before the recording, unless another one is there now."""
@@ -314,7 +341,8 @@ class _StepMemory:
 
     def read(self, tensor: Any) -> None:
         """Follows an operator's use of a tensor."""
-        self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
+        if not self._on_gpu or tensor.storage_data_ptr in self._at:
+            self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
 
     def label(self, nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
         """Sets the category and layer of a storage; the address may be inside of it."""

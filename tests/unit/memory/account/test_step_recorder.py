@@ -128,26 +128,42 @@ def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> Non
 
 
 def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
-    memory_of_gpu = _StepMemory(StepRecorder(torch.device("cuda", 0)))
+    recorder = StepRecorder(torch.device("cuda", 0))
+    recorder._at_start = start = 10_000
+    memory_of_gpu = _StepMemory(recorder)
     memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
-    memory_of_gpu.change(0, 1 << 21, 2048, "aten.mm", None)
+    memory_of_gpu.change(0, 1 << 21, 2048, start + 2048, "aten.mm", None)
     memory_of_gpu.mark(0, (1 << 21) + 512, "layer", None)
-    memory_of_gpu.change(0, 1 << 20, -1536, "", None)  # a block that was not split
-    memory_of_gpu.change(0, 1 << 22, -4096, "", None)  # no operator has read it
+    # A block that was not split, and one that nothing was known of.
+    memory_of_gpu.change(0, 1 << 20, -1536, start + 512, "", None)
+    memory_of_gpu.change(0, 1 << 22, -4096, start - 3584, "", None)
     sizes = {storage.address: size for storage, size in memory_of_gpu.older.items()}
     assert sizes == {1 << 20: 1536, 1 << 22: 4096}
     assert [change.size for change in memory_of_gpu.changes] == [2048, -1536, -4096]
     assert memory_of_gpu.changes[0].storage.kept_by == "layer"
 
 
+def test_a_gpu_tells_what_other_threads_allocate_and_release() -> None:
+    memory_of_gpu = _StepMemory(StepRecorder(torch.device("cuda", 0)))
+    memory_of_gpu.change(0, 1 << 20, 512, 512, "aten.mm", None)
+    memory_of_gpu.change(0, 1 << 21, 2048, 512 + 1024 + 2048, "aten.mm", None)  # 1,024 bytes elsewhere
+    memory_of_gpu.change(
+        0, 1 << 22, 4096, 1024 + 2048 + 4096, "aten.mm", None
+    )  # the first are released elsewhere
+    memory_of_gpu.change(0, 1 << 23, -1024, 2048 + 4096, "", None)  # those of elsewhere
+    assert [change.size for change in memory_of_gpu.changes] == [512, 2048, 1024, 4096, -512, -1024]
+    assert memory_of_gpu.changes[-2].storage is memory_of_gpu.changes[0].storage
+    assert not memory_of_gpu.older
+
+
 def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
     """It reports the releases of some of it, with the size of what was there in an earlier record of the profiler."""
     memory_of_cpu = _StepMemory(StepRecorder(CPU))
-    memory_of_cpu.change(0, 1 << 20, -1536, "", None)
+    memory_of_cpu.change(0, 1 << 20, -1536, 0, "", None)
     assert not memory_of_cpu.older
     memory_of_cpu.label(0, 1 << 21, 1000, "gradients", "layer")
     memory_of_cpu.release_older(0, 1 << 21)  # by a weak reference
-    memory_of_cpu.change(0, 1 << 21, -1536, "", None)
+    memory_of_cpu.change(0, 1 << 21, -1536, 0, "", None)
     assert list(memory_of_cpu.older.values()) == [1000]
     assert [change.size for change in memory_of_cpu.changes] == [-1000]
 
