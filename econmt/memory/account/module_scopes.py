@@ -159,7 +159,7 @@ class ModuleScopes:
         name = self.names[id(module)]
         size = 0
         for each in args:
-            if isinstance(each, Tensor):
+            if isinstance(each, Tensor) and each.layout is torch.strided:
                 size += each.nbytes
                 self._tracker.use(each)
         self.inputs[name] = size

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt.memory.account.profiled_operators import (
     NodeRun,
@@ -91,7 +93,7 @@ class StepRecorder(MemoryRecord):
                 if self.clock is not None:
                     self.clock.begin(None)
                 self._end = time.time_ns()
-        self.seconds = (self._end - self._start) / 1e9
+                self.seconds = self.since(self._end)
 
     def now(self) -> float:
         """Returns the seconds since the start of the recording."""
@@ -115,34 +117,32 @@ class StepRecorder(MemoryRecord):
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        if tensor.layout is torch.strided and tensor.get_device() == self._index:
+        address = _address(tensor)
+        if address and tensor.get_device() == self._index:
             if not self._start:
                 self._note_use(tensor)
-            self._labels.append((time.time_ns(), tensor.data_ptr(), tensor.nbytes, category, layer))
+            self._labels.append((time.time_ns(), address, tensor.nbytes, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
-        if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE:
-            self._mark(tensor, "", user_line())
+        if isinstance(tensor, Tensor) and _address(tensor) and tensor.nbytes >= LARGE:
+            self._marks.append((time.time_ns(), tensor.data_ptr(), "", user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
         # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
         # when it is released.
-        if self._index < 0 and not tensor.requires_grad:
+        if self._index < 0 and not tensor.requires_grad and _address(tensor):
             self._note_use(tensor)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Notes that autograd keeps a tensor for the backward pass."""
-        self.use(tensor)
-        self._mark(tensor, accounting.current_layer(), user_line() if tensor.nbytes >= LARGE else None)
+        address = _address(tensor)
+        if address:
+            line = user_line() if tensor.nbytes >= LARGE else None
+            self._marks.append((time.time_ns(), address, accounting.current_layer(), line))
+            self.use(tensor)
         return tensor
-
-    def _mark(self, tensor: Tensor, kept_by: str, line: UserLine | None) -> None:
-        try:  # noqa: SIM105  suppress() would take as long as all the rest
-            self._marks.append((time.time_ns(), tensor.data_ptr(), kept_by, line))
-        except RuntimeError:  # sparse and fake tensors have no address
-            pass
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
@@ -160,7 +160,7 @@ class StepRecorder(MemoryRecord):
             self.clock.begin(("backward", layer))
 
     def _note_use(self, tensor: Tensor) -> None:
-        if tensor.layout is not torch.strided or tensor.get_device() != self._index:
+        if tensor.get_device() != self._index:
             return
         memory = tensor.untyped_storage()
         address = memory.data_ptr()
@@ -249,6 +249,19 @@ class StepRecorder(MemoryRecord):
         if node.is_nested and self._nodes_of_backward.are_known:
             return self._nodes_of_backward.of_number(node.sequence)
         return self.nodes.of_number(node.sequence)
+
+
+def _address(tensor: Tensor) -> int:
+    """Returns the address of a tensor's first element; 0 if it has no memory of its own, as a sparse or a fake one."""
+    if tensor.layout is not torch.strided or isinstance(tensor, _WITHOUT_MEMORY):
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # as within torch.vmap
+        return 0
+
+
+_WITHOUT_MEMORY = (FakeTensor, FunctionalTensor)
 
 
 class _StepMemory:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
@@ -166,6 +167,18 @@ def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
     memory_of_cpu.change(0, 1 << 21, -1536, 0, "", None)
     assert list(memory_of_cpu.older.values()) == [1000]
     assert [change.size for change in memory_of_cpu.changes] == [-1000]
+
+
+def test_sparse_and_fake_tensors_are_passed_on() -> None:
+    weight = nn.Parameter(torch.ones(3, 3))
+    linear = nn.Linear(3, 2)
+    with memory.track(linear) as account:
+        torch.sparse.mm(torch.eye(3).to_sparse(), weight).sum().backward()  # type: ignore[no-untyped-call]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = linear(mode.from_tensor(torch.ones(4, 3)) * 2)
+    assert fake.shape == (4, 2)
+    assert weight.grad is not None
+    assert account.by_category()["weights"] == linear.weight.nbytes + linear.bias.nbytes
 
 
 def test_a_block_of_several_steps() -> None:
