@@ -78,7 +78,7 @@ class StepRecorder(MemoryRecord):
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
         hooks = torch.autograd.graph.saved_tensors_hooks
-        with self._log.recording():
+        with self._log.recording(), self._log.range():
             self._start = time.time_ns()
             self.enter(accounting.current_layer())
             try:
@@ -286,6 +286,8 @@ class _StepMemory:
         self, nanoseconds: int, address: int, size: int, total: int, operator: str, node: NodeRun | None
     ) -> None:
         """Follows an allocation or a release, after which a GPU's allocator has given out ``total`` bytes."""
+        if self._on_gpu and total - size != self._live:
+            self._catch_up(nanoseconds, total - size - self._live)
         there = self._at.get(address)
         if size > 0:
             if there is not None:
@@ -303,8 +305,6 @@ class _StepMemory:
         elif self._on_gpu:
             self.use(nanoseconds, address, -size, (-size,), torch.uint8)
             self.release(nanoseconds, self._at[address])
-        if self._on_gpu and total != self._live:
-            self._catch_up(nanoseconds, total - self._live)
 
     def _catch_up(self, nanoseconds: int, size: int) -> None:
         """Follows what threads did that the profiler does not follow, such as a collection of garbage."""

@@ -74,6 +74,14 @@ class AllocationLog:
             with _quiet():
                 self.result = autograd._disable_profiler()
 
+    @contextmanager
+    def range(self) -> Iterator[None]:
+        """Records a range, since the profiler leaves out what happens to a GPU's memory outside of all ranges."""
+        from torch._C import _profiler as profiler
+
+        with profiler._RecordFunctionFast("econmt.memory"):
+            yield
+
     @property
     def has_events(self) -> bool:
         """True if the log has recorded."""
