@@ -4,7 +4,7 @@
     python -m scripts.bench account --models GPT ViT --size 2
 
 Each row is one of twelve models: the peak of its account, the difference to the allocator's, that of the prediction,
-and the peak that PyTorch's MemTracker reports.
+the time of a step in the block of memory.track beside the time alone, and the peak that PyTorch's MemTracker reports.
 """
 
 from __future__ import annotations
@@ -141,14 +141,8 @@ def measure(name: str, device: str, rounds: int, size: int | None) -> list[str]:
     bare, tracked = [], []
     for _ in range(rounds):
         bare.append(_seconds(case.step, device))
-
-        def track() -> None:
-            nonlocal account
-            with memory.track(case.model, case.optimizer) as account:
-                case.step()
-
-        account: memory.Account
-        tracked.append(_seconds(track, device))
+        with memory.track(case.model, case.optimizer) as account:
+            tracked.append(_seconds(case.step, device))
     error = predicted.peak_bytes / account.peak_bytes - 1
     return [
         name,

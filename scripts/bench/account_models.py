@@ -89,10 +89,12 @@ def next_word_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
-def gpt(size: int = 1, *, checkpointed: bool = False, tied: bool = False, passes: int = 1) -> Case:
+def gpt(
+    size: int = 1, *, checkpointed: bool = False, tied: bool = False, passes: int = 1, rows: int = 4
+) -> Case:
     """A GPT of two layers."""
     model = GPT(500 * size, 64 * size, 2, checkpointed=checkpointed, tied=tied)
-    ids = torch.randint(0, 500 * size, (4 * size, 32 * size))
+    ids = torch.randint(0, 500 * size, (rows * size, 32 * size))
     return Case(model, adam(model), lambda: next_word_loss(model, ids), passes)
 
 
@@ -115,7 +117,7 @@ class Residual(nn.Module):
         return functional.relu(self.body(x) + self.skip(x))
 
 
-def resnet(size: int = 1) -> Case:
+def resnet(size: int = 1, rows: int = 4) -> Case:
     """A ResNet with momentum."""
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 1, 1),
@@ -128,7 +130,7 @@ def resnet(size: int = 1) -> Case:
         nn.Flatten(),
         nn.Linear(64 * size, 10),
     )
-    images, labels = torch.randn(4 * size, 3, 32, 32), torch.randint(0, 10, (4 * size,))
+    images, labels = torch.randn(rows * size, 3, 32, 32), torch.randint(0, 10, (rows * size,))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Case(model, optimizer, lambda: functional.cross_entropy(model(images), labels))
 
@@ -150,12 +152,12 @@ class EncoderDecoder(nn.Module):
         return logits
 
 
-def encoder_decoder(size: int = 1) -> Case:
+def encoder_decoder(size: int = 1, rows: int = 4) -> Case:
     """An encoder-decoder transformer with dropout."""
     model = EncoderDecoder(300 * size, 32 * size)
     source, target = (
-        torch.randint(0, 300, (4 * size, 20 * size)),
-        torch.randint(0, 300, (4 * size, 16 * size)),
+        torch.randint(0, 300, (rows * size, 20 * size)),
+        torch.randint(0, 300, (rows * size, 16 * size)),
     )
     return Case(
         model,
@@ -183,10 +185,10 @@ class ViT(nn.Module):
         return logits
 
 
-def vit(size: int = 1) -> Case:
+def vit(size: int = 1, rows: int = 4) -> Case:
     """A vision transformer under autocast to bfloat16."""
     model = ViT(32 * size)
-    images, labels = torch.randn(4 * size, 3, 32, 32), torch.randint(0, 10, (4 * size,))
+    images, labels = torch.randn(rows * size, 3, 32, 32), torch.randint(0, 10, (rows * size,))
 
     def loss() -> Tensor:
         with torch.autocast(images.device.type, dtype=torch.bfloat16):
@@ -352,6 +354,14 @@ CASES: dict[str, Callable[[int], Case]] = {
     "econmt's own": own,
 }
 """Functions that make the models, larger ones for larger sizes."""
+
+LONG: dict[str, Callable[[], Case]] = {
+    "GPT": lambda: gpt(8, rows=96),
+    "ResNet": lambda: resnet(8, rows=1024),
+    "encoder-decoder": lambda: encoder_decoder(8, rows=160),
+    "ViT": lambda: vit(12, rows=800),
+}
+"""Functions that make models whose step takes 150 ms and more of an H100, and up to 60 GB."""
 
 
 def cases(size: int = 1) -> Iterator[tuple[str, Case]]:

@@ -21,6 +21,7 @@ from econmt.errors import InputError
 from econmt.memory.account import exports
 from econmt.memory.account.advice import Advice, advise
 from econmt.memory.measure.ledger import CATEGORIES, Ledger, ledger_of
+from econmt.memory.measure.record import MemoryRecord
 from econmt.memory.measure.storages import PHASES
 from econmt.memory.report.data import ledger_data
 from econmt.memory.report.page import account_page
@@ -29,6 +30,7 @@ from econmt.memory.report.tables import Cell, ReportTable, format_bytes, shape_t
 
 if TYPE_CHECKING:
     from econmt.memory.account.module_scopes import ModuleScopes
+    from econmt.memory.account.step_recorder import StepRecorder
     from econmt.memory.account.step_tracker import StepTracker
 
 OUTSIDE = "outside of modules"
@@ -53,7 +55,7 @@ class Account:
         full: Bytes that could not be allocated; None if the memory was not full, 0 if the number is unknown.
     """
 
-    def __init__(self, tracker: StepTracker) -> None:
+    def __init__(self, tracker: StepTracker | StepRecorder) -> None:
         self.notes: list[str] = []
         self.names: list[str] = []
         self.full: int | None = None
@@ -208,7 +210,7 @@ class Account:
 
         return above
 
-    def _settled(self) -> StepTracker:
+    def _settled(self) -> MemoryRecord:
         _ = self.ledger
         return self._tracker
 

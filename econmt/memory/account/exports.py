@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from econmt.memory.measure.ledger import CATEGORIES, kind_of
+from econmt.memory.measure.record import MemoryRecord
 from econmt.memory.measure.storages import Storage
-from econmt.memory.measure.tracker import Tracker
 
 
 def over_time(
-    tracker: Tracker, above: Callable[[str], str]
+    tracker: MemoryRecord, above: Callable[[str], str]
 ) -> list[tuple[float, str, dict[tuple[str, str], int]]]:
     """Returns the bytes by (category, module) at the start and after each change, with milliseconds and phase."""
     live: Counter[tuple[str, str]] = Counter()
@@ -28,7 +28,7 @@ def over_time(
     return moments
 
 
-def _changes(tracker: Tracker) -> Iterator[tuple[float, Storage, int, str]]:
+def _changes(tracker: MemoryRecord) -> Iterator[tuple[float, Storage, int, str]]:
     """Yields time, storage, size and phase of each change, storages that were there before first."""
     begins = [*tracker.begins]
     phase = begins.pop(0).phase if begins else "forward"
@@ -40,7 +40,7 @@ def _changes(tracker: Tracker) -> Iterator[tuple[float, Storage, int, str]]:
         yield change.seconds, change.storage, change.size, phase
 
 
-def trace(tracker: Tracker) -> dict[str, Any]:
+def trace(tracker: MemoryRecord) -> dict[str, Any]:
     """Returns a trace in Chrome's JSON format: operators by module and phase, and live bytes by category."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "training step"}},
@@ -79,7 +79,7 @@ def _slice(
     return {"ph": "X", "name": name, "pid": 0, "tid": thread, **times, "args": args or {}}
 
 
-def write_snapshot(tracker: Tracker, path: Path) -> None:
+def write_snapshot(tracker: MemoryRecord, path: Path) -> None:
     """Writes what ``torch.cuda.memory._dump_snapshot`` does, of a CPU's memory too.
 
     The frames of an allocation are its category and module, its operator, and the program's line.

@@ -12,7 +12,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from econmt.memory.measure.tracker import Tracker
+from econmt.memory.account.step_recorder import StepRecorder
+from econmt.memory.account.step_tracker import StepTracker
 from econmt_ops.core.scopes import current_layer, layer
 
 
@@ -27,31 +28,28 @@ class ModuleScopes:
         compiled: Names of modules that ``torch.compile`` has compiled.
         kinds: Classes of modules by name.
         inputs: Bytes of the tensors that a module was called with last, by name.
-        updating: True while an optimizer's step runs.
     """
 
     def __init__(
-        self, tracker: Tracker, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]
+        self,
+        tracker: StepTracker | StepRecorder,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
     ) -> None:
         self.names: dict[int, str] = {}
         self.compiled: list[str] = []
         self.kinds: dict[str, str] = {}
         self.inputs: dict[str, int] = {}
-        self.updating = False
         self._tracker = tracker
         self._owners: dict[Tensor, str] = {}
         self._running: list[tuple[nn.Module, layer]] = []
         self._optimizers = dict.fromkeys(optimizers)
+        self._states: dict[Optimizer, int] = {}
         self._hooks = ExitStack()
         for model in models:
             self._register(model)
         for optimizer in self._optimizers:
             self._label_optimizer(optimizer)
-
-    @property
-    def is_running(self) -> bool:
-        """True while the code of a module runs."""
-        return bool(self._running)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -111,8 +109,21 @@ class ModuleScopes:
         self._tracker.label(parameter, "weights", name)
         self._label_gradient(parameter)
         if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._follower(name))  # type: ignore[no-untyped-call]
             self._hooks.callback(hook.remove)
+
+    def _follower(self, name: str) -> Callable[[Tensor], None]:
+        """Returns a function that labels the gradient of a parameter of module ``name``."""
+        label = self._tracker.label
+
+        def follow(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                label(gradient, "gradients", name)
+            else:
+                self._label_gradient(parameter)
+
+        return follow
 
     def _label_gradient(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -122,6 +133,7 @@ class ModuleScopes:
                 self._tracker.label(part, "gradients", self._owners[parameter])
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
+        self._states[optimizer] = len(optimizer.state)
         for parameter, state in optimizer.state.items():
             for part in state.values() if isinstance(state, dict) else ():
                 if isinstance(part, Tensor):
@@ -129,11 +141,12 @@ class ModuleScopes:
 
     def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._optimizers[optimizer] = None
-        self.updating = True
+        self._tracker.update()
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self.updating = False
-        self._label_optimizer(optimizer)
+        self._tracker.update()
+        if len(optimizer.state) != self._states.get(optimizer):
+            self._label_optimizer(optimizer)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling():
@@ -144,14 +157,21 @@ class ModuleScopes:
             else:
                 self._register(module)
         name = self.names[id(module)]
-        self.inputs[name] = sum(each.nbytes for each in args if isinstance(each, Tensor))
+        size = 0
+        for each in args:
+            if isinstance(each, Tensor) and each.layout is torch.strided:
+                size += each.nbytes
+                self._tracker.use(each)
+        self.inputs[name] = size
         scope = layer(name)
         scope.__enter__()
         self._running.append((module, scope))
 
-    def _leave(self, module: nn.Module, *_: Any) -> None:
+    def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        if type(module).__module__.startswith("torch."):  # else a line within the module made it
+            self._tracker.made(result)
         for depth in range(len(self._running) - 1, -1, -1):
             if self._running[depth][0] is module:
                 self._unwind(depth)

@@ -81,7 +81,7 @@ def predict(
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
             tracker.see(parameter)
         made = _warm_up(tracker, step)
-        tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
+        scopes = ModuleScopes(tracker, models, optimizers)
         account = Account(tracker)
         with tracker.recording():
             tracker.start_over()

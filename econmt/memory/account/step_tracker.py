@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from econmt.memory.account.module_scopes import ModuleScopes
+import torch
+from torch import Tensor
+
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.tracker import Tracker
+from econmt_ops.core.scopes import current_layer
 
 
 class StepTracker(Tracker):  # type: ignore[no-untyped-call]
     """Tracker of a program's step, which tells by itself which phase the step is in."""
 
-    scopes: ModuleScopes | None = None
     clock: Clock | None = None
+    _updating = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Lets compiled functions run compiled."""
         return True
 
+    def update(self) -> None:
+        """Notes that an optimizer's step begins or ends."""
+        self._updating = not self._updating
+
+    def use(self, tensor: Tensor) -> None:
+        """Does nothing: the tracker sees what operators use."""
+
+    def made(self, tensor: Any) -> None:
+        """Does nothing: the tracker finds the lines that make tensors by itself."""
+
+    def return_to(self, layer: str) -> None:
+        """Does nothing: the tracker sees each operator of the backward pass."""
+
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""
-        scopes = self.scopes
-        if scopes is not None and scopes.updating:
+        if self._updating:
             phase = "optimizer"
         elif torch._C._current_graph_task_id() >= 0:
             phase = "backward"
-        elif scopes is None or scopes.is_running or not self.begins:
+        elif current_layer() != "other" or not self.begins:
             phase = "forward"
         else:  # code between the phases, such as clipping of gradients, belongs to the one before
             phase = self.begins[-1].phase

@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
-from econmt.memory.measure.allocations import AllocationLog
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.ledger import read_allocator
 from econmt.memory.measure.storages import BLOCK
 from econmt.memory.measure.tracker import Tracker
+from econmt_ops.core.scopes import current_layer
 
 _Any = TypeVar("_Any")
 
@@ -34,8 +35,8 @@ def track(
 ) -> Iterator[Account]:
     """Accounts for every byte of the code within the context, which is usually one training step.
 
-    The account may be read when the context has ended, also if it ended with an error. On a GPU the peaks of
-    `torch.cuda.memory_stats` are reset.
+    The account may be read when the context has ended, also if it ended with an error. It is made from the events of
+    PyTorch's profiler.
 
     Args:
         model: Model or models whose modules are named; others are named when they run.
@@ -56,38 +57,53 @@ def track(
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    log = None
-    if where.type == "cuda":  # its allocator reports nothing to the profiler, but counts by itself
-        tracker = StepTracker(where, block=BLOCK, meter=lambda: read_allocator(where), follows=False)
-        tracker.clock = Clock(
-            where
-        )  # operators return before they have run, so times need marks on the device
-    else:
-        log = AllocationLog()
-        tracker = StepTracker(where, log=log, follows=False)
-    tracker.scopes = scopes = ModuleScopes(tracker, models, optimizers)
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    if dynamo is not None and (
-        scopes.compiled or dynamo.input_codes.seen
-    ):  # else it would compile the tracker, too
-        disabled = torch._disable_dynamo(Tracker.__torch_dispatch__)  # type: ignore[attr-defined]
-        StepTracker.__torch_dispatch__ = disabled  # type: ignore[method-assign]
+    tracker = StepRecorder(where) if _can_record() else _tracker_of(where)
+    scopes = ModuleScopes(tracker, models, optimizers)
+    if isinstance(tracker, StepTracker):
+        _leave_compiled(scopes)
     account = Account(tracker)
     try:
-        with tracker.recording():
-            tracker.begin("forward")
-            with scopes.watching(), nested_hooks(tracker), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
-                yield account
-                if tracker.clock is not None:
-                    tracker.clock.begin(None)
+        with (
+            tracker.recording(),
+            scopes.watching(),
+            nested_hooks(tracker),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
+            yield account
     except BaseException as error:
         account.fail(error)
         raise
     finally:
         account.close(scopes)
-        if log is not None and not log.has_events:
-            account.notes.append("A profiler ran already, so memory inside of operators is not counted.")
+        if isinstance(tracker, StepTracker):
+            account.notes.append(
+                "A profiler ran already, so each operator was followed from Python, which is slow"
+                + ("." if where.type == "cuda" else ", and memory inside of operators is not counted.")
+            )
+
+
+def _can_record() -> bool:
+    """Returns True if PyTorch's profiler, of which there is one, is free."""
+    has_profiler: bool = torch.autograd.kineto_available()  # type: ignore[attr-defined]
+    return has_profiler and not torch._C._autograd._profiler_enabled()
+
+
+def _tracker_of(device: torch.device) -> StepTracker:
+    """Returns a tracker that needs no profiler."""
+    if device.type == "cpu":
+        return StepTracker(device, follows=False)
+    tracker = StepTracker(device, block=BLOCK, meter=lambda: read_allocator(device), follows=False)
+    tracker.clock = Clock(device)  # operators return before they have run, so times need marks on the device
+    return tracker
+
+
+def _leave_compiled(scopes: ModuleScopes) -> None:
+    """Keeps PyTorch from compiling the tracker if the program compiles functions."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and (scopes.compiled or dynamo.input_codes.seen):
+        disabled = torch._disable_dynamo(Tracker.__torch_dispatch__)  # type: ignore[attr-defined]
+        StepTracker.__torch_dispatch__ = disabled  # type: ignore[method-assign]
 
 
 def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:
@@ -96,7 +112,7 @@ def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]
 
 
 @contextmanager
-def nested_hooks(tracker: Tracker) -> Iterator[None]:
+def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
     """Follows the hooks for saved tensors that a program sets, as activation checkpointing does.
 
     Hooks replace the tracker's own. In the forward pass they may keep a tensor, put it elsewhere or forget it; what
@@ -106,19 +122,27 @@ def nested_hooks(tracker: Tracker) -> Iterator[None]:
     enter = hooks.__enter__
 
     def enter_followed(self: torch.autograd.graph.saved_tensors_hooks) -> None:
-        pack = self.pack_hook
+        pack, unpack = self.pack_hook, self.unpack_hook
 
         def followed(tensor: Tensor) -> Any:
             packed = pack(tensor)
             recomputed = torch._C._current_graph_task_id() >= 0
-            tracker.keep(tensor if recomputed else packed)
-            return packed
+            kept = tensor if recomputed else packed
+            if isinstance(kept, Tensor):
+                tracker.keep(kept)
+            return packed, current_layer()
 
-        self.pack_hook = followed
+        def returned(kept: tuple[Any, str]) -> Tensor:
+            packed, layer = kept
+            tensor: Tensor = unpack(packed)
+            tracker.return_to(layer)
+            return tensor
+
+        self.pack_hook, self.unpack_hook = followed, returned
         try:
             enter(self)
         finally:
-            self.pack_hook = pack
+            self.pack_hook, self.unpack_hook = pack, unpack
 
     hooks.__enter__ = enter_followed  # type: ignore[method-assign]
     try:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from econmt.memory.measure.layer_times import peak_flops, time_step
+from econmt.memory.measure.record import MemoryRecord
 from econmt.memory.measure.storages import BLOCK, PHASES, Beginning, Storage, expanded
 from econmt.memory.measure.tracker import Tracker
 from econmt_ops.dispatch.capture import release_workspaces
@@ -254,7 +255,7 @@ def track_step(
     return ledger
 
 
-def ledger_of(tracker: Tracker, until: float | None = None) -> Ledger:
+def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
     """Returns the ledger of a step that a tracker has observed.
 
     Its entries are those of the peak, or of the moment ``until``, in seconds after the start.
@@ -305,7 +306,7 @@ def ledger_of(tracker: Tracker, until: float | None = None) -> Ledger:
     return ledger
 
 
-def _timeline(tracker: Tracker) -> list[Moment]:
+def _timeline(tracker: MemoryRecord) -> list[Moment]:
     """Returns a point at the beginning of each phase, one after each change, and one at the end."""
     live = list(tracker.live())
     ends = [*tracker.begins, Beginning("", tracker.seconds, len(tracker.changes))]

@@ -44,8 +44,17 @@ class NodeLayers:
         """Returns the layer of a node."""
         if hasattr(node, "variable"):
             return self._parameters.get(id(node.variable), "other")
-        index = bisect_right(self._numbers, node._sequence_nr())
+        return self.of_number(node._sequence_nr())
+
+    def of_number(self, number: int) -> str:
+        """Returns the layer of the node with a number."""
+        index = bisect_right(self._numbers, number)
         return self._layers[index - 1] if index else "other"
+
+    @property
+    def are_known(self) -> bool:
+        """True if the layers of nodes have been noted."""
+        return bool(self._numbers)
 
     def running(self) -> str:
         """Returns the layer of the running code; in a backward pass, that of the node being computed."""
@@ -86,14 +95,6 @@ class Change(NamedTuple):
     seconds: float
     storage: Storage
     size: int
-
-
-class Sighting(NamedTuple):
-    """Storage that was seen at an address, ``seconds`` after the start."""
-
-    seconds: float
-    address: int
-    storage: Storage
 
 
 class Work(NamedTuple):

@@ -2,7 +2,7 @@
 
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
 tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
-oneDNN, is included if the tracker has a log of the allocator or a meter. Operators registered with
+oneDNN, is included if the tracker has a meter. Operators registered with
 ``torch.library.custom_op`` run with the tracker on, if it follows them, so that their workspace is included, or declare
 it (`econmt_ops.dispatch.traits.Traits.costs`).
 """
@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from itertools import chain
-from operator import attrgetter, itemgetter
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,15 +21,14 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt.memory.measure.allocations import AllocationLog, attribute, now
 from econmt.memory.measure.operators import COMPOSITE, OperatorFacts, look_at
+from econmt.memory.measure.record import MemoryRecord, now
 from econmt.memory.measure.storages import (
     Beginning,
     Change,
     Hidden,
     NodeLayers,
     Repetition,
-    Sighting,
     Storage,
     Work,
     expanded,
@@ -46,7 +41,7 @@ _FACTS: dict[int, OperatorFacts] = {}
 """Properties of operators that run as they are, by id."""
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of one device.
 
     Args:
@@ -55,18 +50,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
-        log: Record of the allocator of a CPU's memory; with it, the changes are those of the allocator.
         follows: True if custom operators run with the tracker on.
         workspace: Returns a function that gives an operator's internal bytes for its arguments, or None.
-
-    Attributes:
-        before: Storages that existed before the recording, with their sizes then.
-        changes: Changes of sizes, in order.
-        hidden: Memory that operators used internally, by the number of changes before.
-        repetitions: Changes that stand for several equal sequences, in order; outermost ones only.
-        begins: Beginnings of phases, in order.
-        works: Operators that ran, in order.
-        flops: Floating-point operations of matrix products, by the type of their factors.
     """
 
     def __init__(
@@ -76,34 +61,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block: int = 1,
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
-        log: AllocationLog | None = None,
         follows: bool = True,
         workspace: Callable[[Any], Callable[..., int] | None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-        if log is None:
-            self._counts: Callable[[Tensor], bool] = lambda tensor: _device_type(tensor) == device.type
-        else:
-            self._counts = lambda tensor: tensor.get_device() == -1  # much faster, on real tensors of a CPU
+        MemoryRecord.__init__(self, device)
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.nodes = NodeLayers()
-        self.before: list[tuple[Storage, int]] = []
-        self.changes: list[Change] = []
-        self.hidden: dict[int, Hidden] = {}
-        self.repetitions: list[Repetition] = []
-        self.begins: list[Beginning] = []
-        self.works: list[Work] = []
-        self.seconds = 0.0
-        self.flops: Counter[torch.dtype] = Counter()
         self._block = block
         self.replacements = replacements or {}
         self._meter = meter
-        self._log = log
         self._follows, self._workspace = follows, workspace
-        self._sightings: list[Sighting] = []
         self.run = run or _call
-        self._at_start = self._grown = 0
+        self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         # Shared by trackers that run every operator as it is.
         self._facts: dict[int, OperatorFacts] = {} if follows else _FACTS
@@ -115,48 +85,25 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Tracks the operators that run within the context."""
-        with ExitStack() as stack:
-            if self._log is not None:
-                stack.enter_context(self._log.recording())
-            self._start = time.time_ns()
-            self._recording = True
-            if self._meter is not None:
-                self._at_start, _ = self._meter()
-            self.nodes.note(accounting.current_layer())
-            try:
-                with (
-                    accounting.watching(self.nodes.note),
-                    torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
-                    self,
-                ):
-                    yield
-            finally:
-                self.seconds = now(self._start)
-                self._recording = False
-
-    def settle(self) -> None:
-        """Replaces the changes by those of the allocator, if there is a log that has not been read."""
-        log = self._log
-        if log is None or not log.has_events:
-            return
-        changes, made = attribute(log.events(self._start), self._sightings, self.works)
-        self.before = [(storage, size) for storage, size in self.before if storage not in made]
-        # The allocator reports no release of memory that is older than the log.
-        earlier = {storage for storage, _ in self.before}
-        changes += [change for change in self.changes if change.storage in earlier]
-        changes.sort(key=attrgetter("seconds"))
-        self.changes = changes
-        stamps = [change.seconds for change in changes]
-        self.begins = [begin._replace(changes=bisect_left(stamps, begin.seconds)) for begin in self.begins]
-        self._sightings.clear()
+        self._start = time.time_ns()
+        self._recording = True
+        if self._meter is not None:
+            self._at_start, _ = self._meter()
+        self.nodes.note(accounting.current_layer())
+        try:
+            with (
+                accounting.watching(self.nodes.note),
+                torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
+                self,
+            ):
+                yield
+        finally:
+            self.seconds = now(self._start)
+            self._recording = False
 
     def begin(self, phase: str) -> None:
         """Begins a phase, one of :data:`econmt.memory.measure.storages.PHASES`."""
         self.begins.append(Beginning(phase, now(self._start), len(self.changes)))
-
-    def beginning(self, phase: str) -> Beginning:
-        """Returns the first beginning of a phase."""
-        return next(begin for begin in self.begins if begin.phase == phase)
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -267,23 +214,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
         """Records the internal memory and the operations that an operator declares."""
         self.flops[dtype] += cost.flops
-        if self._meter is None and self._log is None:  # otherwise the allocator has counted it
+        if self._meter is None:  # otherwise the allocator has counted it
             self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
 
     def now(self) -> float:
         """Returns the seconds since the start of the recording."""
         return now(self._start)
 
-    def phase(self) -> str:
-        """Returns the current phase."""
-        return self.begins[-1].phase if self.begins else "forward"
-
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""
         tensors: list[Tensor] = []
         for value in values:
             if isinstance(value, Tensor):
-                if self._counts(value) and value.layout is torch.strided:
+                if _device_type(value) == self.device.type and value.layout is torch.strided:
                     tensors.append(value)
             elif isinstance(value, list | tuple):
                 tensors += self._on_device(value)
@@ -332,13 +275,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(storage, -storage.size)
 
         self._known[key] = storage, weakref.ref(memory, gone)
-        self._sight(storage, storage.address)
         return storage
-
-    def _sight(self, storage: Storage, address: int) -> None:
-        """Notes for the allocator's log whose memory is at an address."""
-        if self._log is not None:
-            self._sightings.append(Sighting(now(self._start) if self._recording else -1.0, address, storage))
 
     def _update(self, tensor: Tensor) -> None:
         """Records the new size if an operator has resized one of its arguments."""
@@ -346,13 +283,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = self._known[memory._cdata][0]
         size = self._allocated(storage, memory.nbytes())
         if size != storage.size:
-            if self._log is None:
-                self._change(storage, size - storage.size)
-                storage.size = size
-            elif memory.data_ptr() != storage.address:  # the log has the new memory
-                self._change(storage, -storage.size)
-                storage.size, storage.address = 0, memory.data_ptr()
-                self._sight(storage, storage.address)
+            self._change(storage, size - storage.size)
+            storage.size = size
 
     def _note_hidden(self, peak: int) -> None:
         size = peak - self._at_start - self._grown
@@ -375,36 +307,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _freed(self, storage: Storage) -> None:
         """Notes that a storage is gone."""
-
-    @property
-    def unknown(self) -> int:
-        """Bytes that were allocated at the start and belong to no known storage."""
-        return max(0, self._at_start - sum(size for _, size in self.before)) if self._at_start else 0
-
-    def live(self) -> Iterator[int]:
-        """Yields the live bytes at the start and after each change, including memory that operators use internally."""
-        total = self.unknown + sum(size for _, size in self.before)
-        for moment, grown in enumerate(chain([0], (change.size for change in self.changes))):
-            total += grown
-            hidden = self.hidden.get(moment)
-            yield total if hidden is None else total + hidden.size
-
-    def peak(self) -> tuple[int, int]:
-        """Returns the most live bytes, and the number of changes before that moment."""
-        moment, size = max(enumerate(self.live()), key=itemgetter(1))  # the first of equals
-        return size, moment
-
-    def alive(self, moment: int) -> dict[Storage, int]:
-        """Returns the storages that are alive after ``moment`` changes, with their bytes."""
-        sizes = dict(self.before)
-        for change in self.changes[:moment]:
-            sizes[change.storage] = sizes.get(change.storage, 0) + change.size
-        return {storage: size for storage, size in sizes.items() if size}
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Type of most floating-point operations."""
-        return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
 
 
 def _device_type(tensor: Tensor) -> str:

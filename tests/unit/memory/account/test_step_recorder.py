@@ -1,0 +1,213 @@
+"""A tracked step runs as it does alone; what Python does not see comes from the profiler's events."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from econmt import memory
+from econmt.memory.account.module_scopes import ModuleScopes
+from econmt.memory.account.step_recorder import StepRecorder, _StepMemory
+from econmt.memory.account.tracking import nested_hooks
+from econmt.memory.measure.layer_times import Clock
+from scripts.bench.account_models import Case, gpt
+
+CPU = torch.device("cpu")
+
+
+def live(account: memory.Account) -> list[int]:
+    """Live bytes at the start and after each change."""
+    _ = account.ledger
+    return list(account._tracker.live())
+
+
+@pytest.mark.parametrize("profiler", [nullcontext(), torch.profiler.profile()])
+def test_no_operator_passes_through_python(profiler: AbstractContextManager[object]) -> None:
+    """Unless a profiler runs already."""
+    with profiler, memory.track():
+        modes = torch._C._len_torch_dispatch_stack()
+    assert modes == (not isinstance(profiler, nullcontext))
+
+
+def test_what_existed_before_counts_whole_until_it_is_released() -> None:
+    table, factors, unused = torch.zeros(100, 10), torch.zeros(10), torch.zeros(7)
+    weight = nn.Parameter(torch.ones(10))
+    row = table[3]
+    del table
+    with memory.track() as account:
+        product = weight * row  # which keeps the row
+        del row
+        with torch.no_grad():  # which keeps nothing, so that the release is not seen
+            product += factors
+        del factors, product
+    assert unused.numel() == 7
+    assert live(account) == [4000 + 40 + 40, 4000 + 40 + 40 + 40, 40 + 40 + 40, 40 + 40]
+    assert account.by_category()["other"] == 4000 + 40 + 40
+
+
+def test_gradients_count_for_the_module_that_owns_the_parameter() -> None:
+    case = gpt(tied=True, passes=2)
+    case.optimizer.zero_grad()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    _ = account.ledger
+    storages = {change.storage for change in account._tracker.changes}
+    sizes = {each.layer: each.size for each in storages if each.category == "gradients"}
+    assert sizes["words"] == 500 * 64 * 4
+    assert "head" not in sizes
+    # The second pass adds to the gradients, in nodes that belong to parameters.
+    added = {work.layer for work in account._tracker.works if work.operator == "aten.add_"}
+    assert {"words", "norm", "blocks.1.up"} <= added
+
+
+class Residual(nn.Module):
+    """A product, and a function of its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled = self.linear(x)
+        result = doubled.sin()
+        return x + result
+
+
+def test_lines_are_those_of_calls_of_modules_and_of_uses_of_functions() -> None:
+    model, inputs = nn.Sequential(Residual(), Residual()), torch.ones(256, 128)
+    first = Residual.forward.__code__.co_firstlineno
+    with memory.track(model) as account:
+        model(inputs).sum().backward()
+    _ = account.ledger
+    lines = {
+        (change.storage.operator, change.storage.line.number - first)
+        for change in account._tracker.changes
+        if change.storage.kept_by and change.storage.line is not None
+    }
+    assert ("aten.addmm", 1) in lines
+    # The sum, which is made in the last line, is kept where the next product reads it.
+    assert ("aten.add", 1) in lines
+
+
+def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> None:
+    """As on a GPU, whose operators return before they have run, so that the stream gets marks."""
+    model = nn.Sequential(Residual(), Residual(), nn.Linear(128, 4))
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = checkpoint(self.inside[0], x, use_reentrant=False)
+            return self.inside[2](self.inside[1](x))
+
+    whole = Checkpointed()
+    recorder = StepRecorder(CPU)
+    recorder.clock = Clock(CPU)
+    optimizer = torch.optim.SGD(whole.parameters())
+    scopes = ModuleScopes(recorder, [whole], [optimizer])
+    with recorder.recording(), scopes.watching(), nested_hooks(recorder):
+        whole(torch.ones(4, 128)).sum().backward()
+        optimizer.step()
+    marks = recorder.clock.milliseconds()
+    assert {name for phase, name in marks if phase == "forward"} >= {
+        "inside.0.linear",
+        "inside.1",
+        "inside.2",
+    }
+    # The first block is computed again in the backward pass, from inputs that checkpointing has kept.
+    assert {name for phase, name in marks if phase == "backward"} == {
+        *("Checkpointed", "inside.0", "inside.0.linear", "inside.1", "inside.1.linear", "inside.2", "other")
+    }
+    assert ("optimizer", "other") in marks
+
+
+def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
+    recorder = StepRecorder(torch.device("cuda", 0))
+    recorder._at_start = start = 10_000
+    memory_of_gpu = _StepMemory(recorder)
+    memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
+    memory_of_gpu.change(0, 1 << 21, 2048, start + 2048, "aten.mm", None)
+    memory_of_gpu.mark(0, (1 << 21) + 512, "layer", None)
+    # A block that was not split, and one that nothing was known of.
+    memory_of_gpu.change(0, 1 << 20, -1536, start + 512, "", None)
+    memory_of_gpu.change(0, 1 << 22, -4096, start - 3584, "", None)
+    sizes = {storage.address: size for storage, size in memory_of_gpu.older.items()}
+    assert sizes == {1 << 20: 1536, 1 << 22: 4096}
+    assert [change.size for change in memory_of_gpu.changes] == [2048, -1536, -4096]
+    assert memory_of_gpu.changes[0].storage.kept_by == "layer"
+
+
+def test_a_gpu_tells_what_other_threads_allocate_and_release() -> None:
+    memory_of_gpu = _StepMemory(StepRecorder(torch.device("cuda", 0)))
+    memory_of_gpu.change(0, 1 << 20, 512, 512, "aten.mm", None)
+    memory_of_gpu.change(0, 1 << 21, 2048, 512 + 1024 + 2048, "aten.mm", None)  # 1,024 bytes elsewhere
+    memory_of_gpu.change(
+        0, 1 << 22, 4096, 1024 + 2048 + 4096, "aten.mm", None
+    )  # the first are released elsewhere
+    memory_of_gpu.change(0, 1 << 23, -1024, 2048 + 4096, "", None)  # those of elsewhere
+    # What happened elsewhere happened before, so that no peak is too high.
+    assert [change.size for change in memory_of_gpu.changes] == [512, 1024, 2048, -512, 4096, -1024]
+    assert memory_of_gpu.changes[3].storage is memory_of_gpu.changes[0].storage
+    assert not memory_of_gpu.older
+
+
+def test_what_is_released_between_operators_is_within_a_range() -> None:
+    """The profiler's tree has a GPU's events below others alone."""
+    recorder = StepRecorder(CPU)
+    with recorder.recording():
+        made = torch.zeros(1000)
+        del made
+    (root,) = (event for event in recorder._log.result.experimental_event_tree() if event.children)
+    assert [event.extra_fields.alloc_size for event in root.children if event.tag.name == "Allocation"] == [
+        -4000
+    ]
+
+
+def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
+    """It reports the releases of some of it, with the size of what was there in an earlier record of the profiler."""
+    memory_of_cpu = _StepMemory(StepRecorder(CPU))
+    memory_of_cpu.change(0, 1 << 20, -1536, 0, "", None)
+    assert not memory_of_cpu.older
+    memory_of_cpu.label(0, 1 << 21, 1000, "gradients", "layer")
+    memory_of_cpu.release_older(0, 1 << 21)  # by a weak reference
+    memory_of_cpu.change(0, 1 << 21, -1536, 0, "", None)
+    assert list(memory_of_cpu.older.values()) == [1000]
+    assert [change.size for change in memory_of_cpu.changes] == [-1000]
+
+
+def test_sparse_and_fake_tensors_are_passed_on() -> None:
+    weight = nn.Parameter(torch.ones(3, 3))
+    linear = nn.Linear(3, 2)
+    with memory.track(linear) as account:
+        torch.sparse.mm(torch.eye(3).to_sparse(), weight).sum().backward()  # type: ignore[no-untyped-call]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = linear(mode.from_tensor(torch.ones(4, 3)) * 2)
+    assert fake.shape == (4, 2)
+    assert weight.grad is not None
+    assert account.by_category()["weights"] == linear.weight.nbytes + linear.bias.nbytes
+
+
+def test_a_block_of_several_steps() -> None:
+    """Phases follow each other again."""
+    case = gpt()
+    case.step()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+        case.step()
+    _ = account.ledger
+    assert [begin.phase for begin in account._tracker.begins] == ["forward", "backward", "optimizer"] * 2
+    assert account.peak_bytes == one_step(case).peak_bytes
+
+
+def one_step(case: Case) -> memory.Account:
+    """The account of one step."""
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    return account
