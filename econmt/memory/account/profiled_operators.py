@@ -43,7 +43,7 @@ class AttributedAllocation(NamedTuple):
 
 
 class ProfiledOperator(NamedTuple):
-    """ProfiledOperator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event."""
+    """Operator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event."""
 
     begin: int
     end: int
