@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from econmt.distillation.opening import open_teacher
-from econmt.distillation.shards import Shards, duration
+from econmt.distillation.shards import Shards, _Estimate, duration
 from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import InputError
 from tests.unit.distillation.conftest import calls
@@ -145,4 +146,18 @@ def test_durations() -> None:
         "2 min",
         "98 min",
         "2.5 h",
+    ]
+
+
+def test_the_time_left_is_told_when_a_hundredth_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 10.0, 10.0, 20.0, 20.0])
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr("econmt.distillation.shards.time", clock)
+    told: list[str] = []
+    estimate = _Estimate(1000, told.append)
+    estimate.done(1)
+    estimate.done(99)
+    assert told == [
+        "translating: 1 lines (0 a second) of 1,000",
+        f"translating: 100 lines (5 a second) of 1,000, about {duration(180)} left",
     ]
