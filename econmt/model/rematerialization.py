@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +30,18 @@ class _Remade:
 def rematerialized(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
     """Lets operations within the context keep ``make`` instead of ``tensor`` for the backward pass.
 
+    A PyTorch that does not tell which hooks are in force, as 2.7 does not, keeps the tensor.
+
     Args:
         tensor: Result of ``make``; views of all of it are replaced, too.
         make: Returns the same values in the same order in memory; called once for each operation that kept them.
     """
+    hooks_in_force: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if hooks_in_force is None:
+        yield
+        return
     storage, count = tensor.untyped_storage()._cdata, tensor.numel()
-    outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    keep, give = outer if outer is not None else (_same, _same)
+    keep, give = hooks_in_force(False) or (_same, _same)
 
     def pack(saved: Tensor) -> object:
         if (

@@ -168,15 +168,15 @@ def _without_launches() -> Iterator[None]:
     if importlib.util.find_spec("triton") is None:
         yield
         return
-    kinds: list[Any] = [
-        importlib.import_module("triton.runtime.jit").JITFunction,
-        importlib.import_module("triton.runtime.interpreter").InterpretedFunction,
+    launchers: list[tuple[Any, str]] = [
+        (importlib.import_module("triton.runtime.jit").JITFunction, "run"),
+        (importlib.import_module("triton.runtime.interpreter").GridExecutor, "__call__"),
     ]
-    launches = [kind.run for kind in kinds]
-    for kind in kinds:
-        kind.run = lambda *_, **__: None
+    launches = [getattr(kind, name) for kind, name in launchers]
+    for kind, name in launchers:
+        setattr(kind, name, lambda *_, **__: None)
     try:
         yield
     finally:
-        for kind, launch in zip(kinds, launches, strict=True):
-            kind.run = launch
+        for (kind, name), launch in zip(launchers, launches, strict=True):
+            setattr(kind, name, launch)
