@@ -41,7 +41,8 @@ def rematerialized(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]
         yield
         return
     storage, count = tensor.untyped_storage()._cdata, tensor.numel()
-    keep, give = hooks_in_force(False) or (_same, _same)
+    hooks: Any = hooks_in_force(False) or (_same, _same)
+    keep, give = hooks
 
     def pack(saved: Tensor) -> object:
         if (
