@@ -155,7 +155,7 @@ class _Estimate:
             return
         self._said, seconds = now, now - self._began
         left = ""
-        if 100 * self._lines >= self._total:  # the first lines also wait for the teacher to start
+        if 0 < self._total <= 100 * self._lines:  # the first lines also wait for the teacher to start
             left = f", about {duration((self._total - self._lines) * seconds / self._lines)} left"
         self._say(f"translating: {self} of {self._total:,}{left}")
 

@@ -28,7 +28,7 @@ class Allocation(NamedTuple):
 
 
 class AllocationLog:
-    """Record of the profiler: what was allocated and released and, if asked for, the operators that ran.
+    """Record of the profiler: what was allocated and released and, with ``operators``, which operators ran.
 
     Args:
         operators: True if operators are recorded with the shapes and addresses of their tensors.

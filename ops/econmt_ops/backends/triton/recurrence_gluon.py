@@ -44,7 +44,7 @@ _UNROLL = gl.constexpr(8)
 _ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
 _ROW = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 # Triton 3.9 renamed these two.
-_async_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+_async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _reinterpret = (
     getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 )
