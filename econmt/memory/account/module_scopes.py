@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
-from econmt_ops.core.scopes import current_layer, layer
+from econmt_ops.core import scopes as accounting
 
 
 class ModuleScopes:
@@ -42,7 +42,7 @@ class ModuleScopes:
         self.inputs: dict[str, int] = {}
         self._tracker = tracker
         self._owners: dict[Tensor, str] = {}
-        self._running: list[tuple[nn.Module, layer]] = []
+        self._running: list[nn.Module] = []
         self._optimizers = dict.fromkeys(optimizers)
         self._states: dict[Optimizer, int] = {}
         self._hooks = ExitStack()
@@ -97,7 +97,7 @@ class ModuleScopes:
         compiled: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with layer(name):
+            with accounting.layer(name):
                 return compiled(*args, **kwargs)
 
         module._compiled_call_impl = call
@@ -139,9 +139,10 @@ class ModuleScopes:
                 if isinstance(part, Tensor):
                     self._tracker.label(part, "optimizer state", self._owners.get(parameter, "other"))
 
-    def _begin_update(self, optimizer: Optimizer, *_: Any) -> None:
+    def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._optimizers[optimizer] = None
-        self._tracker.update()
+        # Optimizers that PyTorch runs for lists of tensors work element by element, unless they are given a function.
+        self._tracker.update(elementwise="foreach" in optimizer.defaults and len(args) == 1 and not kwargs)
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._tracker.update()
@@ -151,21 +152,22 @@ class ModuleScopes:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling():
             return
-        if id(module) not in self.names:
+        name = self.names.get(id(module))
+        if name is None:
             if self._running:  # made after its model was registered
-                self.names[id(module)] = f"{current_layer()}.{type(module).__name__}"
+                self.names[id(module)] = f"{accounting.current_layer()}.{type(module).__name__}"
             else:
                 self._register(module)
-        name = self.names[id(module)]
+            name = self.names[id(module)]
         size = 0
         for each in args:
             if isinstance(each, Tensor) and each.layout is torch.strided:
                 size += each.nbytes
-                self._tracker.use(each)
+                if not each.requires_grad:
+                    self._tracker.use(each)
         self.inputs[name] = size
-        scope = layer(name)
-        scope.__enter__()
-        self._running.append((module, scope))
+        accounting.enter(name)
+        self._running.append(module)
 
     def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
         if torch.compiler.is_compiling():
@@ -173,14 +175,15 @@ class ModuleScopes:
         if type(module).__module__.startswith("torch."):  # else a line within the module made it
             self._tracker.made(result)
         for depth in range(len(self._running) - 1, -1, -1):
-            if self._running[depth][0] is module:
+            if self._running[depth] is module:
                 self._unwind(depth)
                 return
 
     def _unwind(self, depth: int) -> None:
         """Leaves all but the outermost ``depth`` scopes."""
         while len(self._running) > depth:
-            self._running.pop()[1].__exit__(None, None, None)
+            self._running.pop()
+            accounting.leave()
 
 
 def _inside(model: nn.Module) -> nn.Module:

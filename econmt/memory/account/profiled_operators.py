@@ -11,6 +11,7 @@ from econmt.memory.measure.allocations import OUTSIDE
 from econmt.memory.measure.operators import OperatorFacts, look_at
 
 _NODE = "autograd::engine::evaluate_function: "
+_UPDATE = "Optimizer.step#"
 
 
 class NodeRun(NamedTuple):
@@ -43,7 +44,10 @@ class AttributedAllocation(NamedTuple):
 
 
 class ProfiledOperator(NamedTuple):
-    """Operator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event."""
+    """Operator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event.
+
+    An optimizer's step whose operators were not recorded counts as an operator without an overload.
+    """
 
     begin: int
     end: int
@@ -83,6 +87,13 @@ def read_events(result: Any, device: torch.device) -> StepEvents:
                 node = NodeRun(
                     fields.sequence_number, event.start_time_ns, event.end_time_ns, node is not None
                 )
+            elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
+                operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
+                operators.append(
+                    ProfiledOperator(
+                        event.start_time_ns, event.end_time_ns, operator, node, None, _ELEMENTWISE, []
+                    )
+                )
             elif not operator and "::" in name:
                 inputs = fields.inputs
                 overload, facts = _known(name, len(inputs))
@@ -97,6 +108,9 @@ def read_events(result: Any, device: torch.device) -> StepEvents:
     operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)
     return StepEvents(operators, allocations)
+
+
+_ELEMENTWISE = look_at(torch.ops.aten.add_.Tensor, {}, follows=False)
 
 
 @lru_cache(None)

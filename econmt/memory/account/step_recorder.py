@@ -66,6 +66,7 @@ class StepRecorder(MemoryRecord):
         self._start = self._end = 0
         self._scopes: list[tuple[int, str]] = []
         self._updates: list[int] = []
+        self._older: set[int] = set()
         self._labels: list[_Label] = []
         self._marks: list[_Mark] = []
         self._used: dict[int, _Use] = {}
@@ -77,19 +78,18 @@ class StepRecorder(MemoryRecord):
         """Records the operators that run within the context."""
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
-        hooks = torch.autograd.graph.saved_tensors_hooks
+        unpack = itemgetter(0) if self.clock is None else self.unpack
         with self._log.recording(), self._log.range():
             self._start = time.time_ns()
             self.enter(accounting.current_layer())
             try:
                 with (
                     accounting.watching(self.enter),
-                    hooks(self.pack, self.unpack)
-                    if self.clock is not None
-                    else hooks(self.keep, lambda tensor: tensor),
+                    torch.autograd.graph.saved_tensors_hooks(self.pack, unpack),
                 ):
                     yield
             finally:
+                torch._C._autograd._enable_record_function(True)
                 if self.clock is not None:
                     self.clock.begin(None)
                 self._end = time.time_ns()
@@ -109,8 +109,14 @@ class StepRecorder(MemoryRecord):
             updating = len(self._updates) % 2
             self.clock.begin(("optimizer" if updating else "backward" if in_backward else "forward", layer))
 
-    def update(self) -> None:
-        """Notes that an optimizer's step begins or ends."""
+    def update(self, *, elementwise: bool = False) -> None:
+        """Notes that an optimizer's step begins or ends.
+
+        Args:
+            elementwise: True if one begins that computes no products of matrices. Its operators, which take lists of
+                all parameters, are not recorded one by one.
+        """
+        torch._C._autograd._enable_record_function(not elementwise)
         self._updates.append(time.time_ns())
         if self.clock is not None:
             self.clock.begin(("optimizer" if len(self._updates) % 2 else "forward", "other"))
@@ -120,13 +126,14 @@ class StepRecorder(MemoryRecord):
         address = _address(tensor)
         if address and tensor.get_device() == self._index:
             if not self._start:
+                self._older.add(address)
                 self._note_use(tensor)
             self._labels.append((time.time_ns(), address, tensor.nbytes, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
-        if isinstance(tensor, Tensor) and _address(tensor) and tensor.nbytes >= LARGE:
-            self._marks.append((time.time_ns(), tensor.data_ptr(), "", user_line()))
+        if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE and (address := _address(tensor)):
+            self._marks.append((time.time_ns(), address, "", user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
@@ -135,18 +142,20 @@ class StepRecorder(MemoryRecord):
         if self._index < 0 and not tensor.requires_grad and _address(tensor):
             self._note_use(tensor)
 
-    def keep(self, tensor: Tensor) -> Tensor:
+    def keep(self, tensor: Tensor) -> None:
         """Notes that autograd keeps a tensor for the backward pass."""
-        address = _address(tensor)
-        if address:
-            line = user_line() if tensor.nbytes >= LARGE else None
-            self._marks.append((time.time_ns(), address, accounting.current_layer(), line))
-            self.use(tensor)
-        return tensor
+        self.pack(tensor)
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
-        return self.keep(tensor), accounting.current_layer()
+        layer = accounting.current_layer()
+        address = _address(tensor)
+        if address:
+            line = user_line() if tensor.nbytes >= LARGE and address not in self._older else None
+            self._marks.append((time.time_ns(), address, layer, line))
+            if self._index < 0 and not tensor.requires_grad:
+                self._note_use(tensor)
+        return tensor, layer
 
     def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
         """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
@@ -215,7 +224,7 @@ class StepRecorder(MemoryRecord):
         stamps = [change.seconds for change in self.changes]
         for operator in events.operators:
             begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
-            if bisect_right(self._updates, operator.begin) % 2:
+            if operator.overload is None or bisect_right(self._updates, operator.begin) % 2:
                 phase = "optimizer"
             elif operator.node is not None:
                 phase = "backward"

@@ -39,17 +39,25 @@ class layer:  # noqa: N801 - read as a statement: with layer("encoder"):
 
     def __enter__(self) -> None:
         if not torch.compiler.is_compiling():
-            _scopes.append(self.name)
-            _tell()
+            enter(self.name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not torch.compiler.is_compiling():
-            _scopes.pop()
-            _tell()
+            leave()
 
 
-def _tell() -> None:
+def enter(name: str) -> None:
+    """Enters the scope of a layer; :func:`leave` must follow."""
+    _scopes.append(name)
     for watcher in _watchers:
-        watcher(current_layer())
+        watcher(name)
+
+
+def leave() -> None:
+    """Leaves the innermost scope."""
+    _scopes.pop()
+    name = current_layer()
+    for watcher in _watchers:
+        watcher(name)
