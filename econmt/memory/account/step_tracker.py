@@ -23,8 +23,8 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
         """Lets compiled functions run compiled."""
         return True
 
-    def update(self, *, elementwise: bool = False) -> None:
-        """Notes that an optimizer's step begins or ends; ``elementwise`` makes no difference."""
+    def update(self, *, elementwise: bool = False) -> None:  # noqa: ARG002
+        """Notes that an optimizer's step begins or ends; its operators are recorded in any case."""
         self._updating = not self._updating
 
     def use(self, tensor: Tensor) -> None:
