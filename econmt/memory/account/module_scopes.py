@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
+from econmt.memory.measure.user_lines import UserLine, user_line
 from econmt_ops.core import scopes as accounting
 
 
@@ -42,7 +43,7 @@ class ModuleScopes:
         self.inputs: dict[str, int] = {}
         self._tracker = tracker
         self._owners: dict[Tensor, str] = {}
-        self._running: list[nn.Module] = []
+        self._running: list[tuple[nn.Module, UserLine | None]] = []
         self._optimizers = dict.fromkeys(optimizers)
         self._states: dict[Optimizer, int] = {}
         self._hooks = ExitStack()
@@ -166,16 +167,20 @@ class ModuleScopes:
                 if not each.requires_grad:
                     self._tracker.use(each)
         self.inputs[name] = size
+        line = None
+        if _is_of_torch(module):
+            line = (self._running[-1][1] if self._running else None) or user_line()
+        self._tracker.calling = line
+        self._running.append((module, line))
         accounting.enter(name)
-        self._running.append(module)
 
     def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if type(module).__module__.startswith("torch."):  # else a line within the module made it
+        if _is_of_torch(module):  # else a line within the module made it
             self._tracker.made(result)
         for depth in range(len(self._running) - 1, -1, -1):
-            if self._running[depth] is module:
+            if self._running[depth][0] is module:
                 self._unwind(depth)
                 return
 
@@ -184,6 +189,7 @@ class ModuleScopes:
         while len(self._running) > depth:
             self._running.pop()
             accounting.leave()
+        self._tracker.calling = self._running[-1][1] if self._running else None
 
 
 def _inside(model: nn.Module) -> nn.Module:
@@ -193,6 +199,10 @@ def _inside(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def _is_parallel(model: nn.Module) -> bool:

@@ -53,7 +53,10 @@ class StepRecorder(MemoryRecord):
     Attributes:
         clock: Time stamps of a GPU; None on a CPU, where times are those of the operators.
         nodes: Layers of autograd's nodes.
+        calling: Line of the program that calls PyTorch's module that runs; None: the line that runs is the program's.
     """
+
+    calling: UserLine | None = None
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -133,7 +136,7 @@ class StepRecorder(MemoryRecord):
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE and (address := _address(tensor)):
-            self._marks.append((time.time_ns(), address, "", user_line()))
+            self._marks.append((time.time_ns(), address, "", self.calling or user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
@@ -151,7 +154,9 @@ class StepRecorder(MemoryRecord):
         layer = accounting.current_layer()
         address = _address(tensor)
         if address:
-            line = user_line() if tensor.nbytes >= LARGE and address not in self._older else None
+            line = None
+            if tensor.nbytes >= LARGE and address not in self._older:
+                line = self.calling or user_line()
             self._marks.append((time.time_ns(), address, layer, line))
             if self._index < 0 and not tensor.requires_grad:
                 self._note_use(tensor)

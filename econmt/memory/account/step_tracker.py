@@ -9,6 +9,7 @@ from torch import Tensor
 
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.tracker import Tracker
+from econmt.memory.measure.user_lines import UserLine
 from econmt_ops.core.scopes import current_layer
 
 
@@ -16,6 +17,7 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
     """Tracker of a program's step, which tells by itself which phase the step is in."""
 
     clock: Clock | None = None
+    calling: UserLine | None = None
     _updating = False
 
     @classmethod
