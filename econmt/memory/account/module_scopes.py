@@ -17,6 +17,9 @@ from econmt.memory.account.step_tracker import StepTracker
 from econmt.memory.measure.user_lines import UserLine, user_line
 from econmt_ops.core import scopes as accounting
 
+_CALLS = 3
+"""Number of functions, of PyTorch and of the account, that run when a module is called, before its hook has."""
+
 
 class ModuleScopes:
     """Scopes of modules: the code of a module belongs to the layer of its name.
@@ -169,7 +172,7 @@ class ModuleScopes:
         self.inputs[name] = size
         line = None
         if _is_of_torch(module):
-            line = (self._running[-1][1] if self._running else None) or user_line()
+            line = (self._running[-1][1] if self._running else None) or user_line(_CALLS)
         self._tracker.calling = line
         self._running.append((module, line))
         accounting.enter(name)
