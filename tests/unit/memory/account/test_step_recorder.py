@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -211,3 +213,59 @@ def one_step(case: Case) -> memory.Account:
     with memory.track(case.model, case.optimizer) as account:
         case.step()
     return account
+
+
+class MatrixOptimizer(torch.optim.Optimizer):
+    """An optimizer that multiplies matrices."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.mm(parameter.grad.T)
+
+
+def optimizer_operators(account: memory.Account) -> list[str]:
+    """Operators of the optimizer's step."""
+    _ = account.ledger
+    return [work.operator for work in account._tracker.works if work.phase == "optimizer"]
+
+
+def test_an_optimizer_that_multiplies_nothing_counts_as_one_operator() -> None:
+    weight = nn.Parameter(torch.ones(8, 8))
+    optimizer, matrices = torch.optim.SGD([weight], momentum=0.9), MatrixOptimizer([weight])
+    weight.grad = torch.ones(8, 8)
+    with memory.track() as account:
+        optimizer.step()  # makes its state
+        matrices.step()
+    assert optimizer_operators(account) == ["SGD.step", "aten.mm"]
+    assert account.ledger.operations.total() == 2 * 8**3
+    assert account.by_category()["optimizer state"] == weight.nbytes
+
+
+def test_a_function_that_an_optimizer_calls_is_recorded() -> None:
+    case = gpt()
+    case.optimizer.zero_grad()
+
+    def closure() -> Tensor:
+        loss = case.loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with memory.track(case.model, case.optimizer) as account:
+        case.optimizer.step(closure)
+    assert account.ledger.operations["head"] > 0
+    assert "aten.addmm" in optimizer_operators(account)
+
+
+def test_operators_are_recorded_again_after_an_optimizer_failed() -> None:
+    weight = nn.Parameter(torch.ones(8))
+    weight.grad = torch.ones(8)
+    optimizer = torch.optim.SGD([weight])
+    optimizer.param_groups[0]["lr"] = "large"
+    with pytest.raises(TypeError), memory.track(None, optimizer):
+        optimizer.step()
+    with torch.profiler.profile() as profiler:
+        torch.ones(8).sum()
+    assert any(event.name == "aten::sum" for event in profiler.events())
