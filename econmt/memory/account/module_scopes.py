@@ -85,6 +85,8 @@ class ModuleScopes:
             path = _without_wrappers(path, model)
             name = self.names.setdefault(id(module), prefix + path if path else root)
             self.kinds.setdefault(name, type(module).__name__)
+            if type(module) is nn.Sequential:
+                self._tracker.containers |= {name}
             if hasattr(module, "_orig_mod"):
                 self.compiled.append(name)
             elif module._compiled_call_impl is not None:

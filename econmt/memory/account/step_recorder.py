@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -53,6 +53,7 @@ class StepRecorder(MemoryRecord):
     Attributes:
         clock: Time stamps of a GPU; None on a CPU, where times are those of the operators.
         nodes: Layers of autograd's nodes.
+        containers: Layers that only call other ones, so that they take no time themselves.
         calling: Line of the program that calls PyTorch's module that runs; None: the line that runs is the program's.
     """
 
@@ -62,6 +63,7 @@ class StepRecorder(MemoryRecord):
         super().__init__(device)
         self.clock = Clock(device) if device.type == "cuda" else None
         self.nodes = NodeLayers()
+        self.containers: set[str] = set()
         self._nodes_of_backward = NodeLayers()
         self._log = AllocationLog(operators=True)
         self._thread = threading.get_ident()
@@ -107,7 +109,7 @@ class StepRecorder(MemoryRecord):
         self._scopes.append((time.time_ns(), layer))
         nodes = self.nodes if threading.get_ident() == self._thread else self._nodes_of_backward
         nodes.note(layer)
-        if self.clock is not None:
+        if self.clock is not None and layer not in self.containers:
             in_backward = torch._C._current_graph_task_id() >= 0
             updating = len(self._updates) % 2
             self.clock.begin(("optimizer" if updating else "backward" if in_backward else "forward", layer))
@@ -267,7 +269,8 @@ class StepRecorder(MemoryRecord):
 
 def _address(tensor: Tensor) -> int:
     """Returns the address of a tensor's first element; 0 if it has no memory of its own, as a sparse or a fake one."""
-    if tensor.layout is not torch.strided or isinstance(tensor, _WITHOUT_MEMORY):
+    kind = type(tensor)
+    if tensor.layout is not torch.strided or (kind not in _PLAIN and issubclass(kind, _WITHOUT_MEMORY)):
         return 0
     try:
         return tensor.data_ptr()
@@ -275,6 +278,7 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
+_PLAIN = {Tensor, nn.Parameter}
 _WITHOUT_MEMORY = (FakeTensor, FunctionalTensor)
 
 

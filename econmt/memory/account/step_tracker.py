@@ -18,6 +18,7 @@ class StepTracker(Tracker):  # type: ignore[no-untyped-call]
 
     clock: Clock | None = None
     calling: UserLine | None = None
+    containers: frozenset[str] = frozenset()
     _updating = False
 
     @classmethod
