@@ -90,6 +90,7 @@ class StepRecorder(MemoryRecord):
             try:
                 with (
                     accounting.watching(self.enter),
+                    accounting.whole_operators(),
                     torch.autograd.graph.saved_tensors_hooks(self.pack, unpack),
                 ):
                     yield

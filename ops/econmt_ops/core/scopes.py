@@ -6,14 +6,16 @@ operations, touches no tensor, and is left out of graphs that torch.compile trac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 
 _scopes: list[str] = []
 _watchers: list[Callable[[str], None]] = []
+_are_whole = False
 
 
 def current_layer() -> str:
@@ -46,6 +48,31 @@ class layer:  # noqa: N801 - read as a statement: with layer("encoder"):
     ) -> None:
         if not torch.compiler.is_compiling():
             leave()
+
+
+@contextmanager
+def whole_operators() -> Iterator[None]:
+    """Keeps PyTorch's profiler, within the context, from recording the operators that those of econmt consist of."""
+    global _are_whole
+    before, _are_whole = _are_whole, True
+    try:
+        yield
+    finally:
+        _are_whole = before
+
+
+def run_whole(kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Runs an operator of econmt, within :func:`whole_operators` without recording what it consists of."""
+    global _are_whole
+    if not _are_whole:
+        return kernel(*arguments)
+    _are_whole = False  # for operators within this one
+    torch._C._autograd._enable_record_function(False)
+    try:
+        return kernel(*arguments)
+    finally:
+        torch._C._autograd._enable_record_function(True)
+        _are_whole = True
 
 
 def enter(name: str) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
+from econmt_ops.core import scopes
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import MatmulTF32, explicit_casts, recurrent_tf32
 
@@ -91,7 +92,7 @@ def _with_contiguous_rows(kernel: Callable[..., Any], schema: torch.FunctionSche
             for index, part in enumerate(parts):
                 if not part.is_contiguous():
                     parts[index] = rows_of(part)
-        return kernel(*values)
+        return scopes.run_whole(kernel, values)
 
     return call
 
