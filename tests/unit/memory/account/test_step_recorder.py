@@ -269,3 +269,15 @@ def test_operators_are_recorded_again_after_an_optimizer_failed() -> None:
     with torch.profiler.profile() as profiler:
         torch.ones(8).sum()
     assert any(event.name == "aten::sum" for event in profiler.events())
+
+
+def test_what_an_operator_of_econmt_consists_of_is_not_recorded() -> None:
+    recorder = StepRecorder(CPU)
+    table, ids = torch.ones(3, 4), torch.tensor([2, 0])
+    with recorder.recording():
+        rows = torch.ops.econmt_ops.look_up(table, ids, -1, table.dtype)
+        rows.sum()
+    (root,) = (event for event in recorder._log.result.experimental_event_tree() if event.children)
+    inside = {event.name: [child.tag.name for child in event.children] for event in root.children}
+    assert inside["econmt_ops::look_up"] == ["Allocation"]
+    assert "aten::sum" in inside
