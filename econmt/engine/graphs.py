@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from econmt.data.text.vocabulary import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
+from econmt_ops.backends import triton as kernels
 from econmt_ops.dispatch.capture import Capturer, first_error, release_workspaces
 
 _HOST_BUFFERS = 4
@@ -128,6 +130,7 @@ class GraphedStep:
         self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
         self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
         self._warm: set[tuple[Implementations, tuple[int, int], int]] = set()
+        self._made_room: set[tuple[Implementations, tuple[int, int], int]] = set()
         self._releases = 0
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
@@ -184,6 +187,26 @@ class GraphedStep:
         graph.replay()
         return result
 
+    def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> None:
+        """Prepares the capture of the shapes of these batches; their Triton kernels are compiled in parallel.
+
+        Raises:
+            RuntimeError: There is too little memory.
+        """
+        device, last = self.step.device, None
+        compiling = contextlib.nullcontext()
+        if kernels.runs_on(device):
+            compiling = importlib.import_module("econmt_ops.backends.triton.compilation").compiling_only(device)
+        with compiling:
+            for batch, implementations in batches:
+                last = self._inputs(batch), implementations
+                self._warm_up(*last)
+                self._warm.add((implementations, batch.positions, last[0].rows))
+        if last is not None:
+            self._warm_up(*last)  # once with launches, in autograd's own thread, which needs handles of libraries, too
+        # Otherwise the memory of the warm-up would be held beside the pool for the whole run.
+        torch.cuda.empty_cache()
+
     def capture(self, batch: AnyBatch, implementations: Implementations | None = None) -> None:
         """Captures the graph for batches of this shape if it does not exist yet; the largest shape should come first.
 
@@ -219,7 +242,9 @@ class GraphedStep:
         fitting = [entry for entry in self._graphs.get(key, ()) if entry.inputs.rows >= rows]
         if fitting:
             return min(fitting, key=lambda entry: entry.inputs.rows)
-        can_release = self.captured and self.step.communicator.size == 1 and (*key, rows) not in self._warm
+        can_release = (
+            self.captured and self.step.communicator.size == 1 and (*key, rows) not in self._made_room
+        )
         try:
             new_graph = self._capture(batch, implementations)
         except RuntimeError as error:
@@ -238,6 +263,7 @@ class GraphedStep:
             self._graphs.setdefault(key, []).append(new_graph)
             return new_graph
         # The tensors of the failed run are released only now, after its exception.
+        self._made_room.add((*key, rows))
         self.release()
         return self._find(batch, implementations)
 
@@ -246,14 +272,18 @@ class GraphedStep:
         rows = len(batch.indices)
         return rows if self._most_rows is None else max(rows, self._most_rows(batch))
 
-    def _capture(self, batch: AnyBatch, implementations: Implementations) -> _Captured:
-        step = self.step
-        inputs = _Inputs(batch, self._capacity(batch), step.device)
+    def _inputs(self, batch: AnyBatch) -> _Inputs:
+        inputs = _Inputs(batch, self._capacity(batch), self.step.device)
         inputs.fill(batch, batch.target_tokens)
+        return inputs
+
+    def _capture(self, batch: AnyBatch, implementations: Implementations) -> _Captured:
+        step, inputs = self.step, self._inputs(batch)
         shape = implementations, batch.positions, inputs.rows
         if shape not in self._warm:
             self._warm_up(inputs, implementations)
             self._warm.add(shape)
+            torch.cuda.empty_cache()
 
         def run() -> StepResult | None:
             if self._several:
@@ -300,5 +330,3 @@ class GraphedStep:
             step.set_random_state(seeds)
             step.set_carried(carried)
         torch.cuda.synchronize(step.device)
-        # Otherwise the memory of the warm-up would be held beside the pool for the whole run.
-        torch.cuda.empty_cache()

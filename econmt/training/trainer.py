@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ from econmt.engine.parameter_types import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
+from econmt.tasks.protocol import Shape
 from econmt.training.budget import Budget, divide
 from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
@@ -202,16 +203,31 @@ class Trainer:
             if self._graphed is None:
                 self.gradient(largest)
             else:
-                for part, implementations in self._divided(largest[0]):
-                    batch = self._ranks.share(part)
-                    try:
+                batch = largest[0]
+                try:
+                    self._graphed.warm_up(self._shares(self._every_shape()))
+                    for batch, implementations in self._shares(largest[:1]):
                         self._graphed.capture(batch, implementations)
-                    except RuntimeError as error:
-                        if is_out_of_memory(error):
-                            raise TrainingError(self._out_of_memory(batch)) from error
-                        raise
+                except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        raise TrainingError(self._out_of_memory(batch)) from error
+                    raise
             del reserved
         self.step.clear()
+
+    def _every_shape(self) -> Iterator[AnyBatch]:
+        """Yields a batch of random ids of each shape, frequent shapes first, for at most as many updates as follow."""
+        shapes = sorted(self.batches.shapes(), key=lambda shape: shape.batches, reverse=True)
+        most = self.recipe.training.max_updates
+        left = len(shapes) if most is None else max(0, most - self.state.update)
+        for shape in () if self._trims else shapes[:left]:
+            yield self.task.example(Shape(shape.rows, shape.source, shape.target))
+
+    def _shares(self, batches: Iterable[AnyBatch]) -> Iterator[tuple[AnyBatch, Implementations]]:
+        """Yields the parts of batches that this rank computes, with their implementations."""
+        for batch in batches:
+            for part, implementations in self._divided(batch):
+                yield self._ranks.share(part), implementations
 
     def _release_graphs(self) -> None:
         """Releases the CUDA graphs on all ranks, as required before communicators are destroyed."""

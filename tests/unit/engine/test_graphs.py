@@ -5,7 +5,7 @@ What is not marked ``cuda`` runs with graphs that only note operations (fake_cud
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -442,18 +442,41 @@ def full_memory(*_: object) -> Tensor:
     raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
-def test_the_trainer_tells_too_little_memory_for_a_graph(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_run().trainer()
+@pytest.mark.parametrize("when", ["warm_up", "capture"])
+def test_the_trainer_tells_too_little_memory_for_a_graph(make_run: MakeRun, when: str) -> None:
+    trainer = make_run("training.trim_batches=never").trainer()
 
     class Full:
+        def warm_up(self, batches: Iterable[object]) -> None:
+            assert len(list(batches)) == len(trainer.batches.shapes())
+            if when == "warm_up":
+                full_memory()
+
         def capture(self, *_: object) -> None:
             full_memory()
 
     trainer._graphed = Full()  # type: ignore[assignment]
     with pytest.raises(TrainingError, match="memory"):
         trainer.rehearse()
+
+
+@fake
+def test_shapes_that_were_warmed_up_are_captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, step = bag_step(), bag_step()
+    one, other, third = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 3)
+    graphed, runs = GraphedStep(step, note=pytest.fail), list[int]()
+    warm_up = GraphedStep._warm_up
+
+    def counted(graphed: GraphedStep, *rest: Any) -> None:
+        runs.append(1)
+        warm_up(graphed, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", counted)
+    graphed.warm_up((each, step.implementations) for each in (one, other))
+    assert (len(runs), graphed.captured) == (3, 0)
+    updates = [[one], [other], [third]]
+    assert_same(train(step, graphed, updates), train(eager, eager, updates))
+    assert (len(runs), graphed.captured) == (4, 3)
 
 
 @fake

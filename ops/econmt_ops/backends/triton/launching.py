@@ -18,6 +18,7 @@ from torch import Tensor
 from triton import knobs
 
 from econmt_ops.backends.triton import interpreted
+from econmt_ops.backends.triton.compilation import compiles_only
 from econmt_ops.dispatch.rule import MODE
 
 _ALIGNMENT = 16
@@ -67,7 +68,8 @@ class Launch:
             integers: arguments that are in ``do_not_specialize``, below 2^31.
             divisible: further integers, for multiples of 16 of which Triton compiles kernels of their own.
         """
-        if MODE.device is not None or _INTERPRETED or _is_watched(knobs.runtime.launch_enter_hook):
+        watched = _is_watched(knobs.runtime.launch_enter_hook)
+        if MODE.device is not None or _INTERPRETED or compiles_only() or watched:
             self._kernel[(programs,)](*tensors, *integers, *divisible, **self._constants)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]

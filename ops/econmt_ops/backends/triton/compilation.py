@@ -1,0 +1,70 @@
+"""Compilation of many Triton kernels at the same time, before any of them is launched.
+
+A launch of a kernel that has not been compiled waits half a second for its compiler, so that the first steps of a
+training run, which launch dozens of kernels, would take a minute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+
+class _State(threading.local):
+    """True if launches of this thread are only compiled."""
+
+    compiles_only: bool = False
+
+
+_STATE = _State()
+
+
+def compiles_only() -> bool:
+    """Returns True within `compiling_only`, where no kernel may be launched."""
+    return _STATE.compiles_only
+
+
+class _CompilerThreads(ThreadPoolExecutor):
+    """Threads that compile kernels and load them on the device."""
+
+    def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
+        def compile_and_load() -> Any:
+            kernel = compile_kernel()
+            kernel._init_handles()  # runs a C compiler, too, for each kind of arguments
+            return kernel
+
+        return super().submit(compile_and_load)
+
+
+@contextmanager
+def compiling_only(device: torch.device) -> Iterator[None]:
+    """Makes launches of Triton kernels compile them in threads and do nothing else; waits for the threads at the end.
+
+    What the kernels would have written is undefined. Backward passes run in the calling thread. A kernel that cannot be
+    compiled or loaded is left out; its first launch outside of the context raises the error.
+
+    Args:
+        device: CUDA device of the launches.
+    """
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
+        compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
+        if isinstance(compiled, triton.FutureKernel) and compiled.future is not None and compiled.future.done():
+            compiled.result(ignore_errors=True)  # from now on, Triton finds the kernel ten times as fast
+
+    threads = _CompilerThreads(initializer=torch.cuda.set_device, initargs=(device,))
+    with threads, torch.autograd.set_multithreading_enabled(False):
+        _STATE.compiles_only, JITFunction.run = True, compile_only
+        try:
+            with triton.AsyncCompileMode(threads, ignore_errors=True):
+                yield
+        finally:
+            _STATE.compiles_only, JITFunction.run = False, run
