@@ -193,17 +193,18 @@ class GraphedStep:
         Raises:
             RuntimeError: There is too little memory.
         """
-        device, last = self.step.device, None
-        compiling = contextlib.nullcontext()
+        device, last, compiling = self.step.device, None, contextlib.nullcontext()
         if kernels.runs_on(device):
-            compiling = importlib.import_module("econmt_ops.backends.triton.compilation").compiling_only(device)
+            compilation = importlib.import_module("econmt_ops.backends.triton.compilation")
+            compiling = compilation.compiling_only(device)
         with compiling:
             for batch, implementations in batches:
                 last = self._inputs(batch), implementations
                 self._warm_up(*last)
                 self._warm.add((implementations, batch.positions, last[0].rows))
         if last is not None:
-            self._warm_up(*last)  # once with launches, in autograd's own thread, which needs handles of libraries, too
+            # Once with launches, in autograd's own thread, which needs handles of libraries, too.
+            self._warm_up(*last)
         # Otherwise the memory of the warm-up would be held beside the pool for the whole run.
         torch.cuda.empty_cache()
 

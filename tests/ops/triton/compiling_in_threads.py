@@ -36,7 +36,9 @@ def main() -> None:
             get_current_target=lambda: GPUTarget("cuda", capability, 32),
         )
     )
-    counts = dict.fromkeys(("compiled", "compiled after", "loaded by others", "launched", "launched after"), 0)
+    counts = dict.fromkeys(
+        ("compiled", "compiled after", "loaded by others", "launched", "launched after"), 0
+    )
     caller = threading.get_ident()
 
     def count(name: str) -> None:

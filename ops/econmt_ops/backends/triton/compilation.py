@@ -57,7 +57,8 @@ def compiling_only(device: torch.device) -> Iterator[None]:
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
         compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
-        if isinstance(compiled, triton.FutureKernel) and compiled.future is not None and compiled.future.done():
+        future = getattr(compiled, "future", None)
+        if future is not None and future.done():
             compiled.result(ignore_errors=True)  # from now on, Triton finds the kernel ten times as fast
 
     threads = _CompilerThreads(initializer=torch.cuda.set_device, initargs=(device,))
