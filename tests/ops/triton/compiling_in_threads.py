@@ -55,6 +55,8 @@ def main() -> None:
     torch.cuda.set_device = lambda _: None
     knobs.runtime.jit_post_compile_hook = compiled
     with compiling_only(torch.device("cuda")):
+        # Backward passes on a GPU have a thread of their own otherwise, where launches would be real.
+        assert not torch.autograd.is_multithreading_enabled()
         for _ in range(2):
             step(64, torch.bfloat16)
             gradients(torch.bfloat16)

@@ -91,6 +91,15 @@ def test_the_second_call_launches_the_compiled_kernel(
     assert given[-4:] == (second.data_ptr(), 6, 48, 8)
 
 
+def test_a_remembered_kernel_is_not_launched_where_kernels_are_only_compiled(
+    gpu: SimpleNamespace, kernel: Kernel, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(3, [aligned()])
+    monkeypatch.setattr(launching, "compiles_only", lambda: True)
+    launch(3, [aligned()])
+    assert (len(kernel.compiled), kernel.remembered) == (2, [])
+
+
 def test_tensors_at_other_addresses_are_compiled_for(
     gpu: SimpleNamespace, kernel: Kernel, launch: Launch
 ) -> None:

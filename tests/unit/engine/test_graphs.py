@@ -143,6 +143,17 @@ def test_a_captured_run_has_the_bits_of_one_that_is_not(
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("clipping", ["norm", "value"])
+def test_kernels_that_were_compiled_ahead_compute_the_same_bits(clipping: str) -> None:
+    eager, step = (make_step(CLIPPING[clipping], precision=ROUNDED) for _ in range(2))
+    graphed = GraphedStep(step, note=pytest.fail)
+    updates = [[batch] for batch in some_batches(eager.task, 6)]  # type: ignore[arg-type]
+    graphed.warm_up((batch, step.implementations) for (batch,) in updates[: len(SHAPES)])
+    assert_same(train(step, graphed, updates), train(eager, eager, updates))
+    assert torch.equal(step.random_state(), eager.random_state())
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
 def test_updates_of_several_batches_have_the_same_bits(precision: Precision) -> None:
     eager, step = (make_step(CLIPPING["norm"], precision=precision) for _ in range(2))

@@ -1,7 +1,7 @@
 """Compilation of many Triton kernels at the same time, before any of them is launched.
 
-A launch of a kernel that has not been compiled waits half a second for its compiler, so that the first steps of a
-training run, which launch dozens of kernels, would take a minute.
+The first launch of a kernel otherwise waits for its compilation, half a second or more. A training run launches dozens
+of kernels in its first steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 
 class _State(threading.local):
-    """True if launches of this thread are only compiled."""
+    """State of a thread: whether its launches only compile their kernels."""
 
     compiles_only: bool = False
 
@@ -51,7 +51,7 @@ def compiling_only(device: torch.device) -> Iterator[None]:
     compiled or loaded is left out; its first launch outside of the context raises the error.
 
     Args:
-        device: CUDA device of the launches.
+        device: CUDA device of the launches, with its index.
     """
     run = JITFunction.run
 
