@@ -182,6 +182,7 @@ class Trainer:
         elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
             progress.note("training.monitor_pattern is set: training steps are not captured in CUDA graphs")
         if self.device.type == "cuda" or self.budget.plan is not None:
+            progress.doing("trying the largest batch" if self._graphed is None else "compiling kernels")
             self.rehearse()
         self._report_plan(progress)
         give_back_library_pages()
