@@ -16,6 +16,9 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
+_IGNORES_ERRORS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
+"""True if Triton's own mode for this can leave out kernels that cannot be compiled, as on the way to a fallback."""
+
 
 class _State(threading.local):
     """State of a thread: whether its launches only compile their kernels."""
@@ -47,12 +50,16 @@ class _CompilerThreads(ThreadPoolExecutor):
 def compiling_only(device: torch.device) -> Iterator[None]:
     """Makes launches of Triton kernels compile them in threads and do nothing else; waits for the threads at the end.
 
+    Triton before 3.6 cannot do that: there the context does nothing, and kernels are launched.
     What the kernels would have written is undefined. Backward passes run in the calling thread. A kernel that cannot be
     compiled or loaded is left out; its first launch outside of the context raises the error.
 
     Args:
         device: CUDA device of the launches, with its index.
     """
+    if not _IGNORES_ERRORS:
+        yield
+        return
     run = JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
