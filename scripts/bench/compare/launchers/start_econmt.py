@@ -21,8 +21,10 @@ def main() -> None:
         return figures(self, update)
 
     def telling_begin(self: Trainer, progress: Progress) -> None:
-        begin(self, progress)
+        self._tick()
+        # Compiling kernels for the first update counts, as with toolkits that compile or load them when they are used.
         print(f"first update begins: {self.state.seconds:.2f} s", flush=True)
+        begin(self, progress)
 
     Trainer._figures = counting_figures  # type: ignore[method-assign]
     Trainer._begin = telling_begin  # type: ignore[method-assign]
