@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.predicting_tracker import PredictingTracker
-from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu
+from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu, fake_scalers
 from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate import gpu_kernels
 from econmt.memory.estimate.allocator import CachingAllocator
@@ -68,6 +69,7 @@ def predict(
         mode.allow_non_fake_inputs = True
         stack.enter_context(OnCPU(like_gpu=on_gpu))
         stack.enter_context(autocast_on_cpu())
+        stack.enter_context(fake_scalers())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_faked(models, optimizers))
@@ -94,6 +96,11 @@ def predict(
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes.append(f"Predicted for {device}; no step was run.")
+    parameters = (parameter for one in models for parameter in one.parameters())
+    if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters):
+        account.notes.append(
+            "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
+        )
     return account
 
 
@@ -137,9 +144,6 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
             stack.callback(setattr, optimizer, "state", optimizer.state)
             optimizer.state = defaultdict(
                 dict,
-                {
-                    fake(parameter): {name: fake(part) for name, part in state.items()}
-                    for parameter, state in optimizer.state.items()
-                },
+                {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()},
             )
         yield

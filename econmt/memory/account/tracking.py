@@ -146,6 +146,33 @@ def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
 
     hooks.__enter__ = enter_followed  # type: ignore[method-assign]
     try:
-        yield
+        with _without_hooks_in_transforms():
+            yield
     finally:
         hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+@contextmanager
+def _without_hooks_in_transforms() -> Iterator[None]:
+    """Takes the tracker's hooks off while a transform of torch.func runs, which refuses hooks for saved tensors."""
+    graph: Any = torch.autograd.graph
+    autograd = torch._C._autograd
+    disable, own = graph.disable_saved_tensors_hooks, autograd._top_saved_tensors_default_hooks(True)
+
+    @contextmanager
+    def disabled(message: str) -> Iterator[None]:
+        is_own = own is not None and autograd._top_saved_tensors_default_hooks(True) == own
+        if is_own:
+            autograd._pop_saved_tensors_default_hooks()
+        try:
+            with disable(message):
+                yield
+        finally:
+            if is_own:
+                autograd._push_saved_tensors_default_hooks(*own)
+
+    graph.disable_saved_tensors_hooks = disabled
+    try:
+        yield
+    finally:
+        graph.disable_saved_tensors_hooks = disable
