@@ -39,8 +39,8 @@ def predict(
     """Predicts the account of a training step without running it; a GPU's needs no GPU.
 
     The step runs twice on tensors without memory: once so that the optimizer has its state, and once to be counted.
-    Parameters, gradients and optimizer state are as before afterwards; other state of the program, such as a schedule
-    of the learning rate, has advanced by two steps.
+    Attributes of the models, gradients and optimizer state are as before afterwards. Other state of the program, such
+    as a schedule of the learning rate, has advanced by two steps; tensors that the step keeps there have no values.
 
     Args:
         step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
@@ -131,11 +131,10 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
 
     with ExitStack() as stack:
         for module in [each for model in models for each in model.modules()]:
+            stack.callback(_restorer(module))
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     setattr(module, name, fake(parameter))  # as an RNN notices
-                    stack.callback(setattr, module, name, parameter)
-            stack.callback(module._buffers.update, dict(module._buffers))
             module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -147,3 +146,21 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
                 {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()},
             )
         yield
+
+
+def _restorer(module: nn.Module) -> Callable[[], None]:
+    """Returns a function that gives a module its attributes of now, and its lists and dictionaries their entries."""
+    attributes = dict(vars(module))
+    lists = [(each, list(each)) for each in attributes.values() if isinstance(each, list)]
+    tables = [(each, dict(each)) for each in attributes.values() if isinstance(each, dict)]
+
+    def restore() -> None:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for entries, values in lists:
+            entries[:] = values
+        for table, items in tables:
+            table.clear()
+            table.update(items)
+
+    return restore

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -48,6 +49,8 @@ class OnCPU(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if func is Tensor.cuda:
             return args[0]
+        if func is Tensor.numpy:
+            return np.ones(tuple(args[0].shape), str(args[0].dtype).removeprefix("torch."))
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
@@ -72,7 +75,6 @@ class OnCPU(TorchFunctionMode):
         if (
             isinstance(tensor, FakeTensor)
             or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            or tensor.device.type == "meta"
             or tensor.layout is not torch.strided
         ):
             return tensor

@@ -17,6 +17,7 @@ from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
+from econmt.memory.measure.allocations import another_thread_records
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.ledger import read_allocator
 from econmt.memory.measure.storages import BLOCK
@@ -47,7 +48,7 @@ def track(
         The account.
 
     Raises:
-        InputError: The device is neither a CPU nor a CUDA device.
+        InputError: The device is neither a CPU nor a CUDA device, or another thread is in such a block.
     """
     models = several(model, nn.Module)
     optimizers = several(optimizer, Optimizer)
@@ -55,6 +56,10 @@ def track(
     where = torch.device(device or ("cpu" if parameter is None else parameter.device))
     if where.type not in ("cpu", "cuda"):
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
+    if another_thread_records():
+        raise InputError(
+            "memory.track: a block of another thread has not ended; one thread can be tracked at a time"
+        )
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
     tracker = StepRecorder(where) if _can_record() else _tracker_of(where)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +51,37 @@ def test_transforms_of_torch_func_run_in_the_block() -> None:
     assert account.by_category()["workspace"] >= expected.nbytes
     predicted = memory.predict(lambda: gradients(parameters, inputs), layer, device="cpu")
     assert predicted.by_category()["workspace"] >= expected.nbytes
+
+
+def test_two_threads_do_not_share_the_profiler() -> None:
+    model, inputs, errors = perceptron(), torch.randn(8, 64), []
+
+    def run() -> None:
+        try:
+            with memory.track(model):
+                model(inputs)
+        except InputError as error:
+            errors.append(str(error))
+
+    def run_in_thread() -> None:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    with memory.track(model):
+        run_in_thread()
+        run()  # in the same thread another block may begin
+    run_in_thread()
+    assert len(errors) == 1
+    assert "a block of another thread has not ended" in errors[0]
+
+
+def test_a_block_in_which_nothing_happens(tmp_path: Path) -> None:
+    with memory.track() as account:
+        pass
+    account.show()
+    account.save(tmp_path / "page.html")
+    assert account.peak_bytes == 0
 
 
 def test_the_history_of_lbfgs_is_optimizer_state() -> None:
@@ -109,6 +142,53 @@ def test_a_prediction_says_that_hooks_of_parameters_do_not_run() -> None:
     assert "Hooks" not in notes()
     model[0].weight.register_post_accumulate_grad_hook(lambda _: None)
     assert "Hooks of parameters did not run" in notes()
+
+
+class Stateful(nn.Module):
+    """A module that keeps tensors from one step to the next, in every place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.seen, self.cache = nn.LSTM(4, 4), None, [], {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs, state = self.layer(inputs, self.last)
+        self.last = tuple(part.detach() for part in state)
+        self.seen.append(outputs.detach())
+        self.cache["outputs"] = outputs.detach()
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(4), persistent=False)
+        return outputs * self.mask
+
+
+def test_a_prediction_leaves_a_model_as_it_was() -> None:
+    model, inputs = Stateful(), torch.randn(6, 3, 4)
+    attributes, parameters = dict(vars(model)), list(model.parameters())
+    losses = []
+
+    def step() -> None:
+        loss = model(inputs).sum()
+        loss.backward()
+        losses.append(loss.detach().numpy())
+
+    memory.predict(step, model, device="cpu")
+    assert vars(model) == attributes
+    assert not model.seen
+    assert not model.cache
+    assert not list(model.buffers())
+    assert all(found is wanted for found, wanted in zip(model.parameters(), parameters, strict=True))
+    assert [each.shape for each in losses] == [(), ()]
+    step()
+    assert losses[2] == pytest.approx(model.seen[0].sum().item(), rel=1e-5)
+
+
+def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
+    def peak(device: str) -> int:
+        with torch.device(device):
+            model, inputs = perceptron(), torch.randn(8, 64)
+        return memory.predict(lambda: model(inputs).sum().backward(), model, device="cpu").peak_bytes
+
+    assert peak("meta") == peak("cpu")
 
 
 def test_packed_sequences_are_not_predicted_for_a_cpu() -> None:
