@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
@@ -141,7 +142,7 @@ class ModuleScopes:
     def _label_optimizer(self, optimizer: Optimizer) -> None:
         self._states[optimizer] = len(optimizer.state)
         for parameter, state in optimizer.state.items():
-            for part in state.values() if isinstance(state, dict) else ():
+            for part in tree_leaves(state):
                 if isinstance(part, Tensor):
                     self._tracker.label(part, "optimizer state", self._owners.get(parameter, "other"))
 
@@ -152,6 +153,9 @@ class ModuleScopes:
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._tracker.update()
+        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+            if parameter not in self._owners:  # of no module, such as an image that is optimized
+                self._own(parameter, "other")
         if len(optimizer.state) != self._states.get(optimizer):
             self._label_optimizer(optimizer)
 

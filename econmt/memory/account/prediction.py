@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.predicting_tracker import PredictingTracker
-from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu
+from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu, fake_scalers
 from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate import gpu_kernels
 from econmt.memory.estimate.allocator import CachingAllocator
@@ -38,8 +39,8 @@ def predict(
     """Predicts the account of a training step without running it; a GPU's needs no GPU.
 
     The step runs twice on tensors without memory: once so that the optimizer has its state, and once to be counted.
-    Parameters, gradients and optimizer state are as before afterwards; other state of the program, such as a schedule
-    of the learning rate, has advanced by two steps.
+    Attributes of the models, gradients and optimizer state are as before afterwards. Other state of the program, such
+    as a schedule of the learning rate, has advanced by two steps; tensors that the step keeps there have no values.
 
     Args:
         step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
@@ -68,6 +69,7 @@ def predict(
         mode.allow_non_fake_inputs = True
         stack.enter_context(OnCPU(like_gpu=on_gpu))
         stack.enter_context(autocast_on_cpu())
+        stack.enter_context(fake_scalers())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_faked(models, optimizers))
@@ -94,6 +96,11 @@ def predict(
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes.append(f"Predicted for {device}; no step was run.")
+    parameters = (parameter for one in models for parameter in one.parameters())
+    if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters):
+        account.notes.append(
+            "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
+        )
     return account
 
 
@@ -124,11 +131,10 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
 
     with ExitStack() as stack:
         for module in [each for model in models for each in model.modules()]:
+            stack.callback(_restorer(module))
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     setattr(module, name, fake(parameter))  # as an RNN notices
-                    stack.callback(setattr, module, name, parameter)
-            stack.callback(module._buffers.update, dict(module._buffers))
             module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -137,9 +143,24 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
             stack.callback(setattr, optimizer, "state", optimizer.state)
             optimizer.state = defaultdict(
                 dict,
-                {
-                    fake(parameter): {name: fake(part) for name, part in state.items()}
-                    for parameter, state in optimizer.state.items()
-                },
+                {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()},
             )
         yield
+
+
+def _restorer(module: nn.Module) -> Callable[[], None]:
+    """Returns a function that gives a module its attributes of now, and its lists and dictionaries their entries."""
+    attributes = dict(vars(module))
+    lists = [(each, list(each)) for each in attributes.values() if isinstance(each, list)]
+    tables = [(each, dict(each)) for each in attributes.values() if isinstance(each, dict)]
+
+    def restore() -> None:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for entries, values in lists:
+            entries[:] = values
+        for table, items in tables:
+            table.clear()
+            table.update(items)
+
+    return restore

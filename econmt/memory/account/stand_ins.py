@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 _IN_FLOAT32 = frozenset(
@@ -46,6 +49,8 @@ class OnCPU(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if func is Tensor.cuda:
             return args[0]
+        if func is Tensor.numpy:
+            return np.ones(tuple(args[0].shape), str(args[0].dtype).removeprefix("torch."))
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
@@ -69,13 +74,15 @@ class OnCPU(TorchFunctionMode):
         """Returns the fake tensor that stands for a real one; the same one each time."""
         if (
             isinstance(tensor, FakeTensor)
-            or tensor.device.type == "meta"
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
             or tensor.layout is not torch.strided
         ):
             return tensor
         if id(tensor) not in self._fakes:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            self._fakes[id(tensor)] = tensor, fake.requires_grad_(tensor.requires_grad)
+            if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
+                fake.requires_grad_()
+            self._fakes[id(tensor)] = tensor, fake
         return self._fakes[id(tensor)][1]
 
 
@@ -86,6 +93,31 @@ def _widened(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _widened(part) for name, part in value.items()}
     return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
+
+
+@contextmanager
+def fake_scalers() -> Iterator[None]:
+    """Lets `torch.amp.GradScaler` run every step of an optimizer, and forget its fake scale after the context."""
+    kind: Any = GradScaler
+    step, begin = kind._maybe_opt_step, kind._lazy_init_scale_growth_tracker
+    begun: list[GradScaler] = []
+
+    def run(_: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    def begin_fake(self: GradScaler, device: torch.device) -> None:
+        begun.append(self)
+        begin(self, device)
+
+    kind._maybe_opt_step = run
+    kind._lazy_init_scale_growth_tracker = begin_fake
+    try:
+        yield
+    finally:
+        kind._maybe_opt_step = step
+        kind._lazy_init_scale_growth_tracker = begin
+        for scaler in begun:
+            scaler._scale = scaler._growth_tracker = None
 
 
 @contextmanager

@@ -244,9 +244,12 @@ class StepRecorder(MemoryRecord):
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
             if operator.facts.is_view:
                 continue
-            flops = operations.of(operator)
+            tensors = tensors_of(
+                operator.inputs
+            )  # none in a transform of torch.func, whose own operators follow
+            flops = operations.of(operator) if tensors else 0
             if flops:
-                self.flops[tensors_of(operator.inputs)[0].dtype] += flops
+                self.flops[tensors[0].dtype] += flops
             self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))
 
     def since(self, nanoseconds: int) -> float:

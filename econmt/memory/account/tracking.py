@@ -17,6 +17,7 @@ from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
+from econmt.memory.measure.allocations import another_thread_records
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.ledger import read_allocator
 from econmt.memory.measure.storages import BLOCK
@@ -47,7 +48,7 @@ def track(
         The account.
 
     Raises:
-        InputError: The device is neither a CPU nor a CUDA device.
+        InputError: The device is neither a CPU nor a CUDA device, or another thread is in such a block.
     """
     models = several(model, nn.Module)
     optimizers = several(optimizer, Optimizer)
@@ -55,6 +56,10 @@ def track(
     where = torch.device(device or ("cpu" if parameter is None else parameter.device))
     if where.type not in ("cpu", "cuda"):
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
+    if another_thread_records():
+        raise InputError(
+            "memory.track: a block of another thread has not ended; one thread can be tracked at a time"
+        )
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
     tracker = StepRecorder(where) if _can_record() else _tracker_of(where)
@@ -146,6 +151,33 @@ def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
 
     hooks.__enter__ = enter_followed  # type: ignore[method-assign]
     try:
-        yield
+        with _without_hooks_in_transforms():
+            yield
     finally:
         hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+@contextmanager
+def _without_hooks_in_transforms() -> Iterator[None]:
+    """Takes the tracker's hooks off while a transform of torch.func runs, which refuses hooks for saved tensors."""
+    graph: Any = torch.autograd.graph
+    autograd = torch._C._autograd
+    disable, own = graph.disable_saved_tensors_hooks, autograd._top_saved_tensors_default_hooks(True)
+
+    @contextmanager
+    def disabled(message: str) -> Iterator[None]:
+        is_own = own is not None and autograd._top_saved_tensors_default_hooks(True) == own
+        if is_own:
+            autograd._pop_saved_tensors_default_hooks()
+        try:
+            with disable(message):
+                yield
+        finally:
+            if is_own:
+                autograd._push_saved_tensors_default_hooks(*own)
+
+    graph.disable_saved_tensors_hooks = disabled
+    try:
+        yield
+    finally:
+        graph.disable_saved_tensors_hooks = disable

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from econmt.errors import InputError
 from econmt.memory.estimate import gpu_kernels
 from econmt.memory.estimate.allocator import round_up
 from econmt.memory.estimate.gpu_dispatch import as_on_gpu
@@ -26,9 +27,9 @@ from econmt_ops.dispatch.rule import rules_only
 aten = torch.ops.aten
 
 
-def _scalar(_value: Tensor) -> int:
-    """Replaces reading a scalar; the only ones read are seeds of dropout masks."""
-    return 1
+def _scalar(value: Tensor) -> float:
+    """Replaces reading a scalar: conditions hold, and programs may divide by numbers, and by what they lack to 1."""
+    return 0.5 if value.is_floating_point() else 1
 
 
 def _nonzero(tensor: Tensor) -> Tensor:
@@ -91,6 +92,34 @@ def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
     return NotImplemented
 
 
+def _layer_norm(
+    inputs: Tensor, sizes: Sequence[int], weight: Tensor | None, bias: Tensor | None, _eps: float
+) -> Any:
+    """Computes the statistics of 16-bit inputs in the type of a float32 weight, as fake tensors do not."""
+    scale = bias if weight is None else weight
+    if scale is None or scale.dtype == inputs.dtype:
+        return NotImplemented
+    shape = inputs.shape[: inputs.dim() - len(sizes)] + (1,) * len(sizes)
+    return torch.empty_like(inputs), *(scale.new_empty(shape) for _ in range(2))
+
+
+def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_: Any, **__: Any) -> Any:
+    """Multiplies groups of rows or columns, which fake tensors do in bfloat16 alone."""
+    if left.dtype == torch.bfloat16:
+        return NotImplemented
+    groups = left.shape[:-2] if left.dim() == right.dim() else ()
+    if ends is not None and left.dim() == right.dim() == 2:
+        groups = ends.shape
+    return left.new_empty(*groups, left.shape[-2], right.shape[-1])
+
+
+def _packed(*_: Any) -> Any:
+    """Refuses sequences whose lengths are values of a tensor."""
+    raise InputError(
+        "memory.predict: packed sequences cannot be predicted for a CPU; use device='cuda' or memory.track"
+    )
+
+
 def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
     """Returns the bytes that oneDNN keeps of a float32 LSTM layer for the backward pass.
 
@@ -133,8 +162,14 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
     aten.mkldnn_rnn_layer.default: _onednn_lstm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten._pack_padded_sequence.default: _packed,
 }
 """Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
+
+
+if hasattr(aten, "_grouped_mm"):
+    REPLACEMENTS[aten._grouped_mm.default] = _grouped_product
 
 
 def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dtype, **options: Any) -> Tensor:

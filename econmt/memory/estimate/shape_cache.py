@@ -40,9 +40,8 @@ class ShapeCache:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         # All fake tensors of a mode share their attributes besides the shape.
-        with torch._C._DisableTorchDispatch():  # the mode may be active
-            plain = torch.empty(0, device="meta")
-        self._attributes = vars(FakeTensor(mode, plain, _CPU))
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # modes may be active
+            self._attributes = vars(FakeTensor(mode, torch.empty(0, device="meta"), _CPU))
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of an operator."""

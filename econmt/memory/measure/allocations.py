@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -17,6 +18,15 @@ import torch
 
 OUTSIDE = "code without operators"
 """Maker of memory that was allocated while no operator ran, as in a compiled function."""
+
+
+_RECORDING = threading.Lock()
+"""Held while a log records: PyTorch's profiler crashes if two threads run it, and tells a thread of its own alone."""
+
+
+def another_thread_records() -> bool:
+    """Returns True if a log of another thread records."""
+    return _RECORDING.locked() and not torch._C._autograd._profiler_enabled()
 
 
 class Allocation(NamedTuple):
@@ -48,7 +58,7 @@ class AllocationLog:
         from torch._C import _profiler as profiler
 
         autograd = torch._C._autograd
-        if autograd._profiler_enabled():
+        if autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
             yield
             return
         activities = {profiler.ProfilerActivity.CPU}
@@ -64,15 +74,18 @@ class AllocationLog:
         )
         # No operator has the scope of the lite interpreter, so that memory events remain.
         scopes = () if self._operators else ({profiler.RecordScope.LITE_INTERPRETER},)
-        with _quiet():
-            autograd._prepare_profiler(config, activities)
-            autograd._enable_profiler(config, activities, *scopes)
         try:
-            with _without_warnings():
-                yield
-        finally:
             with _quiet():
-                self.result = autograd._disable_profiler()
+                autograd._prepare_profiler(config, activities)
+                autograd._enable_profiler(config, activities, *scopes)
+            try:
+                with _without_warnings():
+                    yield
+            finally:
+                with _quiet():
+                    self.result = autograd._disable_profiler()
+        finally:
+            _RECORDING.release()
 
     @contextmanager
     def range(self) -> Iterator[None]:

@@ -137,7 +137,7 @@ def timeline(
     """
     peak = max(moments, key=lambda moment: moment.bytes)
     sizes = ticks(largest)
-    plot = Plot(moments[-1].milliseconds or 1.0, sizes[-1])
+    plot = Plot(moments[-1].milliseconds or 1.0, sizes[-1] or 1)
     right = PLOT_LEFT + PLOT_WIDTH
     pieces = [_open(_PLOT_BOTTOM + 66, description, "timeline")]
     for size in sizes:

@@ -73,7 +73,8 @@ def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], 
     )
     timed = bool(ledger.milliseconds)
     live = _timeline(ledger, None, ledger.peak, timed=timed) if ledger.timeline else ""
-    sections = _section("Where the bytes are", at_peak + _table("ledger", tables["ledger"]))
+    cells = _table("ledger", tables["ledger"]) if "ledger" in tables else ""  # of a block without memory
+    sections = _section("Where the bytes are", at_peak + cells)
     sections += _section("Live memory over the step", live + others)
     tiles = (
         (format_bytes(ledger.peak), "live at the moment of the tables", f"{ledger.peak:,} bytes"),

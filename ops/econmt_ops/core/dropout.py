@@ -202,7 +202,7 @@ def _keep_mask(
     if not _is_counted(device, device_seed):
         generator = torch.Generator().manual_seed(seed if index < 0 else derive_seed(seed, index))
         # The generator cannot skip the draws of other rows.
-        words = torch.empty(-(-(first + values) // 4), dtype=torch.int64)
+        words = torch.empty(-(-(first + values) // 4), dtype=torch.int64, device="cpu")
         words.random_(-(1 << 63), None, generator=generator)
         # 2^15 does not fit int16, so the comparison is with the largest number that is kept.
         bits = words.view(torch.int16)[first : first + values]
@@ -371,5 +371,5 @@ def seed_of(
     if seed is None:
         if torch.compiler.is_compiling():
             return p, torch.randint(1 << 62, (), device=device)
-        seed = int(torch.randint(1 << 62, ()))
+        seed = int(torch.randint(1 << 62, (), device="cpu"))
     return p, seed

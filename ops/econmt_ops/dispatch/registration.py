@@ -329,7 +329,8 @@ class Operator(Generic[Arguments, Results]):
             nothing = [None for _ in self.schema.tensors(ctx.arguments)]
             return *self.schema.with_tensors(ctx.arguments, nothing, rest=False), None
         count = len(self._names)
-        results, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # once: torch.utils.checkpoint refuses a second read
+        results, tensors = saved[:count], saved[count:]
         arguments = self.schema.make(self.schema.with_tensors(ctx.arguments, tensors))
         made = None
         if self._in_place is not None:

@@ -30,8 +30,8 @@ class UnpackedBatch:
         if batch is None:
             batch = int(sizes[0]) if order is None else len(order)
         steps, ends = len(sizes), sizes.cumsum(0)
-        self.lengths = (sizes.unsqueeze(1) > torch.arange(batch)).sum(0)
-        number = torch.arange(len(data))
+        self.lengths = (sizes.unsqueeze(1) > torch.arange(batch, device=sizes.device)).sum(0)
+        number = torch.arange(len(data), device=sizes.device)
         step = torch.searchsorted(ends, number, right=True)
         places = step * batch + number - (ends - sizes)[step]
         self._places = places.to(data.device, non_blocking=True)

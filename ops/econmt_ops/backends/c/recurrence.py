@@ -8,12 +8,16 @@ pass reads the block again while it is in cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends.c import call
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
+
+_STATE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+"""Type and device of states, whatever PyTorch's defaults are."""
 
 _LINE = 16
 """Columns of a task are a multiple of this: a cache line of float32."""
@@ -82,7 +86,7 @@ def walk_back(
     dinputs: Tensor,
 ) -> Tensor:
     """Writes the gradients of decay and inputs; returns that of initial. ``after``: (B, H), that of the last state."""
-    dinitial = torch.empty(len(step.decay), step.decay.shape[2])
+    dinitial = torch.empty(len(step.decay), step.decay.shape[2], **_STATE)
     call(
         "recurrence_backward",
         5 * step.decay.numel(),
@@ -109,7 +113,7 @@ def _states_before(
 ) -> tuple[Tensor, Tensor]:
     """Returns the states (P, H) before consecutive parts of (P, L, H), and the state (H,) after the last."""
     parts, _, hidden = decay.shape
-    products, ends, before = (torch.empty(parts, hidden) for _ in range(3))
+    products, ends, before = (torch.empty(parts, hidden, **_STATE) for _ in range(3))
     call(
         "recurrence_summary",
         2 * decay.numel(),
@@ -167,22 +171,22 @@ def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, 
     """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
     rows, steps, hidden = step.decay.shape
     reverse = step.reverse
-    outputs = torch.empty(rows, steps, hidden, dtype=step.decay.dtype)
-    carries = torch.empty(rows, -(-steps // block), hidden) if keep else None
+    outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
+    carries = torch.empty(rows, -(-steps // block), hidden, **_STATE) if keep else None
     if not _has_few_tasks(rows, steps, hidden, block):
         walk(step, block, outputs, carries, None)
         return outputs, carries
     for row, length in enumerate(_row_lengths(step.lengths, rows, steps)):
-        state = torch.zeros(hidden) if step.initial is None else step.initial[row]
+        state = torch.zeros(hidden, **_STATE) if step.initial is None else step.initial[row]
         for where, parts in _cuts(length, _part_steps(hidden, block), reverse, False):
             decay, inputs, part_outputs = (
                 _parts(each[row], where, parts) for each in (step.decay, step.inputs, outputs)
             )
-            part_carries = torch.empty(parts, -(-decay.shape[1] // block), hidden) if keep else None
+            part_carries = torch.empty(parts, -(-decay.shape[1] // block), hidden, **_STATE) if keep else None
             before, last = state[None], state
             if parts > 1:
                 before, last = _states_before(decay, inputs, state, reverse, False)
-            ends = torch.empty(parts, hidden)
+            ends = torch.empty(parts, hidden, **_STATE)
             part = step._replace(decay=decay, inputs=inputs, initial=before, lengths=None)
             walk(part, block, part_outputs, part_carries, ends)
             state = ends[0] if parts == 1 else last
@@ -199,12 +203,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     rows, steps, hidden = step.decay.shape
-    ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=step.decay.dtype) for _ in range(2))
+    ddecay, dinputs = (torch.empty_like(step.decay, memory_format=torch.contiguous_format) for _ in range(2))
     if not _has_few_tasks(rows, steps, hidden, block):
         return ddecay, dinputs, walk_back(step, carries, block, doutputs, None, ddecay, dinputs)
-    dinitial, reverse = torch.empty(rows, hidden), step.reverse
+    dinitial, reverse = torch.empty(rows, hidden, **_STATE), step.reverse
     for row, length in enumerate(_row_lengths(step.lengths, rows, steps)):
-        gradient = torch.zeros(hidden)
+        gradient = torch.zeros(hidden, **_STATE)
         for where, parts in _cuts(length, _part_steps(hidden, block), reverse, True):
             tensors = step.decay, step.inputs, doutputs, ddecay, dinputs
             a, k, incoming, da, db = (_parts(each[row], where, parts) for each in tensors)
@@ -231,7 +235,7 @@ def _first_states(
 ) -> Tensor:
     """Returns the states (P, H) before the parts at ``where``, given a row's outputs (T, H)."""
     size = (where.stop - where.start) // parts
-    states = torch.zeros(parts, outputs.shape[1])
+    states = torch.zeros(parts, outputs.shape[1], **_STATE)
     for part in range(parts):
         begin = where.start + part * size
         before = begin + size if reverse else begin - 1

@@ -1,0 +1,215 @@
+"""Accounts and predictions of programs that train in less usual ways."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from econmt import memory
+from econmt.errors import InputError
+from econmt.memory.estimate.fake import REPLACEMENTS
+from econmt.memory.measure.tracker import Tracker
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256), nn.GELU(), nn.Linear(256, 64))
+
+
+def measured(step: Callable[[], object], *models: object) -> memory.Account:
+    """The account of the third step."""
+    step()
+    step()
+    with memory.track(*models) as account:  # type: ignore[arg-type]
+        step()
+    return account
+
+
+def test_transforms_of_torch_func_run_in_the_block() -> None:
+    layer, inputs = nn.Linear(64, 128), torch.randn(16, 64)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (row,)).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    expected = gradients(parameters, inputs)["weight"]
+    with memory.track(layer) as account:
+        found = gradients(parameters, inputs)["weight"]
+        layer(torch.randn(1024, 64)).square().sum()  # the hooks are there again
+        with pytest.raises(RuntimeError, match="saved tensor"), torch.autograd.graph.save_on_cpu():
+            torch.func.grad(loss)(parameters, inputs[0])
+    assert torch.equal(found, expected)
+    assert account.by_category()["feature maps"] == 1024 * (64 + 128) * 4
+    assert account.by_category()["workspace"] >= expected.nbytes
+    predicted = memory.predict(lambda: gradients(parameters, inputs), layer, device="cpu")
+    assert predicted.by_category()["workspace"] >= expected.nbytes
+
+
+def test_two_threads_do_not_share_the_profiler() -> None:
+    model, inputs, errors = perceptron(), torch.randn(8, 64), []
+
+    def run() -> None:
+        try:
+            with memory.track(model):
+                model(inputs)
+        except InputError as error:
+            errors.append(str(error))
+
+    def run_in_thread() -> None:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    with memory.track(model):
+        run_in_thread()
+        run()  # in the same thread another block may begin
+    run_in_thread()
+    assert len(errors) == 1
+    assert "a block of another thread has not ended" in errors[0]
+
+
+def test_a_block_in_which_nothing_happens(tmp_path: Path) -> None:
+    with memory.track() as account:
+        pass
+    account.show()
+    account.save(tmp_path / "page.html")
+    assert account.peak_bytes == 0
+
+
+def test_the_history_of_lbfgs_is_optimizer_state() -> None:
+    model, inputs = perceptron(), torch.randn(8, 64)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    account = measured(lambda: optimizer.step(closure), model, optimizer)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert account.by_category()["optimizer state"] > 10 * weights
+    assert account.by_category()["other"] == inputs.nbytes
+
+
+def test_a_tensor_that_is_optimized_counts_as_a_parameter() -> None:
+    image = torch.randn(64, 64, requires_grad=True)
+    optimizer = torch.optim.Adam([image])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        image.square().sum().backward()
+        optimizer.step()
+
+    categories = measured(step, None, optimizer).by_category()
+    assert (categories["weights"], categories["gradients"]) == (image.nbytes, image.nbytes)
+    assert categories["other"] == 0
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam])
+def test_a_prediction_of_mixed_precision_with_scaled_gradients(kind: type[torch.optim.Optimizer]) -> None:
+    model, inputs, scaler = perceptron(), torch.randn(32, 64), torch.amp.GradScaler("cpu")
+    optimizer = kind(model.parameters())  # type: ignore[call-arg]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(inputs).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    predicted = memory.predict(step, model, optimizer, device="cpu")
+    account = measured(step, model, optimizer)
+    assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=0.001)
+    assert predicted.by_category()["optimizer state"] == account.by_category()["optimizer state"] > 0
+
+
+def test_a_prediction_says_that_hooks_of_parameters_do_not_run() -> None:
+    model, inputs = perceptron(), torch.randn(8, 64)
+
+    def notes() -> str:
+        return " ".join(memory.predict(lambda: model(inputs).sum().backward(), model, device="cpu").notes)
+
+    assert "Hooks" not in notes()
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: None)
+    assert "Hooks of parameters did not run" in notes()
+
+
+class Stateful(nn.Module):
+    """A module that keeps tensors from one step to the next, in every place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.seen, self.cache = nn.LSTM(4, 4), None, [], {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs, state = self.layer(inputs, self.last)
+        self.last = tuple(part.detach() for part in state)
+        self.seen.append(outputs.detach())
+        self.cache["outputs"] = outputs.detach()
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(4), persistent=False)
+        return outputs * self.mask
+
+
+def test_a_prediction_leaves_a_model_as_it_was() -> None:
+    model, inputs = Stateful(), torch.randn(6, 3, 4)
+    attributes, parameters = dict(vars(model)), list(model.parameters())
+    losses = []
+
+    def step() -> None:
+        loss = model(inputs).sum()
+        loss.backward()
+        losses.append(loss.detach().numpy())
+
+    memory.predict(step, model, device="cpu")
+    assert vars(model) == attributes
+    assert not model.seen
+    assert not model.cache
+    assert not list(model.buffers())
+    assert all(found is wanted for found, wanted in zip(model.parameters(), parameters, strict=True))
+    assert [each.shape for each in losses] == [(), ()]
+    step()
+    assert losses[2] == pytest.approx(model.seen[0].sum().item(), rel=1e-5)
+
+
+def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
+    def peak(device: str) -> int:
+        with torch.device(device):
+            model, inputs = perceptron(), torch.randn(8, 64)
+        return memory.predict(lambda: model(inputs).sum().backward(), model, device="cpu").peak_bytes
+
+    assert peak("meta") == peak("cpu")
+
+
+def test_packed_sequences_are_not_predicted_for_a_cpu() -> None:
+    layer, inputs, lengths = nn.LSTM(4, 5), torch.randn(6, 3, 4), torch.tensor([6, 3, 1])
+    with pytest.raises(InputError, match="packed sequences cannot be predicted for a CPU"):
+        memory.predict(lambda: layer(pack_padded_sequence(inputs, lengths)), layer, device="cpu")
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_grouped_mm"), reason="not in this version of PyTorch")
+@pytest.mark.parametrize(
+    ("left", "right", "grouped", "shape"),
+    [
+        ((12, 8), (3, 8, 4), True, (12, 4)),
+        ((3, 12, 8), (8, 4), True, (12, 4)),
+        ((6, 12), (12, 4), True, (3, 6, 4)),
+        ((3, 6, 8), (3, 8, 4), False, (3, 6, 4)),
+    ],
+)
+def test_grouped_products_have_their_shapes(
+    left: tuple[int, ...], right: tuple[int, ...], grouped: bool, shape: tuple[int, ...]
+) -> None:
+    with FakeTensorMode(), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
+        ends = torch.zeros(3, dtype=torch.int32) if grouped else None
+        assert torch._grouped_mm(torch.zeros(left), torch.zeros(right), ends).shape == shape
