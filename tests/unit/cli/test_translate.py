@@ -78,6 +78,13 @@ def test_search_options_reach_the_search(call: Call, word_model: Path) -> None:
     assert [line["source_tokens"] for line in found] == [line.split() for line in INPUT.splitlines()]
 
 
+def test_an_output_named_as_if_compressed_is_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
+    ended = call("translate", "-m", word_model, "-o", tmp_path / "out.gz", text="a b\n")
+    assert ended.code == 2
+    assert ended.err.endswith("out.gz: lines are written without compression; leave out .gz\n")
+    assert not (tmp_path / "out.gz").exists()
+
+
 def test_lines_without_translation_count_no_tokens(call: Call, word_model: Path) -> None:
     ended = call(
         "translate", "-m", word_model, "--long-lines", "skip", "--max-input-length", 2, text="\na b c\n"
