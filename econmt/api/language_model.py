@@ -21,6 +21,7 @@ from econmt.config import limits
 from econmt.data.text.vocabulary import EOS
 from econmt.decoding.dynamic_evaluation import DynamicEvaluation as DynamicEvaluation
 from econmt.decoding.neural_cache import NeuralCache as NeuralCache
+from econmt.decoding.requests import Request, check_request
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
@@ -86,6 +87,10 @@ class TrainedLanguageModel(TrainedModel):
 
         Arguments as in :meth:`score`; they have no effect on writing.
         """
+        if not isinstance(cache, (NeuralCache, type(None))):
+            raise InputError("cache expects settings, for example econmt.NeuralCache(size=2000)")
+        if not isinstance(dynamic, (DynamicEvaluation, type(None))):
+            raise InputError("dynamic expects settings, for example econmt.DynamicEvaluation(rate=0.1)")
         vocabulary = self.vocabularies.target
         return TextReader(self.model, vocabulary, self.device, self.precision, cache=cache, dynamic=dynamic)
 
@@ -109,7 +114,8 @@ class TrainedLanguageModel(TrainedModel):
             logarithm, end of line included), ``perplexity`` per word, and ``token_log_probabilities``.
 
         Raises:
-            InputError: if ``lines`` is not a list of text, or dynamic evaluation would run in float16.
+            InputError: if ``lines`` is not a list of text, ``cache`` or ``dynamic`` no such settings, or dynamic
+                evaluation would run in float16.
 
         Example::
 
@@ -118,6 +124,8 @@ class TrainedLanguageModel(TrainedModel):
         """
         if not is_list_of(lines, str):
             raise InputError("score expects a list of lines of text, for example score(['The city .'])")
+        for number, line in enumerate(lines):
+            check_request(Request(line), f"lines[{number}]")
         return list(self.reader(cache=cache, dynamic=dynamic).score(lines))
 
     def generate(
@@ -144,12 +152,15 @@ class TrainedLanguageModel(TrainedModel):
             The prompt with its continuation.
 
         Raises:
-            InputError: if an argument is out of range.
+            InputError: if an argument is out of range, or the prompt is no text.
 
         Example::
 
             print(model.generate("The city", length=50, top_k=50))
         """
+        if not isinstance(prompt, str):
+            raise InputError("generate expects a text to begin with, for example generate('The city')")
+        check_request(Request(prompt), "prompt")
         limits.check_whole("length", length, limits.INPUT_LENGTH)
         limits.check_number("top_k", top_k, limits.WORDS, whole=True)
         limits.check_number("top_p", top_p, 1.0, above=True)

@@ -20,6 +20,7 @@ from econmt.data.text.glossary import Glossary, read_glossary
 from econmt.data.text.subwords import fingerprint
 from econmt.data.text.vocabulary import normalized
 from econmt.decoding.requests import Request as Request
+from econmt.decoding.requests import check_request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.ensemble import EnsembleMode
 from econmt.decoding.search.fusion import ShallowFusion
@@ -219,7 +220,8 @@ class TrainedModel:
             end of sentence included), ``perplexity``, ``tokens`` and ``token_log_probabilities``.
 
         Raises:
-            InputError: if the numbers of sentences differ, or they are not lists of text.
+            InputError: if the numbers of sentences differ, or they are not lists of text, or of characters that text
+                cannot have.
 
         Example::
 
@@ -233,6 +235,9 @@ class TrainedModel:
             )
         limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         requests = [each if isinstance(each, Request) else Request(each) for each in sources]
+        for name, side in (("sources", requests), ("targets", map(Request, targets))):
+            for number, request in enumerate(side):
+                check_request(request, f"{name}[{number}]")
         scorer = Scorer(
             [each.model for each in self.loaded],
             self.vocabularies,
@@ -295,6 +300,12 @@ class TrainedModel:
             isinstance(phrase, str) and normalized(phrase) for phrase in avoid
         ):
             raise InputError("avoid expects a list of phrases, for example ['Hund', 'der Mann']")
+        if not isinstance(glossary, (Glossary, Path, str, type(None))):
+            raise InputError(
+                "glossary expects a file, or an econmt.data.text.glossary.Glossary({'dog': 'Hund'})"
+            )
+        if not isinstance(language_model, (Path, str, type(None))):
+            raise InputError("language_model expects the folder of a language model")
         limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         limits.check_whole("chunk_size", chunk_size, limits.LINES)
         limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)

@@ -51,7 +51,7 @@ def layout_command(
     seconds: Seconds = option(0.5, help="Seconds for timing the candidates of one product."),
     session: BenchSession,
 ) -> None:
-    """Time matrix products in each memory layout and library, forward and backward.
+    """Time matrix products in each memory layout and library. Both forward and backward products are timed.
 
     \b
     Example:
@@ -115,7 +115,7 @@ def select_command(
     seconds: Seconds = option(2.0, help="Seconds for choosing an implementation."),
     session: BenchSession,
 ) -> None:
-    """Time all candidates for the ops of a recipe; print what auto chooses and the loss of the others.
+    """Time all candidates for the ops of a recipe. Print what auto chooses and the loss of the others.
 
     A few positions of the bucket are timed, as a run does. The figures are cached, and runs of the recipe use them.
     With --grid and --csv, shapes that the file contains are skipped, so that the same command resumes.
@@ -237,7 +237,7 @@ def training_command(
     seconds: Seconds = option(3.0, help="Seconds for each row of the table."),
     session: BenchSession,
 ) -> None:
-    """Time training steps of recipes on random text without padding; print tokens per second and memory.
+    """Time training steps of recipes on random text without padding. Print tokens per second and memory.
 
     \b
     Example:

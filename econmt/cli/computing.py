@@ -20,6 +20,7 @@ from econmt.data.text.corpus import count_lines, read_lines
 from econmt.decoding.streams import LineOutput, read_chunks, standard_input
 from econmt.engine.devices import give_back_library_pages
 from econmt.engine.threads import crowded, missing_library
+from econmt.errors import InputError
 
 
 def load_models(
@@ -58,8 +59,10 @@ def line_output(output: Path | None, inputs: Sequence[Path | None], models: Sequ
     """Opens a file, or standard output if it is None, for lines.
 
     Raises:
-        InputError: the file cannot be written, is one of the inputs, or belongs to one of the models.
+        InputError: the file cannot be written, is one of the inputs, belongs to one of the models, or ends in .gz.
     """
+    if output is not None and output.suffix == ".gz":
+        raise InputError(f"{output}: lines are written without compression; leave out .gz")
     check_writable(output)
     check_not_of_model(output, models)
     return LineOutput(output, inputs)

@@ -129,7 +129,9 @@ def _introduction(facts: _CardFacts) -> str:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    return "".join(f"| {name} | {text} |\n" for name, text in rows)
+    # A vertical bar ends a cell of Markdown even in code, and BLEU's signature is full of them.
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "".join(f"| {name} | {text} |\n" for name, text in cells)
 
 
 def _quality(facts: _CardFacts) -> str:

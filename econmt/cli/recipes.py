@@ -20,7 +20,7 @@ app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the shipped recipes: name, languages, training text and purpose.
+    """List the shipped recipes: name, languages, text and purpose.
 
     \b
     Example:
@@ -86,7 +86,7 @@ def import_recipe(
     ),
     force: bool = option(False, help="Replace a file that exists."),
 ) -> None:
-    """Make a recipe of a configuration of Joey NMT, OpenNMT-py or Sockeye.
+    """Convert a configuration of Joey NMT, OpenNMT-py or Sockeye.
 
     Settings that have no counterpart are listed by key, as comments in the recipe, too.
 
@@ -125,7 +125,7 @@ def show(
 @app.command("validate")
 @with_option_groups
 def validate(recipes: list[str] = argument(..., help="Recipes: YAML files or shipped names.")) -> None:
-    """Check recipes; print all errors, and exit with code 2 if there are any.
+    """Check recipes and print all errors; exit with code 2 if any.
 
     \b
     Example:

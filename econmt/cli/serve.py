@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import typer
 from pydantic import Field
 
 from econmt.api import TrainedModel
@@ -26,7 +27,7 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError
 from econmt.serving.settings import Settings
-from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.training.interrupts import Interrupts
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 _DEFAULTS = Settings()
@@ -173,9 +174,9 @@ def serve(
         interrupts = Interrupts()
         with interrupts:
             server.run(bound)
-    if interrupts.pending and interrupts.name == "Ctrl-C":
-        raise Interrupted("stopped by Ctrl-C; all requests are answered", interrupts.exit_code)
     notice("stopped; all requests are answered")
+    if interrupts.pending and interrupts.name == "Ctrl-C":
+        raise typer.Exit(interrupts.exit_code)
 
 
 def _proxies(text: str) -> list[str]:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
+from pydantic import Field
 
 from econmt.api.language_model import TrainedLanguageModel
 from econmt.checkpoint.folder import ModelFolder
@@ -59,17 +60,13 @@ class TextAdaptation:
         min=0.0,
         max=limits.TEMPERATURE,
     )
-    cache_lambda: float = option(
-        NeuralCache.weight, help="Weight of the cache, between 0 and 1.", min=0.0, max=1.0
-    )
+    cache_lambda: limits.TopShare = option(NeuralCache.weight, help="Weight of the cache, between 0 and 1.")
     dynamic: bool = option(
         False, help="Dynamic evaluation: the model learns from each segment of the text after scoring it."
     )
-    dynamic_rate: float | None = option(
+    dynamic_rate: Annotated[float | None, Field(gt=0.0, le=limits.RATE)] = option(
         None,
         help="Learning rate of dynamic evaluation.",
-        min=0.0,
-        max=limits.RATE,
         show_default=f"{RATES[False]}, with --dynamic-text {RATES[True]}",
     )
     dynamic_decay: float = option(

@@ -237,7 +237,7 @@ def _run(
             if picture is not None and _draw(translations, picture):
                 picture = None
             lines += len(chunk)
-            tokens += sum(len(translation.tokens) + 1 for translation in translations)
+            tokens += sum(len(each.tokens) + 1 for each in translations if each.source_tokens)
         factors.finish(where)
     if several is not None:
         several.warn(where)

@@ -21,7 +21,7 @@ from econmt.decoding.constraints.batch import ConstrainedContinuations, Decoding
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup_reader import line_passage
 from econmt.decoding.passages import TextDivision, division, plain_passage
-from econmt.decoding.requests import Request
+from econmt.decoding.requests import Request, check_request
 from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_search, output_limits
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.diversity import Diversity
@@ -200,10 +200,12 @@ class Translator:
 
         Raises:
             EconmtError: if the model's probabilities are not finite.
-            InputError: if the constraints of a line cannot be satisfied.
+            InputError: if a line has characters that text cannot have, or constraints that cannot be satisfied.
         """
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
         numbers = range(first, first + len(lines))
+        for number, request in zip(numbers, requests, strict=True):
+            check_request(request, f"{where}:{number}")
         if not (self.options.markup or self.options.split_sentences):
             return self._translate(requests, numbers, where, done)
         divide = line_passage if self.options.markup else plain_passage

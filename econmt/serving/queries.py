@@ -18,6 +18,7 @@ from econmt.data.text.glossary import Glossary, checked_term, parse_terms
 from econmt.decoding.markup_reader import html_passage
 from econmt.decoding.passages import Passage, TextDivision, plain_passage
 from econmt.decoding.requests import Request, check_request, request_of
+from econmt.errors import InputError
 from econmt.serving.settings import Refused
 
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
@@ -54,10 +55,20 @@ class _Constraints(_Body):
     target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
 
 
+def _checked_q(q: Any) -> Any:
+    """Returns ``q``; raises InputError for what is no text, since pydantic's error of a union names Python's types."""
+    entries = q if isinstance(q, list) else [q]
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, (str, dict)):
+            name = f"q[{number}]: expected a text" if entries is q else "q: expected a text, a list of texts"
+            raise InputError(f'{BODY}: {name} or an object, as {{"text": "A dog runs."}}')
+    return q
+
+
 class TranslateBody(_Constraints):
     """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
-    q: str | dict[str, Any] | list[str | dict[str, Any]] = Field(
+    q: Annotated[str | dict[str, Any] | list[str | dict[str, Any]], BeforeValidator(_checked_q)] = Field(
         description="Text, or a list of texts; instead of a text an object with text, constraints and the like.",
         examples=["Tom bought a new car. He likes it."],
     )

@@ -32,7 +32,7 @@ from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
 from econmt.parallel.sharding import largest_share
 from econmt.parallel.simulated_rank import ranks_that_differ
-from econmt.tasks.protocol import Task
+from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task
 from econmt_ops.dispatch.device_limits import limits_of, played, real_limits
 from econmt_ops.optimizer import FusedOptimizer
@@ -189,6 +189,13 @@ class Budget:
         rows = worst.rows * self._communicator.size
         batch = self._batches.largest_batch(worst.source, worst.target).first(rows)
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
+
+    def every_shape(self, updates: int) -> Iterator[AnyBatch]:
+        """Yields a batch of random ids of each shape, frequent shapes first, for at most as many updates as follow."""
+        shapes = sorted(self._batches.shapes(), key=lambda shape: shape.batches, reverse=True)
+        most = self._recipe.training.max_updates
+        for shape in shapes[: None if most is None else max(0, most - updates)]:
+            yield self._task.example(Shape(shape.rows, shape.source, shape.target))
 
     def reserve_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
         """Allocates as many bytes as the optimizer's state will need on a GPU; nothing if it exists or on a CPU.

@@ -39,7 +39,6 @@ from econmt.engine.parameter_types import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
-from econmt.tasks.protocol import Shape
 from econmt.training.budget import Budget, divide
 from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
@@ -206,8 +205,9 @@ class Trainer:
             else:
                 batch = largest[0]
                 try:
-                    self._graphed.warm_up(self._shares(self._every_shape()))
-                    for batch, implementations in self._shares(largest[:1]):
+                    shapes = () if self._trims else self.budget.every_shape(self.state.update)
+                    self._graphed.warm_up(share[1:] for share in self._shares(shapes))
+                    for _, batch, implementations in self._shares(largest[:1]):
                         self._graphed.capture(batch, implementations)
                 except RuntimeError as error:
                     if is_out_of_memory(error):
@@ -216,19 +216,16 @@ class Trainer:
             del reserved
         self.step.clear()
 
-    def _every_shape(self) -> Iterator[AnyBatch]:
-        """Yields a batch of random ids of each shape, frequent shapes first, for at most as many updates as follow."""
-        shapes = sorted(self.batches.shapes(), key=lambda shape: shape.batches, reverse=True)
-        most = self.recipe.training.max_updates
-        left = len(shapes) if most is None else max(0, most - self.state.update)
-        for shape in () if self._trims else shapes[:left]:
-            yield self.task.example(Shape(shape.rows, shape.source, shape.target))
-
-    def _shares(self, batches: Iterable[AnyBatch]) -> Iterator[tuple[AnyBatch, Implementations]]:
-        """Yields the parts of batches that this rank computes, with their implementations."""
-        for batch in batches:
-            for part, implementations in self._divided(batch):
-                yield self._ranks.share(part), implementations
+    def _shares(
+        self, batches: Iterable[AnyBatch], *, trims: bool = False
+    ) -> list[tuple[AnyBatch, AnyBatch, Implementations]]:
+        """Returns the parts of batches that this rank computes, each after its batch, with their implementations."""
+        plan, otherwise, replicas = self.budget.plan, self.step.implementations, self.communicator.replicas
+        return [
+            (batch, self._ranks.share(part.trimmed() if trims else part), implementations)
+            for batch in batches
+            for part, implementations in divide(batch, plan, otherwise, replicas)
+        ]
 
     def _release_graphs(self) -> None:
         """Releases the CUDA graphs on all ranks, as required before communicators are destroyed."""
@@ -288,12 +285,7 @@ class Trainer:
         self.step.overlaps = self.budget.plan is None
         restore, trims = None if self.budget.plan is None else self._snapshot(), updates and self._trims
         while True:
-            divided = [
-                (batch, self._ranks.share(part.trimmed() if trims else part), part_implementations)
-                for batch in batches
-                for part, part_implementations in self._divided(batch)
-            ]
-            origins, parts, implementations = zip(*divided, strict=True)
+            origins, parts, implementations = zip(*self._shares(batches, trims=trims), strict=True)
             try:
                 if self._graphed is not None:
                     return self._graphed(parts, implementations, sum(b.target_tokens for b in batches))
@@ -312,9 +304,6 @@ class Trainer:
             self.step.clear()
             self.budget.shrink(origins[failed], len(parts[failed].indices))
             restore()
-
-    def _divided(self, batch: AnyBatch) -> list[tuple[AnyBatch, Implementations]]:
-        return divide(batch, self.budget.plan, self.step.implementations, self.communicator.replicas)
 
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:

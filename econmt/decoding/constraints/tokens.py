@@ -61,7 +61,8 @@ class ConstraintCompiler:
         """
         check_request(request, where)
         terms = self.terms(request) if terms is None else terms
-        texts = [*(each.target for each in terms), *request.constraints]
+        texts = [(each.target, "the glossary's translation") for each in terms]
+        texts += [(text, "the constraint") for text in request.constraints]
         avoidances = self._everywhere
         if request.avoid:
             avoidances = (*avoidances, self._avoidance(tuple(request.avoid)))
@@ -73,12 +74,12 @@ class ConstraintCompiler:
                 f"{where}: target_prefix {request.target_prefix!r} contains an avoided phrase; remove one of them"
             )
         phrases = []
-        for text in texts:
-            ids = self._ids(text, f"{where}: the constraint")
+        for text, what in texts:
+            ids = self._ids(text, f"{where}: {what}")
             for avoidance in avoidances:
                 if avoidance.is_in(ids):
                     raise InputError(
-                        f"{where}: the constraint {text!r} contains an avoided phrase; remove one of them"
+                        f"{where}: {what} {text!r} contains an avoided phrase; remove one of them"
                     )
             phrases.append(Phrase(ids, self._spelling.ends_word(text)))
         return DecodingConstraints(tuple(phrases), prefix, avoidances, tuple(map(tuple, spans)))

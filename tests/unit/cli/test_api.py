@@ -142,6 +142,17 @@ def test_what_cannot_be_used_is_one_clear_line(
         model.translate("A dog.")
     with refused("list of lines"):
         model.translate([b"A dog."])  # type: ignore[list-item]
+    for line in ("a\ud800", econmt.Request("a\ud800")):
+        with refused(r"input:2: text: the character U\+D800"):
+            model.translate(["a", line])
+        with refused(r"sources\[0\]: text: the character U\+D800"):
+            model.score([line], ["a"])
+    with refused(r"targets\[0\]: text: the character U\+D800"):
+        model.score(["a"], ["a\ud800"])
+    with refused("glossary expects a file"):
+        model.translate(LINES, glossary={"a": "B"})  # type: ignore[arg-type]
+    with refused("language_model expects the folder"):
+        model.translate(LINES, language_model=model)  # type: ignore[arg-type]
     with refused("nbest_size 3 must not exceed beam_size 2"):
         model.translate(LINES, beam_size=2, nbest_size=3)
     with refused("beem_size"):

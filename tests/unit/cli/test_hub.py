@@ -46,7 +46,9 @@ def test_a_card_says_what_the_run_knows(exported: Path, word_model: Path) -> Non
     for words in (
         "# reverse: src to trg",
         f"| {result.metric_value:.2f} |",
-        f"`{result.metric_args['signature']}`",
+        "`{}`".format(
+            result.metric_args["signature"].replace("|", "\\|")
+        ),  # else the table's cell ends there
         "The model: cc-by-nc-4.0.",
         f"{float(best['valid_perplexity']):.3f}",
         f"{float(best['target_tokens_per_second']):,.0f}",

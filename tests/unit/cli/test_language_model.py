@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,8 @@ def test_score_adapts_to_the_text(call: Call, trained: TextRun) -> None:
     for options, wanted in (
         (("--cache-theta", "1"), "--cache-theta has no effect without --cache"),
         (("--dynamic-rate", "1"), "--dynamic-rate has no effect without --dynamic"),
+        (("--cache", "5", "--cache-lambda", "0"), "'--cache-lambda': must be more than 0 and at most 1"),
+        (("--dynamic", "--dynamic-rate", "0"), "'--dynamic-rate': must be more than 0 and at most 1000"),
         (("--cache", "5", "--cache-lambda", "1"), "weight of the cache: expected a number below 1"),
         (("--dynamic", "--dynamic-text", model / "none.txt"), "none.txt: no such file"),
         (("--dynamic", "--precision", "float16"), "does not support float16"),
@@ -211,4 +214,14 @@ def test_from_python(call: Call, trained: TextRun, tmp_path: Path) -> None:
     for wrong in ({"length": 0}, {"top_k": -1}, {"temperature": 0.0}, {"seed": 1.5}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             model.generate(**wrong)
+    wrong_values: list[tuple[Callable[..., Any], Any, dict[str, Any], str]] = [
+        (model.score, ["a", "\ud800"], {}, r"lines\[1\]: text: the character U\+D800"),
+        (model.score, ["a"], {"cache": 5}, "cache expects settings"),
+        (model.score, ["a"], {"dynamic": True}, "dynamic expects settings"),
+        (model.generate, 5, {}, "generate expects a text"),
+        (model.generate, "\ud800", {}, r"prompt: text: the character U\+D800"),
+    ]
+    for function, argument, keywords, message in wrong_values:
+        with pytest.raises(InputError, match=message):
+            function(argument, **keywords)
     assert call("translate", "-m", folder, text="a\n").err.count("holds a language model") == 1

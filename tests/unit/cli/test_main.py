@@ -181,6 +181,8 @@ def test_every_verb_is_a_module_and_every_module_a_verb() -> None:
 def test_help_of_a_verb_shows_an_example(call: Call, verb: str) -> None:
     ended = call(verb, "--help")
     assert (ended.code, ended.err) == (0, "")
+    cut = [line for line in ended.out.partition("Commands:")[2].splitlines() if line.endswith("...")]
+    assert not cut, "summaries of commands are too long for 80 columns"
     if verb == "recipes":
         return
     assert any(line.strip().startswith(f"econmt {verb} ") for line in ended.lines), ended.out

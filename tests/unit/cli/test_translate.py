@@ -78,6 +78,21 @@ def test_search_options_reach_the_search(call: Call, word_model: Path) -> None:
     assert [line["source_tokens"] for line in found] == [line.split() for line in INPUT.splitlines()]
 
 
+def test_an_output_named_as_if_compressed_is_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
+    ended = call("translate", "-m", word_model, "-o", tmp_path / "out.gz", text="a b\n")
+    assert ended.code == 2
+    assert ended.err.endswith("out.gz: lines are written without compression; leave out .gz\n")
+    assert not (tmp_path / "out.gz").exists()
+
+
+def test_lines_without_translation_count_no_tokens(call: Call, word_model: Path) -> None:
+    ended = call(
+        "translate", "-m", word_model, "--long-lines", "skip", "--max-input-length", 2, text="\na b c\n"
+    )
+    assert ended.out == "\n\n"
+    assert "2 lines, 0 target tokens in" in ended.err
+
+
 def test_attention_is_a_distribution_over_the_source(call: Call, word_model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     ended = call(

@@ -146,6 +146,14 @@ def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Re
     assert words in caught.value.lines[0]
 
 
+def test_a_term_that_cannot_be_written_is_not_called_a_constraint(subwords: Vocabularies) -> None:
+    compiler = ConstraintCompiler(subwords.target, (), Glossary({"dog": "Hund☃"}))
+    with pytest.raises(InputError, match="x:1: the glossary's translation 'Hund☃' has characters"):
+        compiler.of(Request("a dog", ["ein Haus"]), "x:1")
+    with pytest.raises(InputError, match="x:1: the constraint 'Haus☃' has characters"):
+        compiler.of(Request("a cat", ["Haus☃"]), "x:1")
+
+
 def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
     assert ConstraintCompiler(subwords.target, ["Hund"]).of(Request("a", ["Hunde"]), "x:1") is not None
     assert (

@@ -283,7 +283,8 @@ def test_the_page_comes_from_the_package_and_may_load_nothing_else(client: Clien
 
 WRONG = [
     ({}, 400, "the request: q: "),
-    ({"q": 3}, 400, "the request: q"),
+    ({"q": 3}, 400, "the request: q: expected a text, a list of texts or an object, as"),
+    ({"q": ["a", 3]}, 400, "the request: q[1]: expected a text or an object"),
     ({"q": "a", "beam": 3}, 400, "the request: beam: "),
     ({"q": "a", "source": "fr"}, 400, "nothing translates fr to anything here; this server has src to trg"),
     ({"q": "a", "target": "fr"}, 400, "nothing translates auto to fr here"),
