@@ -55,7 +55,7 @@ def main(folder: str | None = None) -> int:
             shortlist=arguments.shortlist,
             threads=arguments.threads,
             nbest_size=arguments.nbest_size,
-            warn=lambda line: _tell(f"warning: {line}"),
+            warn=lambda line: _tell(f"warning: {arguments.input or 'standard input'}: {line}"),
         )
         show = _listed if arguments.nbest_size > 1 else _scored if arguments.score else _plain
         _translate(

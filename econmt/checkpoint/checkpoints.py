@@ -267,8 +267,11 @@ def load_task(
     """
     model_folder = ModelFolder(folder)
     if not model_folder.recipe.is_file():
-        is_folder = model_folder.path.is_dir()
-        problem = "not a model folder, as it has no recipe.yaml" if is_folder else "no such model folder"
+        problem = "no such model folder"
+        if model_folder.path.exists():
+            problem = "not a model folder, as it " + (
+                "has no recipe.yaml" if model_folder.path.is_dir() else "is a file"
+            )
         raise InputError(f"{model_folder.path}: {problem}; use a folder written by econmt train")
     recipe = read_recipe(model_folder.recipe)
     path = parameter_file(model_folder, which)

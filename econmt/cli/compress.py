@@ -63,6 +63,8 @@ def compress(
     derived = DerivedModel(model, output, "econmt compress")
     recipe, config = derived.recipe, derived.recipe.translation_model
     requested = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
+    options = {"encoder": "--encoder-rank" if encoder_rank else "--rank"}
+    options["decoder"] = "--decoder-rank" if decoder_rank else "--rank"
     if energy is not None and not 0.0 < energy <= 1.0:
         raise InputError(f"--energy {energy}: give a share above 0 and at most 1")
     if encoder_rank and decoder_rank:
@@ -77,7 +79,7 @@ def compress(
     metadata.pop("quantized", None)
     with status_line() as say:
         say("choosing ranks" if energy is not None else "checking ranks")
-        ranks = _ranks(config, tensors, requested, energy, model)
+        ranks = _ranks(config, tensors, requested, options, energy, model)
         say(f"factorising {' and '.join(ranks)}")
         made, report = compress_tensors(tensors, ranks)
     smaller = with_ranks(config, ranks)
@@ -96,6 +98,7 @@ def _ranks(
     model: Model,
     tensors: Mapping[str, Tensor],
     wanted: Mapping[str, int | None],
+    options: Mapping[str, str],
     energy: float | None,
     folder: Path,
 ) -> dict[str, int]:
@@ -118,7 +121,9 @@ def _ranks(
             )
         if rank is not None:
             if rank > limit.rank:
-                raise InputError(f"--{part}-rank {rank} must be at most {limit.rank}: {limit.reason}")
+                raise InputError(
+                    f"{options[part]} {rank} must be at most {limit.rank} for the {part}: {limit.reason}"
+                )
         else:
             assert energy is not None
             rank = rank_for((tensors[name] for name in lstm_matrices(tensors, part)), energy)

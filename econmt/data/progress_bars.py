@@ -24,6 +24,9 @@ _Item = TypeVar("_Item")
 _STEP = 1000
 _BAR_WIDTH = 20
 
+QUIET_SECONDS = 10.0
+"""Seconds between two status lines if stderr is not a terminal."""
+
 
 def seen() -> bool:
     """Returns True if stderr is a terminal and shows progress."""
@@ -54,7 +57,23 @@ class _Rate(progress.ProgressColumn):
 def counting(
     title: str, total: int | None, unit: str, *, show: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Shows a bar of ``total`` items (None: unknown), named ``unit``; yields a function that advances it."""
+    """Shows a bar of ``total`` items (None: unknown), named ``unit``; yields a function that advances it.
+
+    Without a terminal, the number so far is printed every :data:`QUIET_SECONDS`.
+    """
+    if show and not seen():
+        done, of = 0, "" if total is None else f" of {total:,}"
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            heartbeat.say(f"{title}: {done:,}{of} {unit}")
+
+        heartbeat = Heartbeat(QUIET_SECONDS)
+        heartbeat.say(title)
+        with heartbeat:
+            yield advance
+        return
     columns: tuple[progress.ProgressColumn, ...]
     if total is None:
         number = progress.TextColumn(f"{{task.completed:,.0f}} {unit}")
@@ -82,10 +101,6 @@ def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Calla
     with _bar(progress.BarColumn(_BAR_WIDTH), *columns, show=show, transient=False) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
-
-
-QUIET_SECONDS = 10.0
-"""Seconds between two status lines if stderr is not a terminal."""
 
 
 @contextmanager

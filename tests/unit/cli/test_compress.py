@@ -106,8 +106,9 @@ def test_what_cannot_be_compressed_is_one_clear_line(call: Call, word_model: Pat
         (("-m", tmp_path / "none", "-o", new, "--rank", 2), "no such folder"),
         (
             ("-m", word_model, "-o", new, "--encoder-rank", 4),
-            "--encoder-rank 4 must be at most 3: the hidden matrix of layer 1 is 16 x 4, and factors",
+            "--encoder-rank 4 must be at most 3 for the encoder: the hidden matrix of layer 1 is 16 x 4, and factors",
         ),
+        (("-m", word_model, "-o", new, "--rank", 4), "econmt: error: --rank 4 must be at most 3"),
         (("-m", word_model, "-o", new, "--energy", 1.5), "--energy 1.5: give a share above 0 and at most 1"),
         (("-m", word_model, "-o", new, "--energy", 1.0), "--energy 1.0: nothing would become smaller"),
         (("-m", small, "-o", new, "--rank", 2), "the decoder already has rank 2"),

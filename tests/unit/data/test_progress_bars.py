@@ -24,6 +24,22 @@ def test_silent_without_a_terminal(show: bool, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr() == ("", "")
 
 
+def test_counts_are_told_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(progress_bars, "notice", told.append)
+    monkeypatch.setattr(progress_bars, "QUIET_SECONDS", 0.001)
+    with counting("filtering the text", None, "pairs read") as more:
+        while not told:
+            pass
+        more(1000)
+        more(500)
+        del told[1:]
+        while len(told) < 3:  # the second may be older than the counts
+            pass
+    assert told[0] == "filtering the text"
+    assert told[2] == "filtering the text: 1,500 pairs read"
+
+
 def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is counted to take a pipe for a terminal
     assert in_a_bar(range(2500), True) == list(range(2500))

@@ -81,6 +81,8 @@ def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
         load_model(tmp_path / "absent")
     with pytest.raises(InputError, match=f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
         load_model(tmp_path)
+    with pytest.raises(InputError, match=f"^{copy.folder.recipe}: not a model folder, as it is a file"):
+        load_model(copy.folder.recipe)
     copy.folder.best.unlink()
     with pytest.raises(InputError, match=r"no checkpoint 'best' \(checkpoints of updates: 2"):
         load_model(copy.folder.path)
