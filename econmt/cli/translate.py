@@ -242,8 +242,9 @@ def _run(
     if several is not None:
         several.warn(where)
     seconds = time.monotonic() - start
+    count = f"{lines} {'line' if lines == 1 else 'lines'}, {tokens} target tokens"
     notice(
-        f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"
+        f"{count} in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"
         + "".join(f"; search in {name}" for name in sorted(translator.searches))
     )
 

@@ -91,6 +91,7 @@ def test_lines_without_translation_count_no_tokens(call: Call, word_model: Path)
     )
     assert ended.out == "\n\n"
     assert "2 lines, 0 target tokens in" in ended.err
+    assert "econmt: 1 line, 0 target tokens in" in call("translate", "-m", word_model, text="\n").err
 
 
 def test_attention_is_a_distribution_over_the_source(call: Call, word_model: Path, tmp_path: Path) -> None:
