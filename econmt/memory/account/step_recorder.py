@@ -244,9 +244,8 @@ class StepRecorder(MemoryRecord):
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
             if operator.facts.is_view:
                 continue
-            tensors = tensors_of(
-                operator.inputs
-            )  # none in a transform of torch.func, whose own operators follow
+            # Transforms of torch.func have operators without tensors, which are followed by those that compute.
+            tensors = tensors_of(operator.inputs)
             flops = operations.of(operator) if tensors else 0
             if flops:
                 self.flops[tensors[0].dtype] += flops

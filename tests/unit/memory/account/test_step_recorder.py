@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +129,17 @@ def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> Non
         *("Checkpointed", "inside.0", "inside.0.linear", "inside.1", "inside.1.linear", "inside.2", "other")
     }
     assert ("optimizer", "other") in marks
+
+
+def test_layers_that_only_call_others_take_no_time() -> None:
+    begun: list[tuple[str, str] | None] = []
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU()), nn.Linear(3, 1))
+    recorder = StepRecorder(CPU)
+    recorder.clock = SimpleNamespace(begin=begun.append)  # type: ignore[assignment]
+    with recorder.recording(), ModuleScopes(recorder, [model], []).watching():
+        model(torch.zeros(4, 2))
+    layers = [each[1] for each in begun if each is not None]
+    assert [layer for layer in layers if layer != "other"] == ["0", "1.0", "2"]
 
 
 def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
