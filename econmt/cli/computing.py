@@ -80,14 +80,15 @@ def line_chunks(path: Path | None, size: int) -> Iterator[list[str]]:
 
 @contextmanager
 def counting_lines(
-    title: str, path: Path | None, unit: str, output: LineOutput
+    title: str, path: Path | None, unit: str, output: LineOutput, *, at_end: bool = False
 ) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of further lines that are done, for a progress bar.
 
     The bar is shown on a terminal, unless the output or a person who types the input (``path`` is None) is there too.
+    With ``at_end`` the output comes only at the end, so that it does not show how far the work is.
     """
     typed = path is None and sys.stdin is not None and sys.stdin.isatty()
-    show = seen() and not typed and not output.is_seen
+    show = not typed and (at_end or (seen() and not output.is_seen))
     total = count_lines(path) if show and path is not None else None
     with counting(title, total, unit, show=show) as done:
         yield done

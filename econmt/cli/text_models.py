@@ -13,12 +13,13 @@ from pydantic import Field
 
 from econmt.api.language_model import TrainedLanguageModel
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import line_chunks, load_any
+from econmt.cli.computing import counting_lines, line_chunks, load_any
 from econmt.cli.option_groups import option
 from econmt.cli.options import FloatComputing, refuse_idle
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.data.text.corpus import read_lines
 from econmt.decoding.dynamic_evaluation import RATES, DynamicEvaluation
 from econmt.decoding.neural_cache import NeuralCache
@@ -111,7 +112,12 @@ def load_reader(folder: Path, checkpoint: str, computing: FloatComputing, **sett
     loaded = load_any([folder], computing, [checkpoint])
     if not isinstance(loaded, TrainedLanguageModel):
         raise InputError(f"{folder}: holds a translation model; this takes a language model")
-    return loaded.reader(**settings)
+    dynamic: DynamicEvaluation | None = settings.get("dynamic")
+    if dynamic is None or dynamic.text is None:
+        return loaded.reader(**settings)
+    with status_line() as say:
+        say("measuring gradients in the text of --dynamic-text")
+        return loaded.reader(**settings)
 
 
 def score_text(
@@ -123,9 +129,12 @@ def score_text(
     """
     words = tokens = 0
     nats: list[float] = []
-    with output as write:
+    with counting_lines("scoring", text, "lines", output, at_end=total) as done, output as write:
         for chunk in line_chunks(text, CHUNK):
-            scored = list(reader.score(chunk))
+            scored = []
+            for line in reader.score(chunk):
+                scored.append(line)
+                done(1)
             words += sum(line.words for line in scored)
             tokens += sum(len(line.token_log_probabilities) for line in scored)
             nats += [-line.log_probability for line in scored]

@@ -108,7 +108,10 @@ class TextReader:
 
     def read(self, ids: Sequence[int]) -> list[float]:
         """Reads the next ids of the text; returns the log-probability of each given all before it."""
-        scores: list[float] = []
+        return list(self._scores(ids))
+
+    def _scores(self, ids: Sequence[int]) -> Iterator[float]:
+        """Reads the next ids of the text, a window at a time, and yields their log-probabilities."""
         for first in range(0, len(ids), WINDOW):
             window = ids[first : first + WINDOW]
             hidden, log_probs = self._read(window) if self._learner is None else self._learner.read(window)
@@ -116,9 +119,8 @@ class TextReader:
                 log_probs = self._memory.mix(
                     hidden, torch.tensor(window, device=self.device), log_probs.double()
                 )
-            scores += log_probs.double().tolist()
             self._last = window[-1]
-        return scores
+            yield from log_probs.double().tolist()
 
     @torch.inference_mode()
     def _read(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -129,10 +131,10 @@ class TextReader:
         return hidden, -losses
 
     def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
-        """Reads whole lines and yields each with its log-probabilities."""
+        """Reads whole lines and yields each, as soon as it is read, with its log-probabilities."""
         texts = list(lines)
         encoded = self.vocabulary.encode_many(texts)
-        scores = iter(self.read([token for ids in encoded for token in (*ids, EOS)]))
+        scores = self._scores([token for ids in encoded for token in (*ids, EOS)])
         for text, ids in zip(texts, encoded, strict=True):
             token_scores = [next(scores) for _ in range(len(ids) + 1)]
             yield ScoredLine(self.vocabulary.tokens(ids), token_scores, len(split_words(text)) + 1)

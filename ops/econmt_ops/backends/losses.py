@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, softmax
 
 from econmt_ops.backends import c as library
@@ -23,8 +24,8 @@ LossKernel = Callable[[Tensor, Tensor, float, Tensor | None, bool, Tensor | None
 """Function that does the pointwise work between the two products of a chunk; see `econmt_ops.backends.c.losses`."""
 
 
-def losses(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Computes cross entropies (C,) of logits (C, V), which are overwritten by their softmax.
+def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Computes cross entropies (C,) of logits (C, V), and their softmax, which overwrites them unless it is compiled.
 
     The softmax of the largest logit is exp(max l - lse) and at least 1 / V, so its logarithm gives lse: exponentials
     are computed only once, by the softmax kernel, which works row by row within the cache.
@@ -32,9 +33,10 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     top = logits.amax(1)
     target_logits = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
     mean = logits.mean(1) if smoothing else None
-    softmax(logits, 1, out=logits)
-    loss = top - logits.amax(1).log() - (1.0 - smoothing) * target_logits
-    return loss if mean is None else loss - smoothing * mean
+    # Inductor's C++ cannot read what it has written in place: github.com/pytorch/pytorch/issues/196570.
+    softmaxes = softmax(logits, 1, out=None if torch.compiler.is_compiling() else logits)
+    loss = top - softmaxes.amax(1).log() - (1.0 - smoothing) * target_logits
+    return loss if mean is None else loss - smoothing * mean, softmaxes
 
 
 def logit_gradient(softmaxes: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -69,10 +71,10 @@ class EagerLosses:
         for begin in range(0, len(logits), size):
             part = slice(begin, begin + size)
             values = logits[part].to(accumulate)
-            row_losses[part] = self._losses(values, targets[part], smoothing)
+            row_losses[part], softmaxes = self._losses(values, targets[part], smoothing)
             if not gradient:
                 continue
-            dlogits = self._gradient(values, targets[part], smoothing)
+            dlogits = self._gradient(softmaxes, targets[part], smoothing)
             if factors is not None:
                 dlogits *= factors[part].unsqueeze(1)
             if dbias is not None:

@@ -13,6 +13,7 @@ import pytest
 
 import econmt
 from econmt.config.recipe import load_recipe
+from econmt.data import progress_bars
 from econmt.errors import InputError
 from scripts.bench import language_model
 from tests.unit.cli.conftest import Call
@@ -26,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
     return TextRun(folder, folder / "run")
 
 
-def test_train_score_and_generate(call: Call, trained: TextRun) -> None:
+def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pytest.MonkeyPatch) -> None:
     first = call("train", trained.path)
     assert first.code == 0, first.err
     assert "test perplexity" in first.out
@@ -41,6 +42,10 @@ def test_train_score_and_generate(call: Call, trained: TextRun) -> None:
     )
     assert float(total.out) == pytest.approx(results["perplexities"]["test"], rel=1e-5)
     assert "8 lines" in total.err
+    with monkeypatch.context() as patch:
+        patch.setattr(progress_bars, "QUIET_SECONDS", 0.0)
+        told = call("score", "-m", model, "-t", trained.text / "test.txt", "--total").err
+    assert re.search("econmt: scoring: [0-9] of 8 lines", told)
     text = (trained.text / "test.txt").read_text()
     lines = call("score", "-m", model, text=text).lines
     assert len(lines) == 8

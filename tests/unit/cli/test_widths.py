@@ -60,6 +60,7 @@ def test_tables_of_measurements(
     call: Call, bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "has_compiler", lambda: False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # into a pipe benches write CSV
     recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
     profiled = ("profile", recipe, *SMALL)
     quick = ("--seconds", 0.01, "--dtype", "float32")

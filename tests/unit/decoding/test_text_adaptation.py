@@ -12,6 +12,7 @@ from torch import Tensor
 
 from econmt.config.recipe import LanguageModelSection
 from econmt.data.text.vocabulary import EOS
+from econmt.decoding import text_reader
 from econmt.decoding.dynamic_evaluation import EPSILON, DynamicEvaluation
 from econmt.decoding.neural_cache import NeuralCache
 from econmt.decoding.text_reader import TextReader
@@ -27,6 +28,9 @@ TRAINING = ["4 5 6 7", "5 6", "8 8 4 5"]
 
 class _Numbers:
     """Vocabulary in which each word is its id."""
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [str(each) for each in ids]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         return [[int(word) for word in text.split()] for text in texts]
@@ -180,6 +184,18 @@ def test_both_adapt_to_a_text_that_repeats_itself(model: LanguageModel) -> None:
 def test_settings_out_of_range(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_lines_come_as_soon_as_they_are_read(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_reader, "WINDOW", 3)
+    each, read = reader(model), []
+    monkeypatch.setattr(each, "_read", lambda ids: read.append(ids) or TextReader._read(each, ids))
+    lines = each.score(["4 5", "6 7", "8 8 4"])
+    assert read == []
+    assert len(next(lines).token_log_probabilities) == 3
+    assert read == [[4, 5, EOS]]
+    assert len(list(lines)) == 2
+    assert [token for window in read for token in window] == [4, 5, EOS, 6, 7, EOS, 8, 8, 4, EOS]
 
 
 def test_float16_is_refused(model: LanguageModel) -> None:
