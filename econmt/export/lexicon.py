@@ -70,9 +70,11 @@ def make_lexicon(
             f"{corpora[0].source}: no sentence pair of at most {data.max_length} tokens on each side "
             "(data.max_length); give text with shorter sentences"
         )
-    say(f"learning from {len(kept):,} pairs")
+    doing = f"learning from {len(kept):,} pairs"
+    say(doing)
     sizes = vocabularies.source.size, vocabularies.target.size
-    table = torch.from_numpy(learn_lexicon(kept, sizes, top_k, iterations))
+    learnt = learn_lexicon(kept, sizes, top_k, iterations, lambda text: say(f"{doing}, {text}"))
+    table = torch.from_numpy(learnt)
     write_lexicon(output, table, fingerprint(folder))
     return LearntLexicon(int((table[:, 0] > 0).sum()), len(kept))
 

@@ -177,7 +177,6 @@ def test_what_only_padding_reads_has_no_influence(implementation: str) -> None:
     assert bool((gradients[0][2:] == 0.0).all())
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", ["lstm_layer", "attentional_lstm"])
 def test_opcheck(op: str) -> None:
     def leaf(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ and a target position of one sentence pair).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,11 +46,13 @@ def learn_lexicon(
     sizes: tuple[int, int],
     keep: int,
     iterations: int = 5,
+    say: Callable[[str], object] = lambda _: None,
 ) -> npt.NDArray[np.int32]:
     """Estimates the most probable translations of every source word.
 
     Args:
         pairs: ids of source and target. sizes: S and T. keep: K. iterations: number of EM iterations.
+        say: called with the activity, "pass 2 of 5".
 
     Returns:
         Target ids, (S, K), the most probable first, padded with PAD; row ``EMPTY_WORD`` is the empty word.
@@ -64,7 +66,8 @@ def learn_lexicon(
     sentences = dict(zip(words.tolist(), np.split(owners, begins[1:]), strict=True))
     found: dict[int, _Counts] = {}
     totals = np.ones(sizes[0])
-    for _ in range(iterations):
+    for iteration in range(1, iterations + 1):
+        say(f"pass {iteration} of {iterations}")
         sums = np.zeros(sizes[0])
         for word, where in sentences.items():
             probabilities = _probabilities(found.get(word), totals)
@@ -114,7 +117,9 @@ def _links(source: _Side, where: _Ids) -> Iterator[tuple[_Ids, _Ids]]:
         last = max(first + 1, int(np.searchsorted(before, before[first] + _LINKS, "right")) - 1)
         counts = lengths[first:last]
         begins = before[first:last] - before[first]
-        steps = np.arange(before[last] - before[first]) - np.repeat(begins - source.ends[where[first:last]], counts)
+        steps = np.arange(before[last] - before[first]) - np.repeat(
+            begins - source.ends[where[first:last]], counts
+        )
         yield source.ids[steps], counts
         first = last
 

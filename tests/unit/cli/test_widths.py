@@ -52,7 +52,6 @@ def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     assert not too_long(ended.out)
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("screen", ["terminal"], indirect=True)
 @pytest.mark.usefixtures("screen")
