@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +67,13 @@ Losses = Callable[[LanguageModel, Tensor, Tensor, State | None], tuple[Tensor, T
 """Function of a model, ids and targets (B, T) and states: output layer's inputs (B T, D), losses (B T,), states."""
 
 
+class _Scales(NamedTuple):
+    """Divisor of the gradient, and decay, of each parameter."""
+
+    divisors: list[Tensor]
+    decays: list[Tensor]
+
+
 class DynamicModel:
     """Copy of a model whose parameters follow a text, and its place in the text.
 
@@ -84,15 +92,11 @@ class DynamicModel:
     ) -> None:
         self._model = copy.deepcopy(model).eval().requires_grad_()
         self._trained = [parameter.detach() for parameter in model.parameters()]
-        self._parameters = list(self._model.parameters())
+        self._parameters: list[Tensor] = list(self._model.parameters())
         self._losses, self._segment = losses, settings.segment
         self._rate = RATES[bool(text)] if settings.rate is None else settings.rate
         self._decay = settings.decay
-        self._scales: Sequence[tuple[Tensor | float, Tensor | float]]
-        if text:
-            self._scales = self._scaled(self._root_mean_squares(text))
-        else:
-            self._scales = [(1.0, settings.decay)] * len(self._parameters)
+        self._scales = self._scaled(self._root_mean_squares(text)) if text else None
         self._state: State | None = None
         self._last = EOS
         self._pending: list[int] = []
@@ -117,11 +121,14 @@ class DynamicModel:
         return torch.cat([hidden for hidden, _ in parts]), torch.cat([log_probs for _, log_probs in parts])
 
     @torch.no_grad()
-    def _learn(self, gradients: Sequence[Tensor]) -> None:
-        for parameter, trained, gradient, (divisor, decay) in zip(
-            self._parameters, self._trained, gradients, self._scales, strict=True
-        ):
-            parameter.add_(decay * (trained - parameter) - self._rate * gradient / divisor)
+    def _learn(self, gradients: tuple[Tensor, ...]) -> None:
+        parameters, trained = self._parameters, self._trained
+        if self._scales is None:
+            torch._foreach_lerp_(parameters, trained, self._decay)
+            torch._foreach_add_(parameters, gradients, alpha=-self._rate)
+        else:
+            torch._foreach_lerp_(parameters, trained, self._scales.decays)
+            torch._foreach_addcdiv_(parameters, gradients, self._scales.divisors, value=-self._rate)
 
     def _root_mean_squares(self, text: Sequence[int]) -> list[Tensor]:
         """Computes r of each parameter."""
@@ -141,10 +148,10 @@ class DynamicModel:
                 total.addcmul_(gradient, gradient)
         return [(total / len(windows)).sqrt_() for total in sums]
 
-    def _scaled(self, roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Returns the divisor of the gradient and the decay of each parameter."""
+    def _scaled(self, roots: Sequence[Tensor]) -> _Scales:
         mean = torch.stack([root.mean() for root in roots]).mean()
-        return [(root + EPSILON, (self._decay * root / mean).clamp_(max=1.0)) for root in roots]
+        decays = [(self._decay * root / mean).clamp_(max=1.0) for root in roots]
+        return _Scales([root + EPSILON for root in roots], decays)
 
 
 def _detached(state: State) -> State:
