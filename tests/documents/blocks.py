@@ -33,6 +33,8 @@ ONLY_PARSED = {
         "recipes import",
         "distill --command",
         "distill runs/tatoeba",
+        "distill runs/laws",
+        "distill runs/multi30k -s multi30k/",
     ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
     "packages that tests do not install": [

@@ -86,7 +86,7 @@ def shrink(words: Sequence[str]) -> list[str]:
     if not words:
         return []
     if words[0] == "compress":  # of a model that has learnt nothing, whose matrices have no small rank
-        return ["0.4" if word == "0.95" else word for word in words]
+        return [{"0.95": "0.4", "64": "16"}.get(word, word) for word in words]
     if words[0] == "profile" and len(words) > 1:
         words = ["64MiB" if word == "8GiB" else word for word in words]
         return _with_keys(words, _keys(words[1]) | SHORT)
@@ -94,7 +94,8 @@ def shrink(words: Sequence[str]) -> list[str]:
         keys = {**LENGTH, "training.batch.size": "8", "data.subwords.size": "120"}
         return [*words, *(f"{key}={value}" for key, value in keys.items())]
     if words[0] in ("train", "prepare") and len(words) > 1:
-        return _with_keys([word.replace("device=cuda", "device=cpu") for word in words], _keys(words[1]))
+        words = [re.sub(r"rank=\d+", "rank=16", word.replace("device=cuda", "device=cpu")) for word in words]
+        return _with_keys(words, _keys(words[1]))
     if words[0] == "bench" and len(words) > 1 and words[1] in BENCHES and "--summary" not in words:
         name = "select --grid" if "--grid" in words else words[1]
         small = [] if "--simulate" in words else shlex.split(BENCHES[name])
