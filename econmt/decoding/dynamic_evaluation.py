@@ -149,6 +149,7 @@ class DynamicModel:
         return [(total / len(windows)).sqrt_() for total in sums]
 
     def _scaled(self, roots: Sequence[Tensor]) -> _Scales:
+        """Returns divisors and decays by the root mean square of each parameter's gradients."""
         mean = torch.stack([root.mean() for root in roots]).mean()
         decays = [(self._decay * root / mean).clamp_(max=1.0) for root in roots]
         return _Scales([root + EPSILON for root in roots], decays)
