@@ -11,7 +11,7 @@ from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
 from econmt.cli.inspection import checkpoint_scores, read_metrics
 from econmt.cli.option_groups import option
-from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
+from econmt.cli.options import AllCoresOption, ModelOption, NewModelOption
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
@@ -27,7 +27,7 @@ def average(
     strategy: Literal["best", "last"] = option(
         "best", help="Average the best checkpoints on disk by the early stopping metric, or the last ones."
     ),
-    threads: ThreadsOption = None,
+    threads: AllCoresOption = None,
 ) -> None:
     """Average the parameters of several checkpoints of a run, and write them to a new model folder.
 

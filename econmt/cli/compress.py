@@ -13,7 +13,7 @@ from torch import Tensor
 from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
 from econmt.cli.option_groups import option
-from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption, ThreadsOption, refuse_idle
+from econmt.cli.options import AllCoresOption, CheckpointOption, ModelOption, NewModelOption, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.model import rank_limit, unfused_key
@@ -47,7 +47,7 @@ def compress(
         "parts that would not become smaller stay as they are.",
     ),
     checkpoint: CheckpointOption = "best",
-    threads: ThreadsOption = None,
+    threads: AllCoresOption = None,
 ) -> None:
     """Replace the LSTM matrices of a trained model by two low-rank factors each, in a new model folder.
 

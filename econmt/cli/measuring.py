@@ -16,7 +16,7 @@ from pydantic import Field
 from econmt.bench.rows import Row, Say, append_csv, circumstances, csv_text, draw, read_csv, table
 from econmt.cli.computing import warn_of_slowness
 from econmt.cli.option_groups import option
-from econmt.cli.options import DeviceOption, check_picture, check_writable
+from econmt.cli.options import AllCoresOption, DeviceOption, check_picture, check_writable
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
@@ -35,13 +35,7 @@ class BenchSession:
     """Device and threads of a benchmark, and the files that it writes; InputError names one that cannot be used."""
 
     device_name: DeviceOption = "auto"
-    threads: int | None = option(
-        None,
-        help="Number of CPU threads.",
-        min=1,
-        max=limits.THREADS,
-        show_default="as many as there are cores",
-    )
+    threads: AllCoresOption = None
     csv: Path | None = option(None, help="CSV file to append the rows to, with machine, versions and date.")
     plot: Path | None = option(None, help="Picture to draw the rows in.")
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -136,12 +136,15 @@ OutputOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:N.")]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=limits.THREADS, help="Number of CPU threads.", show_default="as many as are fastest here"
-    ),
-]
+
+
+def _threads_option(default: str) -> Any:
+    return typer.Option(min=1, max=limits.THREADS, help="Number of CPU threads.", show_default=default)
+
+
+ThreadsOption = Annotated[int | None, _threads_option("as many as are fastest here")]
+AllCoresOption = Annotated[int | None, _threads_option("as many as there are cores")]
+"""Threads of commands that do not measure how many are fastest."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from econmt.cli.computing import use_threads
 from tests.unit.cli.conftest import Call
 
 
@@ -29,6 +31,15 @@ def test_the_mean_of_the_last_checkpoints(
     for name, values in found.items():
         expected = np.mean([part[name].astype(np.float64) for part in parts], axis=0).astype(np.float32)
         np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.parametrize("name", ["average", "compress"])
+def test_without_threads_all_cores_compute_and_the_help_says_so(call: Call, name: str) -> None:
+    out = " ".join(call(name, "--help").out.split())
+    assert "Number of CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
+    before = torch.get_num_threads()
+    use_threads(None)
+    assert torch.get_num_threads() == before
 
 
 def test_the_best_are_those_of_early_stopping(call: Call, word_model: Path, tmp_path: Path) -> None:
