@@ -28,7 +28,7 @@ ONLY_PARSED = {
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv", "git clone"],
     "a text or a program of the reader's": [
         "scripts.bench make-laws",
-        "tail -n 1000",
+        "head -n 1000",
         "--validation-hook",
         "recipes import",
         "distill --command",
