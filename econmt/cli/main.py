@@ -7,6 +7,7 @@ The module holds a function of its own name, declared as in :mod:`econmt.cli.opt
 
 from __future__ import annotations
 
+import difflib
 import errno
 import gc
 import importlib
@@ -233,7 +234,8 @@ def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
         if "\n" in error.message:  # the help of a command that needs arguments and got none
             return [error.message], EXIT_HELP
         command = error.ctx.command_path if error.ctx is not None else "econmt"
-        return [f"{printable(error.format_message().rstrip('.'))}; see {command} --help"], error.exit_code
+        what = _key_instead_of_option(error) or error.format_message().rstrip(".")
+        return [f"{printable(what)}; see {command} --help"], error.exit_code
     if isinstance(error, OSError) and error.strerror:
         where = f"{printable(error.filename)}: " if error.filename else ""
         advice = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
@@ -250,6 +252,23 @@ def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
     kind = f"{type(error).__name__}: {message}" if message else type(error).__name__
     advice = "" if debug else " (run the command again with --debug for the traceback)"
     return [f"this is a bug in econmt: {kind}{advice}"], EXIT_INTERNAL
+
+
+def _key_instead_of_option(error: Any) -> str:
+    """Returns a message that names the recipe keys meant by an unknown option; empty if there are none."""
+    option = getattr(error, "option_name", "")
+    parameters = [] if error.ctx is None else error.ctx.command.params
+    if not option.startswith("--") or all(parameter.name != "overrides" for parameter in parameters):
+        return ""
+    if difflib.get_close_matches(option, [name for each in parameters for name in each.opts], cutoff=0.8):
+        return ""  # a misspelt option
+    from econmt.config.recipe import Recipe
+    from econmt.config.suggestions import meant_keys
+    from econmt.config.yaml_reader import walk
+
+    meant = meant_keys([option.lstrip("-")], dict.fromkeys(key for key, _, _ in walk(Recipe)))
+    keys = " or ".join(f"{key}=VALUE" for key in meant)
+    return f"No such option: {option}; keys of the recipe are set without dashes: {keys}" if meant else ""
 
 
 def _reader_left() -> int:

@@ -256,7 +256,8 @@ def find_recipe(name: Path | str) -> Path:
         raise InputError(
             f"{path}: not a regular file (a pipe cannot be read twice); give a recipe, which is a YAML file"
         )
-    beside = [file for file in (Path(f"{path}.yaml"), Path(f"{path}.yml")) if file.is_file()]
+    names = [name for end in (".yaml", ".yml") for name in (Path(f"{path}{end}"), path.with_suffix(end))]
+    beside = [file for file in names if file.is_file()]
     if beside:
         raise InputError(f"{path}: no such recipe, but {beside[0]} is there; give its whole name")
     near = difflib.get_close_matches(path.stem, shipped, n=1)

@@ -111,6 +111,43 @@ def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
     assert meant_keys(wrong.split("."), KEYS) == meant
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "said"),
+    [
+        (
+            "train",
+            "--batch-size",
+            "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
+        ),
+        (
+            "train",
+            "--lr",
+            "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
+        ),
+        (
+            "profile",
+            "--memory-budget",
+            "set without dashes: training.memory_budget=VALUE; see econmt profile",
+        ),
+        ("train", "--epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
+        (
+            "train",
+            "--data-dri",
+            "No such option: --data-dri (Possible options: --data-dir); see econmt train",
+        ),
+        ("train", "--outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
+        ("train", "--xyzzy", "No such option: --xyzzy; see econmt train --help"),
+        ("average", "--lr", "; see econmt average --help"),
+    ],
+)
+def test_an_option_that_is_a_recipe_key(call: Call, command: str, option: str, said: str) -> None:
+    ended = call(command, "multi30k", option, "32")
+    assert ended.code == 2
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert ("without dashes" in said) == ("without dashes" in ended.err)
+
+
 def test_names_of_other_toolkits_lead_to_keys() -> None:
     assert set(FOREIGN.values()) <= set(KEYS)
     assert not {name for name in FOREIGN if name in Recipe.model_fields}
@@ -123,6 +160,8 @@ def test_a_recipe_without_its_ending(call: Call, tmp_path: Path, monkeypatch: py
     assert ended.code == 2
     assert "mine: no such recipe, but mine.yaml is there; give its whole name" in ended.err
     assert "mine.yaml: training: missing" not in ended.err
+    ended = call("train", "mine.yml")
+    assert "mine.yml: no such recipe, but mine.yaml is there; give its whole name" in ended.err
 
 
 def test_doctor(call: Call) -> None:
