@@ -102,7 +102,7 @@ def _owner(path: str) -> str:
     return TORCH if "/torch/" in path else LIBRARIES
 
 
-class _Counts(ctypes.Structure):
+class _AllocatorCounts(ctypes.Structure):
     """``struct mallinfo2`` of glibc."""
 
     _fields_ = [
@@ -119,7 +119,7 @@ def _malloc_bytes() -> int:
     count = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if count is None:
         return 0
-    count.restype = _Counts
+    count.restype = _AllocatorCounts
     counts = count()
     return int(counts.uordblks + counts.hblkhd)
 
