@@ -55,7 +55,7 @@ def train(
     Args:
         recipe: YAML file, or name of a shipped recipe.
         overrides: changes to the recipe, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
-        data_dir: folder in which the text is searched first.
+        data_dir: folder in which the text is searched, after the folder of the recipe.
         overwrite_output: if True, starts a new run even if the model folder holds one.
         resume_with_changes: if True, resumes even if the recipe differs from that of the run.
         verify: if True, reads the text and the prepared data completely to detect changes, instead of a sample.
