@@ -172,41 +172,56 @@ class GraphedStep:
             self.step.agree()
         if any(entry is None for entry in graphs) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]
-            return self.step.run(moved, self.step.tokens(batches, tokens), chosen)
+            result = self.step.run(moved, self.step.tokens(batches, tokens), chosen)
+            self.step.clear()  # graphs of further batches add to the gradients
+            return result
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
+        if self._several and self._update is None:
+            self._update = self._capture_update()  # before replays, so that one that fails has changed nothing
         for entry, batch in zip(graphs, batches, strict=True):
             assert entry is not None
             entry.inputs.fill(batch, tokens)
             entry.graph.replay()
             if entry.result is not None:
                 return entry.result
-        if self._update is None:
-            self._update = self._capture_update()
+        assert self._update is not None
         graph, result = self._update
         graph.replay()
         return result
 
-    def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> None:
+    def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> list[AnyBatch]:
         """Prepares the capture of the shapes of these batches; their Triton kernels are compiled in parallel.
 
-        Raises:
-            RuntimeError: There is too little memory.
+        Returns:
+            The batches for which there is too little memory, whose shapes are not prepared.
         """
         device, last, compiling = self.step.device, None, contextlib.nullcontext()
+        too_large: list[AnyBatch] = []
         if kernels.runs_on(device):
             compilation = importlib.import_module("econmt_ops.backends.triton.compilation")
             compiling = compilation.compiling_only(device)
         with compiling:
             for batch, implementations in batches:
-                last = self._inputs(batch), implementations
-                self._warm_up(*last)
-                self._warm.add((implementations, batch.positions, last[0].rows))
+                shape = implementations, batch.positions, self._capacity(batch)
+                if shape in self._warm:
+                    continue
+                try:
+                    run = self._inputs(batch), implementations
+                    self._warm_up(*run)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    too_large.append(batch)
+                    continue
+                last = run
+                self._warm.add(shape)
         if last is not None:
             # Once with launches, in autograd's own thread, which needs handles of libraries, too.
             self._warm_up(*last)
         # Otherwise the memory of the warm-up would be held beside the pool for the whole run.
         torch.cuda.empty_cache()
+        return too_large
 
     def capture(self, batch: AnyBatch, implementations: Implementations | None = None) -> None:
         """Captures the graph for batches of this shape if it does not exist yet; the largest shape should come first.
@@ -294,7 +309,12 @@ class GraphedStep:
             step.clear()
             return result
 
-        graph, result = self._capturer.capture(run)
+        try:
+            graph, result = self._capturer.capture(run)
+        except RuntimeError:
+            if step.backward_updates is not None:
+                step.backward_updates.started = False  # a capture executes nothing
+            raise
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:

@@ -27,6 +27,7 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch import capture
 from econmt_ops.dispatch.capture import first_error
+from econmt_ops.optimizer import FusedOptimizer
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 from tests.unit.training.tiny import Run, snapshot, write_text
@@ -315,8 +316,8 @@ class BagTask(TranslationTask):
         return (scores.square() * (batch.target_output != PAD)).sum()
 
 
-def bag_step(task: type[TranslationTask] = BagTask) -> TrainingStep:
-    made = task(tiny_recipe(*MODEL, CLIPPING["value"]), VOCABULARY, VOCABULARY)
+def bag_step(task: type[TranslationTask] = BagTask, *overrides: str) -> TrainingStep:
+    made = task(tiny_recipe(*MODEL, CLIPPING["value"], *overrides), VOCABULARY, VOCABULARY)
     torch.manual_seed(5)
     return TrainingStep(made, made.build_model().train(), implementations=Implementations())
 
@@ -418,6 +419,41 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
 
 
 @fake
+def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None:
+    eager, step = bag_step(AsksTask), bag_step(AsksTask)
+    graphed = GraphedStep(step, several=True)
+    first, five, _ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    updates = [[first, five], [first, first]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert replays(graphed) == [2]
+
+
+@fake
+def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> None:
+    eager, step = bag_step(), bag_step()
+    graphed = GraphedStep(step, several=True)
+    updates = [some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "finish_and_update", full_memory)
+        with pytest.raises(RuntimeError) as caught:
+            graphed(updates[0])
+    assert is_out_of_memory(first_error(caught.value))
+    step.clear()  # as the trainer does
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+
+
+@fake
+def test_a_capture_that_fails_has_updated_nothing() -> None:
+    step = bag_step(BagTask, "training.optimizer_in_backward=always")
+    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedOptimizer, "clip_and_step_parts", full_memory)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            GraphedStep(step).capture(batch)
+    assert not step.is_partly_updated
+
+
+@fake
 def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
     step = bag_step()
     graphed = GraphedStep(step, several=True)
@@ -453,22 +489,60 @@ def full_memory(*_: object) -> Tensor:
     raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
+class FullGraphs:
+    """Graphs for whose last shape there is too little memory before its capture, or for the largest one in it."""
+
+    def __init__(self, when: str) -> None:
+        self.when, self.last = when, ""
+
+    def warm_up(self, batches: Iterable[tuple[Batch, Implementations]]) -> list[Batch]:
+        given = [batch for batch, _ in batches]
+        assert len(given) == len({batch.positions for batch in given}) > 1
+        self.last = given[-1].size_text
+        return given[-1:] if self.when == "warm_up" else []
+
+    def capture(self, *_: object) -> None:
+        if self.when == "capture":
+            full_memory()
+
+
 @pytest.mark.parametrize("when", ["warm_up", "capture"])
 def test_the_trainer_tells_too_little_memory_for_a_graph(make_run: MakeRun, when: str) -> None:
     trainer = make_run("training.trim_batches=never").trainer()
-
-    class Full:
-        def warm_up(self, batches: Iterable[object]) -> None:
-            assert len(list(batches)) == len(trainer.batches.shapes())
-            if when == "warm_up":
-                full_memory()
-
-        def capture(self, *_: object) -> None:
-            full_memory()
-
-    trainer._graphed = Full()  # type: ignore[assignment]
-    with pytest.raises(TrainingError, match="memory"):
+    graphs = FullGraphs(when)
+    trainer._graphed = graphs  # type: ignore[assignment]
+    with pytest.raises(TrainingError, match="memory") as caught:
         trainer.rehearse()
+    assert (graphs.last in str(caught.value)) == (when == "warm_up")
+
+
+def test_a_shape_that_is_too_large_waits_for_the_plan_to_split_it(make_run: MakeRun) -> None:
+    trainer = make_run("training.trim_batches=never", "training.memory_budget=600MB").trainer()
+    trainer.budget.make(trainer.state, 0)
+    assert trainer.budget.plan is not None
+    trainer._graphed = FullGraphs("warm_up")  # type: ignore[assignment]
+    trainer.rehearse()
+
+
+@fake
+def test_shapes_that_are_too_large_are_returned_and_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = bag_step()
+    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    graphed, warm_up, runs = GraphedStep(step, note=pytest.fail), GraphedStep._warm_up, list[int]()
+
+    def small(graphed: GraphedStep, inputs: Any, *rest: Any) -> None:
+        runs.append(inputs.batch.source.shape[1])
+        if runs[-1] == 5 and not graphed.captured:
+            full_memory()
+        warm_up(graphed, inputs, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", small)
+    given = [(each, step.implementations) for each in (one, one, other, third)]
+    assert graphed.warm_up(given) == [other]
+    assert runs == [7, 5, 12, 12], "a shape that comes twice is run once; the last one again, with launches"
+    for each in (one, third, other):
+        graphed.capture(each)
+    assert runs[4:] == [5]
 
 
 @fake
