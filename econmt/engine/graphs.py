@@ -178,7 +178,9 @@ class GraphedStep:
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
         if self._several and self._update is None:
-            self._update = self._capture_update()  # before replays, so that one that fails has changed nothing
+            self._update = (
+                self._capture_update()
+            )  # before replays, so that one that fails has changed nothing
         for entry, batch in zip(graphs, batches, strict=True):
             assert entry is not None
             entry.inputs.fill(batch, tokens)

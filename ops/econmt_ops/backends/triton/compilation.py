@@ -62,11 +62,15 @@ def compiling_only(device: torch.device) -> Iterator[None]:
         return
     run = JITFunction.run
 
-    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
+    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if not _STATE.compiles_only:  # another thread
+            return run(kernel, *arguments, grid=grid, warmup=warmup, **options)
         compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
         future = getattr(compiled, "future", None)
-        if future is not None and future.done():
-            compiled.result(ignore_errors=True)  # from now on, Triton finds the kernel ten times as fast
+        # Triton would keep a failed kernel that is asked for again, and lose its error.
+        if future is not None and future.done() and future.exception() is None:
+            compiled.result()  # from now on, Triton finds the kernel ten times as fast
+        return None
 
     threads = _CompilerThreads(initializer=torch.cuda.set_device, initargs=(device,))
     with threads, torch.autograd.set_multithreading_enabled(False):
