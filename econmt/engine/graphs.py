@@ -168,19 +168,19 @@ class GraphedStep:
                 self.step.number = number
                 graphs.append(self._find(batch, batch_implementations))
         self.step.number = None
+        is_eager = any(entry is None for entry in graphs) or (len(batches) > 1 and not self._several)
+        if self._several and self._update is None and not is_eager:
+            # Before replays and agreement, so that a capture that fails has changed nothing on any rank.
+            self._update = self._capture_update()
         if self.captured + len(self._refused) != before:
             self.step.agree()
-        if any(entry is None for entry in graphs) or (len(batches) > 1 and not self._several):
+        if is_eager:
             moved = [batch.to(self.step.device) for batch in batches]
             result = self.step.run(moved, self.step.tokens(batches, tokens), chosen)
             self.step.clear()  # graphs of further batches add to the gradients
             return result
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
-        if self._several and self._update is None:
-            self._update = (
-                self._capture_update()
-            )  # before replays, so that one that fails has changed nothing
         for entry, batch in zip(graphs, batches, strict=True):
             assert entry is not None
             entry.inputs.fill(batch, tokens)
@@ -197,6 +197,9 @@ class GraphedStep:
 
         Returns:
             The batches for which there is too little memory, whose shapes are not prepared.
+
+        Raises:
+            RuntimeError: There is too little memory for a stage of a pipeline, or for the last shape with launches.
         """
         device, last, compiling = self.step.device, None, contextlib.nullcontext()
         too_large: list[AnyBatch] = []
@@ -212,7 +215,8 @@ class GraphedStep:
                     run = self._inputs(batch), implementations
                     self._warm_up(*run)
                 except RuntimeError as error:
-                    if not is_out_of_memory(error):
+                    # The other stages of a pipeline wait for this one.
+                    if self.step.communicator.stages > 1 or not is_out_of_memory(error):
                         raise
                     too_large.append(batch)
                     continue
@@ -235,6 +239,11 @@ class GraphedStep:
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""
+        self._release()
+        self._made_room.clear()
+
+    def _release(self) -> None:
+        """Does :meth:`release`, but no shape may make room a second time."""
         self._releases += 1
         torch.cuda.synchronize(self.step.device)
         for captured in itertools.chain.from_iterable(self._graphs.values()):
@@ -282,7 +291,7 @@ class GraphedStep:
             return new_graph
         # The tensors of the failed run are released only now, after its exception.
         self._made_room.add((*key, rows))
-        self.release()
+        self._release()
         return self._find(batch, implementations)
 
     def _capacity(self, batch: AnyBatch) -> int:

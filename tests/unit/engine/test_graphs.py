@@ -438,6 +438,7 @@ def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> N
         with pytest.raises(RuntimeError) as caught:
             graphed(updates[0])
     assert is_out_of_memory(first_error(caught.value))
+    assert replays(graphed) == [0, 0]
     step.clear()  # as the trainer does
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
 
@@ -540,6 +541,11 @@ def test_shapes_that_are_too_large_are_returned_and_not_prepared(monkeypatch: py
     given = [(each, step.implementations) for each in (one, one, other, third)]
     assert graphed.warm_up(given) == [other]
     assert runs == [7, 5, 12, 12], "a shape that comes twice is run once; the last one again, with launches"
+    with monkeypatch.context() as patch:
+        patch.setattr(step.communicator, "stages", 2)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            graphed.warm_up(given)
+    assert runs.pop() == 5
     for each in (one, third, other):
         graphed.capture(each)
     assert runs[4:] == [5]
@@ -607,6 +613,27 @@ def test_graphs_make_room_for_the_first_run_of_another_shape(
         assert_same(found, wanted)
     assert len(runs) == (3 if several else 2)
     assert graphed.captured == (4 if several else 2)
+
+
+@fake
+def test_a_shape_makes_room_once_after_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed = GraphedStep(step, note=pytest.fail)
+    capture_one = GraphedStep._capture
+
+    def alone(graphed: GraphedStep, *rest: Any) -> Any:
+        return full_memory() if graphed.captured else capture_one(graphed, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_capture", alone)
+    for _ in range(2):
+        graphed([one])
+        graphed([other])
+        graphed.release()
+    for batch in (one, other, one):
+        graphed([batch])
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        graphed([other])
 
 
 @fake
