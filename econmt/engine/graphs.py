@@ -160,15 +160,17 @@ class GraphedStep:
         """
         chosen = implementations or [self.step.implementations] * len(batches)
         before = self.captured + len(self._refused)
-        releases = -1
+        # Memory has run out for a batch that was planned whole; no graph is replayed.
+        splits = len(batches) > 1 and not self._several
+        releases, graphs = -1, list[_Captured | None]()
         # A batch may have made room by releasing the graphs of those before it.
-        while releases != self._releases:
+        while not splits and releases != self._releases:
             releases, graphs = self._releases, []
             for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
                 self.step.number = number
                 graphs.append(self._find(batch, batch_implementations))
         self.step.number = None
-        is_eager = any(entry is None for entry in graphs) or (len(batches) > 1 and not self._several)
+        is_eager = splits or any(entry is None for entry in graphs)
         if self._several and self._update is None and not is_eager:
             # Before replays and agreement, so that a capture that fails has changed nothing on any rank.
             self._update = self._capture_update()
@@ -201,12 +203,13 @@ class GraphedStep:
         Raises:
             RuntimeError: There is too little memory for a stage of a pipeline, or for the last shape with launches.
         """
-        device, last, compiling = self.step.device, None, contextlib.nullcontext()
+        device, last = self.step.device, None
         too_large: list[AnyBatch] = []
+        compiling: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if kernels.runs_on(device):
             compilation = importlib.import_module("econmt_ops.backends.triton.compilation")
             compiling = compilation.compiling_only(device)
-        with compiling:
+        with compiling as compiler:
             for batch, implementations in batches:
                 shape = implementations, batch.positions, self._capacity(batch)
                 if shape in self._warm:
@@ -222,6 +225,8 @@ class GraphedStep:
                     continue
                 last = run
                 self._warm.add(shape)
+        if compiler is not None and compiler.failed:
+            self._warm.clear()  # the first run of a shape raises the error, which its capture would hide
         if last is not None:
             # Once with launches, in autograd's own thread, which needs handles of libraries, too.
             self._warm_up(*last)

@@ -46,17 +46,17 @@ def zero(x):  # type: ignore[no-untyped-def]
 
 def launch_broken() -> None:
     """Launches a kernel again after the error of its compilation."""
-    submit = compilation._CompilerThreads.submit
+    submit = compilation.CompilerThreads.submit
 
     def finished(threads: Any, compile_kernel: Any) -> Future[Any]:
         future = submit(threads, compile_kernel)
         wait([future])
         return future
 
-    compilation._CompilerThreads.submit = finished  # type: ignore[method-assign]
+    compilation.CompilerThreads.submit = finished  # type: ignore[method-assign]
     for _ in range(3):
         broken[(1,)](torch.ones(1))
-    compilation._CompilerThreads.submit = submit  # type: ignore[method-assign]
+    compilation.CompilerThreads.submit = submit  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -88,12 +88,14 @@ def main() -> None:
     CompiledKernel._init_handles = load
     torch.cuda.set_device = lambda _: None
     knobs.runtime.jit_post_compile_hook = compiled
-    with compiling_only(torch.device("cuda")):
+    with compiling_only(torch.device("cuda")) as compiler:
+        assert compiler is not None
         # Backward passes on a GPU have a thread of their own otherwise, where launches would be real.
         assert not torch.autograd.is_multithreading_enabled()
         for _ in range(2):
             step(64, torch.bfloat16)
             gradients(torch.bfloat16)
+        assert not compiler.failed
         launch_broken()
         before = dict(counts)
         other = threading.Thread(target=lambda: zero[(1,)](torch.ones(1)))
@@ -101,6 +103,7 @@ def main() -> None:
         other.join()
         results["launched by another"] = counts["launched after"]
         counts.update(before)
+    assert compiler.failed
     step(64, torch.bfloat16)
     try:
         broken[(1,)](torch.ones(1))

@@ -6,6 +6,7 @@ What is not marked ``cuda`` runs with graphs that only note operations (fake_cud
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from econmt.data.batching.batches import Batch
 from econmt.data.text.vocabulary import PAD
+from econmt.engine import graphs
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
@@ -429,6 +431,15 @@ def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None
 
 
 @fake
+def test_batches_that_are_split_later_take_no_memory_for_graphs() -> None:
+    eager, step = bag_step(), bag_step()
+    batches = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed = GraphedStep(step)
+    assert_same(train(step, graphed, [batches, batches]), train(eager, eager, [batches, batches]))
+    assert graphed.captured == 0
+
+
+@fake
 def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> None:
     eager, step = bag_step(), bag_step()
     graphed = GraphedStep(step, several=True)
@@ -510,11 +521,11 @@ class FullGraphs:
 @pytest.mark.parametrize("when", ["warm_up", "capture"])
 def test_the_trainer_tells_too_little_memory_for_a_graph(make_run: MakeRun, when: str) -> None:
     trainer = make_run("training.trim_batches=never").trainer()
-    graphs = FullGraphs(when)
-    trainer._graphed = graphs  # type: ignore[assignment]
+    full = FullGraphs(when)
+    trainer._graphed = full  # type: ignore[assignment]
     with pytest.raises(TrainingError, match="memory") as caught:
         trainer.rehearse()
-    assert (graphs.last in str(caught.value)) == (when == "warm_up")
+    assert (full.last in str(caught.value)) == (when == "warm_up")
 
 
 def test_a_shape_that_is_too_large_waits_for_the_plan_to_split_it(make_run: MakeRun) -> None:
@@ -568,6 +579,32 @@ def test_shapes_that_were_warmed_up_are_captured_at_once(monkeypatch: pytest.Mon
     updates = [[one], [other], [third]]
     assert_same(train(step, graphed, updates), train(eager, eager, updates))
     assert (len(runs), graphed.captured) == (4, 3)
+
+
+@fake
+@pytest.mark.parametrize("failed", [False, True])
+def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
+    monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    step = bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed, warm_up, runs = GraphedStep(step, note=pytest.fail), GraphedStep._warm_up, list[int]()
+
+    def counted(graphed: GraphedStep, *rest: Any) -> None:
+        runs.append(1)
+        warm_up(graphed, *rest)
+
+    def compiling_only(_: torch.device) -> nullcontext[SimpleNamespace]:
+        return nullcontext(SimpleNamespace(failed=failed))
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", counted)
+    monkeypatch.setattr(graphs.kernels, "runs_on", lambda _: True)
+    module = SimpleNamespace(compiling_only=compiling_only)
+    monkeypatch.setattr(graphs, "importlib", SimpleNamespace(import_module=lambda _: module))
+    graphed.warm_up((each, step.implementations) for each in (one, other))
+    for each in (one, other):
+        graphed.capture(each)
+    assert len(runs) == (5 if failed else 3)
 
 
 @fake
