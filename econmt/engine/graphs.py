@@ -11,7 +11,7 @@ a memory budget), each batch is a graph that adds to persistent gradients, and t
 
 With several ranks, the gradient all-reduce is part of the graph and overlaps the backward pass; in an update from
 several batches it is in the last graph. All ranks capture and replay the same shapes in the same order, after a first
-broadcast of the parameters has set up the communicator.
+broadcast of the parameters has set up the communicator. A shape that one rank cannot capture runs eagerly on all.
 """
 
 from __future__ import annotations
@@ -159,24 +159,10 @@ class GraphedStep:
             Scalars on the device, valid until the next call.
         """
         chosen = implementations or [self.step.implementations] * len(batches)
-        before = self.captured + len(self._refused)
         # Memory has run out for a batch that was planned whole; no graph is replayed.
         splits = len(batches) > 1 and not self._several
-        releases, graphs = -1, list[_Captured | None]()
-        # A batch may have made room by releasing the graphs of those before it.
-        while not splits and releases != self._releases:
-            releases, graphs = self._releases, []
-            for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
-                self.step.number = number
-                graphs.append(self._find(batch, batch_implementations))
-        self.step.number = None
-        is_eager = splits or any(entry is None for entry in graphs)
-        if self._several and self._update is None and not is_eager:
-            # Before replays and agreement, so that a capture that fails has changed nothing on any rank.
-            self._update = self._capture_update()
-        if self.captured + len(self._refused) != before:
-            self.step.agree()
-        if is_eager:
+        graphs = [] if splits else self._find_all(batches, chosen)
+        if splits or None in graphs:
             moved = [batch.to(self.step.device) for batch in batches]
             result = self.step.run(moved, self.step.tokens(batches, tokens), chosen)
             self.step.clear()  # graphs of further batches add to the gradients
@@ -240,7 +226,8 @@ class GraphedStep:
         Raises:
             RuntimeError: There is too little memory.
         """
-        self._find(batch, implementations or self.step.implementations)
+        chosen = implementations or self.step.implementations
+        self._common([batch], [chosen], [self._find(batch, chosen)])
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""
@@ -254,11 +241,55 @@ class GraphedStep:
         for captured in itertools.chain.from_iterable(self._graphs.values()):
             captured.graph.reset()
         self._graphs.clear()
+        self._drop_update()
+        torch.cuda.synchronize(self.step.device)
+        torch.cuda.empty_cache()
+
+    def _drop_update(self) -> None:
         if self._update is not None:
             self._update[0].reset()
             self._update = None
-        torch.cuda.synchronize(self.step.device)
-        torch.cuda.empty_cache()
+
+    def _find_all(
+        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations]
+    ) -> list[_Captured | None]:
+        """Returns a graph for each batch of an update, None if it cannot be captured; captures the update's, too.
+
+        All ranks have graphs of the same shapes afterwards, also after an error: ranks exchange something only if there
+        are new ones.
+        """
+        known = {id(entry) for entry in itertools.chain.from_iterable(self._graphs.values())}
+        refused, had_update = set(self._refused), self._update is not None
+        before, releases = self.captured + len(self._refused), -1
+        graphs: list[_Captured | None] = []
+        try:
+            # A batch may have made room by releasing the graphs of those before it.
+            while releases != self._releases:
+                releases, graphs = self._releases, []
+                for number, pair in enumerate(zip(batches, implementations, strict=True)):
+                    self.step.number = number
+                    graphs.append(self._find(*pair))
+            self.step.number = None
+            if self._several and not self._update and None not in graphs:
+                # Before replays, so that a capture that fails has changed nothing.
+                self._update = self._capture_update()
+            if self.captured + len(self._refused) != before:
+                self.step.agree()
+                graphs = self._common(batches, implementations, graphs)
+                if None in graphs and not had_update:
+                    self._drop_update()
+        except RuntimeError:
+            if self.step.communicator.size > 1:
+                for entry in itertools.chain.from_iterable(self._graphs.values()):
+                    if id(entry) not in known:
+                        entry.graph.reset()
+                for entries in self._graphs.values():
+                    entries[:] = [entry for entry in entries if id(entry) in known]
+                self._refused = refused
+                if not had_update:
+                    self._drop_update()
+            raise
+        return graphs
 
     def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
         """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured.
@@ -282,12 +313,7 @@ class GraphedStep:
         except RuntimeError as error:
             first = first_error(error)
             if not is_out_of_memory(first):
-                self._refused.add(key)
-                if self._note is not None:
-                    reason = str(first).strip().splitlines()[0]
-                    self._note(
-                        f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}"
-                    )
+                self._refuse(batch, implementations, str(first).strip().splitlines()[0])
                 return None
             if not can_release:
                 raise first from None
@@ -298,6 +324,30 @@ class GraphedStep:
         self._made_room.add((*key, rows))
         self._release()
         return self._find(batch, implementations)
+
+    def _refuse(self, batch: AnyBatch, implementations: Implementations, reason: str) -> None:
+        """Runs batches of this shape eagerly from now on, and reports why."""
+        self._refused.add((implementations, batch.positions))
+        if self._note is not None:
+            self._note(f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}")
+
+    def _common(
+        self,
+        batches: Sequence[AnyBatch],
+        implementations: Sequence[Implementations],
+        graphs: list[_Captured | None],
+    ) -> list[_Captured | None]:
+        """Returns the graphs that all ranks have captured, since an eager step makes other exchanges than a graph."""
+        communicator = self.step.communicator
+        if communicator.size == 1:
+            return graphs
+        common = list(graphs)
+        refused = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
+        for number in range(len(graphs)):
+            if refused[number] and common[number] is not None:
+                self._refuse(batches[number], implementations[number], "another rank cannot capture them")
+                common[number] = None
+        return common
 
     def _capacity(self, batch: AnyBatch) -> int:
         """Returns the number of rows of the graph that a batch runs in."""

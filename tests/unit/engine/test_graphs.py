@@ -22,7 +22,7 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
 from econmt.engine.precision import Precision
-from econmt.engine.step import StepResult, TrainingStep
+from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import TrainingError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
@@ -671,6 +671,69 @@ def test_a_shape_makes_room_once_after_each_release(monkeypatch: pytest.MonkeyPa
         graphed([batch])
     with pytest.raises(torch.cuda.OutOfMemoryError):
         graphed([other])
+
+
+@fake
+def test_ranks_run_a_shape_alike_that_one_of_them_cannot_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, step = bag_step(), bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    notes, calls = list[str](), list[tuple[int, ...]]()
+    graphed = GraphedStep(step, several=True, note=notes.append)
+
+    def all_reduce_max(*refused: int) -> list[int]:
+        calls.append(refused)
+        return [1, *refused[1:]]
+
+    monkeypatch.setattr(step.communicator, "size", 2)
+    monkeypatch.setattr(step.communicator, "all_reduce_max", all_reduce_max)
+    updates = [[one, other], [one, one]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert calls == [(0, 0)], "only where shapes are new"
+    assert replays(graphed) == [0, 0]
+    assert notes == [
+        f"batches of {one.size_text} run without a CUDA graph, which is slower: another rank cannot capture them"
+    ]
+    monkeypatch.setattr(step.communicator, "all_reduce_max", lambda *refused: [1])
+    first = GraphedStep(step, note=notes.append)
+    first.capture(other)
+    assert len(notes) == 2
+
+
+@fake
+@pytest.mark.parametrize("fails", ["this rank", "another rank"])
+def test_ranks_have_the_same_graphs_after_one_of_them_lacked_memory(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Otherwise only one of them would capture the smaller parts, and wait for the other one."""
+    eager, step = bag_step(), bag_step()
+    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    monkeypatch.setattr(step.communicator, "size", 2)
+    graphed = GraphedStep(step, several=True, note=pytest.fail)
+    graphed([one])
+    assert graphed.captured == 2
+    with monkeypatch.context() as patch:
+        if fails == "this rank":
+            real = BagTask.loss
+
+            def small(task: BagTask, model: nn.Module, batch: Batch, *rest: Any) -> Tensor:
+                return full_memory() if batch.source.shape[1] == 12 else real(task, model, batch, *rest)
+
+            patch.setattr(BagTask, "loss", small)
+        else:
+            patch.setattr(step, "agree", another_lacks_memory)
+        with pytest.raises(RuntimeError):
+            graphed([other, third])
+    assert graphed.captured == 2
+    step.clear()  # as the trainer does
+    updates = [[other, third]]
+    found = train(step, graphed, updates)
+    train(eager, eager, [[one]])
+    assert_close(found, train(eager, eager, updates))
+    assert graphed.captured == 4
+
+
+def another_lacks_memory() -> None:
+    raise OtherRankError(1)
 
 
 @fake
