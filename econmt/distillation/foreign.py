@@ -50,6 +50,11 @@ def _target_length(source: int, most: int = LONGEST) -> int:
     return min(2 * source + 10, most)
 
 
+def _one_line(text: str) -> str:
+    """Returns a text with single spaces; byte pieces of a model may have spelled line ends and NUL characters."""
+    return " ".join(text.replace("\0", " ").split())
+
+
 class _Tokenizer:
     """Tokenizer of transformers, with the language codes of a multilingual model."""
 
@@ -89,7 +94,7 @@ class _Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids."""
-        return " ".join(str(self.inner.decode(list(ids), skip_special_tokens=True)).split())
+        return _one_line(str(self.inner.decode(list(ids), skip_special_tokens=True)))
 
 
 class TransformersTeacher:
@@ -211,7 +216,7 @@ class CTranslate2Teacher:
         ends = [_EOS] if _needs_end(folder) else []
         return (
             lambda lines: [[*source.encode(line, out_type=str), *ends] for line in lines],
-            lambda tokens: str(target.decode(tokens)),
+            lambda tokens: _one_line(str(target.decode(tokens))),
         )
 
     def translate(self, lines: Sequence[str], where: str, first: int, done: Done) -> list[list[str]]:

@@ -73,14 +73,17 @@ def differences(old: StageInputs, new: StageInputs) -> list[str]:
     return found
 
 
-def read_inputs(path: Path) -> StageInputs | None:
+def read_inputs(path: Path, remove: Path) -> StageInputs | None:
     """Reads the inputs in a file; None if there is no such file.
+
+    Args:
+        path: The file. remove: File or folder to remove if the file is broken.
 
     Raises:
         InputError: The file is broken.
     """
     try:
-        return read_json(StageInputs, path, f"remove {path.parent} and run the command again")
+        return read_json(StageInputs, path, f"remove {remove} and run the command again")
     except FileNotFoundError:
         return None
 

@@ -49,7 +49,7 @@ def pack(
     """
     packed = PackedStudent(output / "lexicon", output / "int8", output / "runtime")
     folder, record = ModelFolder(recipe.output), output / "packed.json"
-    recorded = read_inputs(record)
+    recorded = read_inputs(record, record)
     inputs = take_inputs({"--shortlist": str(shortlist)}, {"student": folder.best}, recorded)
     if recorded is not None and not differences(recorded, inputs) and all(path.exists() for path in packed):
         return packed

@@ -74,7 +74,7 @@ def make_text(
     Raises:
         InputError: The references do not fit the text, or the student is trained on other text.
     """
-    recorded = read_inputs(folder / INPUTS_FILE)
+    recorded = read_inputs(folder / INPUTS_FILE, folder)
     settings = {"translations": shards.digest[:16], "languages": " to ".join(languages)}
     inputs = take_inputs(settings, {} if references is None else {"--target": references}, recorded)
     if trained is not None and (changes := differences(trained, inputs)):

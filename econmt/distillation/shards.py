@@ -50,16 +50,24 @@ class Shards:
             InputError: They come from others; the message names what differs.
         """
         self.folder, self._teacher, self._source = folder, teacher, source
-        recorded = read_inputs(folder / INPUTS_FILE)
+        recorded = read_inputs(folder / INPUTS_FILE, folder)
+        held = folder.is_dir() and any(
+            path.name != INPUTS_FILE and not path.name.startswith(".") for path in folder.iterdir()
+        )
         if size is None and recorded is not None:
             size = int(recorded.settings[_SHARD_LINES])
         self.size = size or _default_size(teacher)
         settings = {**teacher.settings, _SHARD_LINES: str(self.size)}
         inputs = take_inputs(settings, {"--source": source, **teacher.files}, recorded)
         changes = [] if recorded is None else differences(recorded, inputs)
-        if changes and replace:
+        if replace and held and (changes or recorded is None):
             shutil.rmtree(folder)
-        elif changes and any(path.name != INPUTS_FILE for path in folder.iterdir()):
+        elif recorded is None and held:
+            raise InputError(
+                f"{folder}: holds translations without {INPUTS_FILE}, which says what they were made from; delete "
+                f"{folder} to translate again"
+            )
+        elif changes and held:
             raise InputError(
                 f"{folder}: holds translations made from other inputs: {'; '.join(changes)}; give the same, another "
                 f"--output, or delete {folder} to translate again"

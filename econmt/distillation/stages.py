@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,8 @@ from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
 from econmt.export.runtime import check_supported
-from econmt.training.run import run_recipe
+from econmt.training.initialization import parameters_to_start_from
+from econmt.training.run import check_run, run_recipe
 
 TRANSLATIONS = "translations"
 """Name of the folder of translations, the first that is made."""
@@ -91,13 +93,18 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
 
     recipe = recipe_with(1.0)
     _check_early(wanted, recipe, search)
+    if not model.commits():  # later the file may be gone
+        parameters_to_start_from(recipe)
     _begin_gpu(recipe)
     with _locked(output):
         with status_line() as say:
             shards = Shards(output / TRANSLATIONS, teacher, wanted.source, wanted.shard_lines)
+            if shards.missing() and not model.commits():
+                # A program may have changed behind the same command.
+                shutil.rmtree(text_folder, ignore_errors=True)
             shards.translate(say)
             _free_gpu()
-            trained = read_inputs(trained_on) if model.commits() else None
+            trained = read_inputs(trained_on, trained_on) if model.commits() else None
             languages = recipe.pairs.source, recipe.pairs.target
             processes = teacher.threads or usable_cores()
             text = make_text(text_folder, shards, languages, wanted.target, trained, processes, say)
@@ -119,7 +126,7 @@ def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -
     """Checks before hours of translation that the student can be trained and packed.
 
     Raises:
-        InputError: A text is not found, or the runtime does not support the model.
+        InputError: A text is not found, the recipe cannot be trained, or the runtime does not support the model.
     """
     lines = count_lines(wanted.source)
     if not lines:
@@ -132,6 +139,12 @@ def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -
     data = recipe.pairs
     if data.source_factors:
         raise InputError("data.source_factors: a distilled text has none; give another student's recipe")
+    if data.source == data.target:
+        raise InputError(
+            f"data.source and data.target are both {data.source}, and each names a file of the distilled text; give "
+            "data.source=LANGUAGE and data.target=LANGUAGE"
+        )
+    check_run(recipe)
     check_supported(recipe, Path(recipe.output))
     for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
         find_corpus(prefix, data.source, data.target, search, progress=seen())

@@ -11,7 +11,7 @@ a memory budget), each batch is a graph that adds to persistent gradients, and t
 
 With several ranks, the gradient all-reduce is part of the graph and overlaps the backward pass; in an update from
 several batches it is in the last graph. All ranks capture and replay the same shapes in the same order, after a first
-broadcast of the parameters has set up the communicator.
+broadcast of the parameters has set up the communicator. A shape that one rank cannot capture runs eagerly on all.
 """
 
 from __future__ import annotations
@@ -159,20 +159,14 @@ class GraphedStep:
             Scalars on the device, valid until the next call.
         """
         chosen = implementations or [self.step.implementations] * len(batches)
-        before = self.captured + len(self._refused)
-        releases = -1
-        # A batch may have made room by releasing the graphs of those before it.
-        while releases != self._releases:
-            releases, graphs = self._releases, []
-            for number, (batch, batch_implementations) in enumerate(zip(batches, chosen, strict=True)):
-                self.step.number = number
-                graphs.append(self._find(batch, batch_implementations))
-        self.step.number = None
-        if self.captured + len(self._refused) != before:
-            self.step.agree()
-        if any(entry is None for entry in graphs) or (len(batches) > 1 and not self._several):
+        # Memory has run out for a batch that was planned whole; no graph is replayed.
+        splits = len(batches) > 1 and not self._several
+        graphs = [] if splits else self._find_all(batches, chosen)
+        if splits or None in graphs:
             moved = [batch.to(self.step.device) for batch in batches]
-            return self.step.run(moved, self.step.tokens(batches, tokens), chosen)
+            result = self.step.run(moved, self.step.tokens(batches, tokens), chosen)
+            self.step.clear()  # graphs of further batches add to the gradients
+            return result
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
         for entry, batch in zip(graphs, batches, strict=True):
@@ -181,32 +175,50 @@ class GraphedStep:
             entry.graph.replay()
             if entry.result is not None:
                 return entry.result
-        if self._update is None:
-            self._update = self._capture_update()
+        assert self._update is not None
         graph, result = self._update
         graph.replay()
         return result
 
-    def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> None:
+    def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> list[AnyBatch]:
         """Prepares the capture of the shapes of these batches; their Triton kernels are compiled in parallel.
 
+        Returns:
+            The batches for which there is too little memory, whose shapes are not prepared.
+
         Raises:
-            RuntimeError: There is too little memory.
+            RuntimeError: There is too little memory for a stage of a pipeline, or for the last shape with launches.
         """
-        device, last, compiling = self.step.device, None, contextlib.nullcontext()
+        device, last = self.step.device, None
+        too_large: list[AnyBatch] = []
+        compiling: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if kernels.runs_on(device):
             compilation = importlib.import_module("econmt_ops.backends.triton.compilation")
             compiling = compilation.compiling_only(device)
-        with compiling:
+        with compiling as compiler:
             for batch, implementations in batches:
-                last = self._inputs(batch), implementations
-                self._warm_up(*last)
-                self._warm.add((implementations, batch.positions, last[0].rows))
+                shape = implementations, batch.positions, self._capacity(batch)
+                if shape in self._warm:
+                    continue
+                try:
+                    run = self._inputs(batch), implementations
+                    self._warm_up(*run)
+                except RuntimeError as error:
+                    # The other stages of a pipeline wait for this one.
+                    if self.step.communicator.stages > 1 or not is_out_of_memory(error):
+                        raise
+                    too_large.append(batch)
+                    continue
+                last = run
+                self._warm.add(shape)
+        if compiler is not None and compiler.failed:
+            self._warm.clear()  # the first run of a shape raises the error, which its capture would hide
         if last is not None:
             # Once with launches, in autograd's own thread, which needs handles of libraries, too.
             self._warm_up(*last)
         # Otherwise the memory of the warm-up would be held beside the pool for the whole run.
         torch.cuda.empty_cache()
+        return too_large
 
     def capture(self, batch: AnyBatch, implementations: Implementations | None = None) -> None:
         """Captures the graph for batches of this shape if it does not exist yet; the largest shape should come first.
@@ -214,20 +226,70 @@ class GraphedStep:
         Raises:
             RuntimeError: There is too little memory.
         """
-        self._find(batch, implementations or self.step.implementations)
+        chosen = implementations or self.step.implementations
+        self._common([batch], [chosen], [self._find(batch, chosen)])
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""
+        self._release()
+        self._made_room.clear()
+
+    def _release(self) -> None:
+        """Does :meth:`release`, but no shape may make room a second time."""
         self._releases += 1
         torch.cuda.synchronize(self.step.device)
         for captured in itertools.chain.from_iterable(self._graphs.values()):
             captured.graph.reset()
         self._graphs.clear()
+        self._drop_update()
+        torch.cuda.synchronize(self.step.device)
+        torch.cuda.empty_cache()
+
+    def _drop_update(self) -> None:
         if self._update is not None:
             self._update[0].reset()
             self._update = None
-        torch.cuda.synchronize(self.step.device)
-        torch.cuda.empty_cache()
+
+    def _find_all(
+        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations]
+    ) -> list[_Captured | None]:
+        """Returns a graph for each batch of an update, None if it cannot be captured; captures the update's, too.
+
+        All ranks have graphs of the same shapes afterwards, also after an error: ranks exchange something only if there
+        are new ones.
+        """
+        known = {id(entry) for entry in itertools.chain.from_iterable(self._graphs.values())}
+        refused, had_update = set(self._refused), self._update is not None
+        before, releases = self.captured + len(self._refused), -1
+        graphs: list[_Captured | None] = []
+        try:
+            # A batch may have made room by releasing the graphs of those before it.
+            while releases != self._releases:
+                releases, graphs = self._releases, []
+                for number, pair in enumerate(zip(batches, implementations, strict=True)):
+                    self.step.number = number
+                    graphs.append(self._find(*pair))
+            self.step.number = None
+            if self._several and not self._update and None not in graphs:
+                # Before replays, so that a capture that fails has changed nothing.
+                self._update = self._capture_update()
+            if self.captured + len(self._refused) != before:
+                self.step.agree()
+                graphs = self._common(batches, implementations, graphs)
+                if None in graphs and not had_update:
+                    self._drop_update()
+        except RuntimeError:
+            if self.step.communicator.size > 1:
+                for entry in itertools.chain.from_iterable(self._graphs.values()):
+                    if id(entry) not in known:
+                        entry.graph.reset()
+                for entries in self._graphs.values():
+                    entries[:] = [entry for entry in entries if id(entry) in known]
+                self._refused = refused
+                if not had_update:
+                    self._drop_update()
+            raise
+        return graphs
 
     def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
         """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured.
@@ -251,12 +313,7 @@ class GraphedStep:
         except RuntimeError as error:
             first = first_error(error)
             if not is_out_of_memory(first):
-                self._refused.add(key)
-                if self._note is not None:
-                    reason = str(first).strip().splitlines()[0]
-                    self._note(
-                        f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}"
-                    )
+                self._refuse(batch, implementations, str(first).strip().splitlines()[0])
                 return None
             if not can_release:
                 raise first from None
@@ -265,8 +322,32 @@ class GraphedStep:
             return new_graph
         # The tensors of the failed run are released only now, after its exception.
         self._made_room.add((*key, rows))
-        self.release()
+        self._release()
         return self._find(batch, implementations)
+
+    def _refuse(self, batch: AnyBatch, implementations: Implementations, reason: str) -> None:
+        """Runs batches of this shape eagerly from now on, and reports why."""
+        self._refused.add((implementations, batch.positions))
+        if self._note is not None:
+            self._note(f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}")
+
+    def _common(
+        self,
+        batches: Sequence[AnyBatch],
+        implementations: Sequence[Implementations],
+        graphs: list[_Captured | None],
+    ) -> list[_Captured | None]:
+        """Returns the graphs that all ranks have captured, since an eager step makes other exchanges than a graph."""
+        communicator = self.step.communicator
+        if communicator.size == 1:
+            return graphs
+        common = list(graphs)
+        refused = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
+        for number in range(len(graphs)):
+            if refused[number] and common[number] is not None:
+                self._refuse(batches[number], implementations[number], "another rank cannot capture them")
+                common[number] = None
+        return common
 
     def _capacity(self, batch: AnyBatch) -> int:
         """Returns the number of rows of the graph that a batch runs in."""
@@ -294,7 +375,12 @@ class GraphedStep:
             step.clear()
             return result
 
-        graph, result = self._capturer.capture(run)
+        try:
+            graph, result = self._capturer.capture(run)
+        except RuntimeError:
+            if step.backward_updates is not None:
+                step.backward_updates.started = False  # a capture executes nothing
+            raise
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:

@@ -122,7 +122,7 @@ class Budget:
         value = self._recipe.training.memory_budget
         if value is None:
             return
-        outside = self._outside(str(value))
+        (outside,) = self._communicator.all_reduce_max(self._outside(str(value)))
         least = self._weights + self._state + outside
         if value != "auto" and parse_size(str(value)) < least:  # reported at once, without an estimate
             raise InputError(
@@ -130,15 +130,20 @@ class Budget:
                 f"state alone take {size_text(least - outside)}{beside(outside)}; use a larger budget, such as "
                 f"{nearest_budget(2 * least)}, or a smaller model"
             )
-        if state.plan.get("made_for") == self._made_for(state.text):
-            self.plan = MemoryPlan.from_state_dict(state.plan)
-            return
-        planned = self._communicator.on_rank_zero(
-            lambda: self._planned(
-                budget_bytes(value, self._device, self._weights + taken) - outside, outside
-            ).state_dict()
-        )
-        self.plan = MemoryPlan.from_state_dict(planned)
+
+        def plan() -> dict[str, Any]:
+            if state.plan.get("made_for") == self._made_for(state.text):
+                return {"plan": state.plan}
+            budget = budget_bytes(value, self._device, self._weights + taken) - outside
+            try:
+                return {"plan": self._planned(budget, outside).state_dict()}
+            except InputError as error:  # raised on all ranks, since further plans may be tried
+                return {"error": error.lines}
+
+        found = self._communicator.on_rank_zero(plan)
+        if "error" in found:
+            raise InputError(*found["error"])
+        self.plan = MemoryPlan.from_state_dict(found["plan"])
 
     def _outside(self, value: str) -> int:
         """Returns how much of a budget in bytes is not for tensors; the free memory that "auto" means is for them."""

@@ -89,10 +89,8 @@ def run_recipe(
     """
     began = time.monotonic()
     communicator = Communicator() if communicator is None else communicator
-    check_ranks(recipe, communicator.size)
-    _check_hook(recipe, hook)
+    check_run(recipe, communicator.size, hook)
     device = resolve_device(recipe.training.device)
-    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # reports a missing device now
     if device.type == "cuda":
         limit_workspaces(recipe.training.precision)
         outside_meter(device)  # begins before anything else uses the GPU
@@ -135,6 +133,18 @@ def run_recipe(
                 return Outcome(result, None)
             with _activity(console, heartbeat) as say:
                 return Outcome(result, make_results(context, say))
+
+
+def check_run(recipe: Recipe, processes: int = 1, hook: Hook | None = None) -> None:
+    """Checks what needs no text: processes, validation hook and devices.
+
+    Raises:
+        InputError: The recipe cannot be trained with them.
+    """
+    check_ranks(recipe, processes)
+    _check_hook(recipe, hook)
+    resolve_device(recipe.training.device)
+    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")
 
 
 def _check_hook(recipe: Recipe, hook: Hook | None) -> None:

@@ -81,8 +81,7 @@ class Trainer:
     ) -> None:
         task, model, precision = step.task, step.model, step.precision
         training = task.recipe.training
-        self.task = task
-        self.recipe = task.recipe
+        self.task, self.recipe = task, task.recipe
         self.folder = folder
         self.prepared = prepared
         self.model = model
@@ -206,7 +205,9 @@ class Trainer:
                 batch = largest[0]
                 try:
                     shapes = () if self._trims else self.budget.every_shape(self.state.update)
-                    self._graphed.warm_up(share[1:] for share in self._shares(shapes))
+                    too_large = self._graphed.warm_up(share[1:] for share in self._shares(shapes))
+                    if too_large and self.budget.plan is None:  # a plan splits it further when it comes
+                        raise TrainingError(self._out_of_memory(too_large[0]))
                     for _, batch, implementations in self._shares(largest[:1]):
                         self._graphed.capture(batch, implementations)
                 except RuntimeError as error:

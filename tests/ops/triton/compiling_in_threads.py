@@ -5,7 +5,8 @@ Run as a program, in a process of its own, because there the interpreter is off:
     python -m tests.ops.triton.compiling_in_threads CAPABILITY
 
 prints a JSON object: the numbers of kernels that were compiled within the context and after it, of those that were loaded
-by another thread, and of those that were launched within the context and after it.
+by another thread, of those that were launched within the context and after it, and of those that another thread launched
+meanwhile; and the error of the first launch of a kernel that could not be compiled.
 """
 
 from __future__ import annotations
@@ -13,17 +14,49 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from concurrent.futures import Future, wait
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 
+from econmt_ops.backends.triton import compilation
 from econmt_ops.backends.triton.compilation import compiles_only, compiling_only
 from tests.ops.triton.compiling import gradients, step
+
+
+@triton.jit
+def broken(x):  # type: ignore[no-untyped-def]
+    """Cannot be compiled."""
+    tl.static_assert(False, "no kernel")
+    tl.store(x, 0.0)
+
+
+@triton.jit
+def zero(x):  # type: ignore[no-untyped-def]
+    """Writes a zero."""
+    tl.store(x, 0.0)
+
+
+def launch_broken() -> None:
+    """Launches a kernel again after the error of its compilation."""
+    submit = compilation.CompilerThreads.submit
+
+    def finished(threads: Any, compile_kernel: Any) -> Future[Any]:
+        future = submit(threads, compile_kernel)
+        wait([future])
+        return future
+
+    compilation.CompilerThreads.submit = finished  # type: ignore[method-assign]
+    for _ in range(3):
+        broken[(1,)](torch.ones(1))
+    compilation.CompilerThreads.submit = submit  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -39,6 +72,7 @@ def main() -> None:
     counts = dict.fromkeys(
         ("compiled", "compiled after", "loaded by others", "launched", "launched after"), 0
     )
+    results: dict[str, Any] = {}
     caller = threading.get_ident()
 
     def count(name: str) -> None:
@@ -54,14 +88,28 @@ def main() -> None:
     CompiledKernel._init_handles = load
     torch.cuda.set_device = lambda _: None
     knobs.runtime.jit_post_compile_hook = compiled
-    with compiling_only(torch.device("cuda")):
+    with compiling_only(torch.device("cuda")) as compiler:
+        assert compiler is not None
         # Backward passes on a GPU have a thread of their own otherwise, where launches would be real.
         assert not torch.autograd.is_multithreading_enabled()
         for _ in range(2):
             step(64, torch.bfloat16)
             gradients(torch.bfloat16)
+        assert not compiler.failed
+        launch_broken()
+        before = dict(counts)
+        other = threading.Thread(target=lambda: zero[(1,)](torch.ones(1)))
+        other.start()
+        other.join()
+        results["launched by another"] = counts["launched after"]
+        counts.update(before)
+    assert compiler.failed
     step(64, torch.bfloat16)
-    print(json.dumps(counts))
+    try:
+        broken[(1,)](torch.ones(1))
+    except triton.CompilationError as error:
+        results["error"] = str(error).strip().splitlines()[-1]
+    print(json.dumps({**counts, **results}))
 
 
 if __name__ == "__main__":

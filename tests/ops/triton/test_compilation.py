@@ -12,4 +12,6 @@ def test_kernels_are_compiled_and_loaded_by_threads_and_launched_later() -> None
         "loaded by others": 4,
         "launched": 0,
         "launched after": 3,
+        "launched by another": 1,
+        "error": "no kernel",
     }

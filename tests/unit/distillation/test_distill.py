@@ -140,6 +140,39 @@ def test_what_an_error_says_to_delete_is_made_again(
 
 
 @pytest.mark.usefixtures("quick")
+def test_text_is_made_again_of_what_a_changed_program_translates(
+    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "run_recipe", stopped)
+    assert call(*words(program())).code == 130
+    shutil.rmtree(folder / "out/translations")
+    assert call(*words(program("import sys\nfor line in sys.stdin: print(line.lower(), end='')"))).code == 130
+    assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text().lower()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_broken_record_costs_no_more_than_what_it_is_about(
+    folder: Path, program: Callable[..., str], call: Call
+) -> None:
+    command = words(program())
+    done = call(*command)
+    for record, removed in (
+        ("packed.json", "packed.json"),
+        ("trained-on.json", "trained-on.json"),
+        ("text/inputs.json", "text"),
+    ):
+        (folder / "out" / record).write_text("{")
+        assert f"remove out/{removed} and run the command again" in call(*command).err
+        path = folder / "out" / removed
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert call(*command).out == done.out
+    assert calls(folder) == [16, 16, 8, 5, 5]
+
+
+@pytest.mark.usefixtures("quick")
 def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[..., str], call: Call) -> None:
     command = words(program())
     assert call(*command).code == 0
@@ -170,6 +203,36 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
         (
             ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "x"],
             "text x not found",
+        ),
+        (
+            ["--command", "cat", "data.target=src", "-s", "train.src", "--valid", "valid"],
+            "data.source and data.target are both src",
+        ),
+        (
+            [
+                "--command",
+                "cat",
+                "data.target=trg",
+                "-s",
+                "train.src",
+                "--valid",
+                "valid",
+                "training.early_stopping.metric=hook",
+            ],
+            "needs a validation hook",
+        ),
+        (
+            [
+                "--command",
+                "cat",
+                "data.target=trg",
+                "-s",
+                "train.src",
+                "--valid",
+                "valid",
+                "training.initialize_from=nothing",
+            ],
+            "training.initialize_from nothing: no such file",
         ),
         (
             ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "valid", "data.train=[x]"],

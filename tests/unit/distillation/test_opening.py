@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,3 +53,17 @@ def test_what_cannot_teach_is_told(word_model: Path, tmp_path: Path) -> None:
         replace(choice, beam_size=3).with_nbest(4)
     (tmp_path / "config.json").write_text("{}")
     assert TeacherChoice(folder=tmp_path).kind == "transformers"
+
+
+def test_a_translation_of_ctranslate2_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of single bytes can spell any character."""
+    for name in ("model.bin", "both.spm"):
+        (tmp_path / name).touch()
+    result = SimpleNamespace(hypotheses=[["piece"]])
+    translator = SimpleNamespace(translate_batch=lambda lines, **_: [result for _ in lines])
+    package = SimpleNamespace(Translator=lambda *_, **__: translator)
+    monkeypatch.setitem(sys.modules, "ctranslate2", package)
+    pieces = SimpleNamespace(encode=lambda line, out_type: line.split(), decode=lambda tokens: " a\nb\r\0c ")
+    monkeypatch.setattr("sentencepiece.SentencePieceProcessor", lambda model_file: pieces)
+    teacher = open_teacher(TeacherChoice(folder=tmp_path, device="cpu"))
+    assert teacher.translate(["two cats", ""], "text", 1, lambda _: None) == [["a b c"], [""]]

@@ -93,6 +93,22 @@ def test_other_shards_are_replaced_on_request(source: Path, teacher: TeacherChoi
     assert again.missing() == [0, 1, 2]
 
 
+def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
+    """As a deletion leaves them that was stopped."""
+    made = shards(tmp_path, teacher)
+    made.translate(lambda _: None)
+    (made.folder / "inputs.json").unlink()
+    other = replace(teacher, command="cat")
+    with pytest.raises(
+        InputError, match=r"shards: holds translations without inputs.json, .*; delete .*shards"
+    ):
+        shards(tmp_path, other)
+    again = Shards(made.folder, other, source, None, replace=True)
+    assert again.missing() == [0]
+    (made.folder / "inputs.json").rename(made.folder / ".inputs.json.1.partial")
+    assert shards(tmp_path, teacher).missing() == [0, 1, 2], "left by a process that was killed"
+
+
 @pytest.mark.parametrize(
     ("code", "problem"),
     [

@@ -6,6 +6,7 @@ What is not marked ``cuda`` runs with graphs that only note operations (fake_cud
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,17 +17,19 @@ from torch import Tensor, nn
 
 from econmt.data.batching.batches import Batch
 from econmt.data.text.vocabulary import PAD
+from econmt.engine import graphs
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
 from econmt.engine.precision import Precision
-from econmt.engine.step import StepResult, TrainingStep
+from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import TrainingError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch import capture
 from econmt_ops.dispatch.capture import first_error
+from econmt_ops.optimizer import FusedOptimizer
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 from tests.unit.training.tiny import Run, snapshot, write_text
@@ -315,8 +318,8 @@ class BagTask(TranslationTask):
         return (scores.square() * (batch.target_output != PAD)).sum()
 
 
-def bag_step(task: type[TranslationTask] = BagTask) -> TrainingStep:
-    made = task(tiny_recipe(*MODEL, CLIPPING["value"]), VOCABULARY, VOCABULARY)
+def bag_step(task: type[TranslationTask] = BagTask, *overrides: str) -> TrainingStep:
+    made = task(tiny_recipe(*MODEL, CLIPPING["value"], *overrides), VOCABULARY, VOCABULARY)
     torch.manual_seed(5)
     return TrainingStep(made, made.build_model().train(), implementations=Implementations())
 
@@ -418,6 +421,51 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
 
 
 @fake
+def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None:
+    eager, step = bag_step(AsksTask), bag_step(AsksTask)
+    graphed = GraphedStep(step, several=True)
+    first, five, _ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    updates = [[first, five], [first, first]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert replays(graphed) == [2]
+
+
+@fake
+def test_batches_that_are_split_later_take_no_memory_for_graphs() -> None:
+    eager, step = bag_step(), bag_step()
+    batches = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed = GraphedStep(step)
+    assert_same(train(step, graphed, [batches, batches]), train(eager, eager, [batches, batches]))
+    assert graphed.captured == 0
+
+
+@fake
+def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> None:
+    eager, step = bag_step(), bag_step()
+    graphed = GraphedStep(step, several=True)
+    updates = [some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "finish_and_update", full_memory)
+        with pytest.raises(RuntimeError) as caught:
+            graphed(updates[0])
+    assert is_out_of_memory(first_error(caught.value))
+    assert replays(graphed) == [0, 0]
+    step.clear()  # as the trainer does
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+
+
+@fake
+def test_a_capture_that_fails_has_updated_nothing() -> None:
+    step = bag_step(BagTask, "training.optimizer_in_backward=always")
+    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedOptimizer, "clip_and_step_parts", full_memory)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            GraphedStep(step).capture(batch)
+    assert not step.is_partly_updated
+
+
+@fake
 def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
     step = bag_step()
     graphed = GraphedStep(step, several=True)
@@ -453,22 +501,65 @@ def full_memory(*_: object) -> Tensor:
     raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
+class FullGraphs:
+    """Graphs for whose last shape there is too little memory before its capture, or for the largest one in it."""
+
+    def __init__(self, when: str) -> None:
+        self.when, self.last = when, ""
+
+    def warm_up(self, batches: Iterable[tuple[Batch, Implementations]]) -> list[Batch]:
+        given = [batch for batch, _ in batches]
+        assert len(given) == len({batch.positions for batch in given}) > 1
+        self.last = given[-1].size_text
+        return given[-1:] if self.when == "warm_up" else []
+
+    def capture(self, *_: object) -> None:
+        if self.when == "capture":
+            full_memory()
+
+
 @pytest.mark.parametrize("when", ["warm_up", "capture"])
 def test_the_trainer_tells_too_little_memory_for_a_graph(make_run: MakeRun, when: str) -> None:
     trainer = make_run("training.trim_batches=never").trainer()
-
-    class Full:
-        def warm_up(self, batches: Iterable[object]) -> None:
-            assert len(list(batches)) == len(trainer.batches.shapes())
-            if when == "warm_up":
-                full_memory()
-
-        def capture(self, *_: object) -> None:
-            full_memory()
-
-    trainer._graphed = Full()  # type: ignore[assignment]
-    with pytest.raises(TrainingError, match="memory"):
+    full = FullGraphs(when)
+    trainer._graphed = full  # type: ignore[assignment]
+    with pytest.raises(TrainingError, match="memory") as caught:
         trainer.rehearse()
+    assert (full.last in str(caught.value)) == (when == "warm_up")
+
+
+def test_a_shape_that_is_too_large_waits_for_the_plan_to_split_it(make_run: MakeRun) -> None:
+    trainer = make_run("training.trim_batches=never", "training.memory_budget=600MB").trainer()
+    trainer.budget.make(trainer.state, 0)
+    assert trainer.budget.plan is not None
+    trainer._graphed = FullGraphs("warm_up")  # type: ignore[assignment]
+    trainer.rehearse()
+
+
+@fake
+def test_shapes_that_are_too_large_are_returned_and_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = bag_step()
+    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    graphed, warm_up, runs = GraphedStep(step, note=pytest.fail), GraphedStep._warm_up, list[int]()
+
+    def small(graphed: GraphedStep, inputs: Any, *rest: Any) -> None:
+        runs.append(inputs.batch.source.shape[1])
+        if runs[-1] == 5 and not graphed.captured:
+            full_memory()
+        warm_up(graphed, inputs, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", small)
+    given = [(each, step.implementations) for each in (one, one, other, third)]
+    assert graphed.warm_up(given) == [other]
+    assert runs == [7, 5, 12, 12], "a shape that comes twice is run once; the last one again, with launches"
+    with monkeypatch.context() as patch:
+        patch.setattr(step.communicator, "stages", 2)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            graphed.warm_up(given)
+    assert runs.pop() == 5
+    for each in (one, third, other):
+        graphed.capture(each)
+    assert runs[4:] == [5]
 
 
 @fake
@@ -488,6 +579,32 @@ def test_shapes_that_were_warmed_up_are_captured_at_once(monkeypatch: pytest.Mon
     updates = [[one], [other], [third]]
     assert_same(train(step, graphed, updates), train(eager, eager, updates))
     assert (len(runs), graphed.captured) == (4, 3)
+
+
+@fake
+@pytest.mark.parametrize("failed", [False, True])
+def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
+    monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    step = bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed, warm_up, runs = GraphedStep(step, note=pytest.fail), GraphedStep._warm_up, list[int]()
+
+    def counted(graphed: GraphedStep, *rest: Any) -> None:
+        runs.append(1)
+        warm_up(graphed, *rest)
+
+    def compiling_only(_: torch.device) -> nullcontext[SimpleNamespace]:
+        return nullcontext(SimpleNamespace(failed=failed))
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", counted)
+    monkeypatch.setattr(graphs.kernels, "runs_on", lambda _: True)
+    module = SimpleNamespace(compiling_only=compiling_only)
+    monkeypatch.setattr(graphs, "importlib", SimpleNamespace(import_module=lambda _: module))
+    graphed.warm_up((each, step.implementations) for each in (one, other))
+    for each in (one, other):
+        graphed.capture(each)
+    assert len(runs) == (5 if failed else 3)
 
 
 @fake
@@ -533,6 +650,90 @@ def test_graphs_make_room_for_the_first_run_of_another_shape(
         assert_same(found, wanted)
     assert len(runs) == (3 if several else 2)
     assert graphed.captured == (4 if several else 2)
+
+
+@fake
+def test_a_shape_makes_room_once_after_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed = GraphedStep(step, note=pytest.fail)
+    capture_one = GraphedStep._capture
+
+    def alone(graphed: GraphedStep, *rest: Any) -> Any:
+        return full_memory() if graphed.captured else capture_one(graphed, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_capture", alone)
+    for _ in range(2):
+        graphed([one])
+        graphed([other])
+        graphed.release()
+    for batch in (one, other, one):
+        graphed([batch])
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        graphed([other])
+
+
+@fake
+def test_ranks_run_a_shape_alike_that_one_of_them_cannot_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, step = bag_step(), bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    notes, calls = list[str](), list[tuple[int, ...]]()
+    graphed = GraphedStep(step, several=True, note=notes.append)
+
+    def all_reduce_max(*refused: int) -> list[int]:
+        calls.append(refused)
+        return [1, *refused[1:]]
+
+    monkeypatch.setattr(step.communicator, "size", 2)
+    monkeypatch.setattr(step.communicator, "all_reduce_max", all_reduce_max)
+    updates = [[one, other], [one, one]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert calls == [(0, 0)], "only where shapes are new"
+    assert replays(graphed) == [0, 0]
+    assert notes == [
+        f"batches of {one.size_text} run without a CUDA graph, which is slower: another rank cannot capture them"
+    ]
+    monkeypatch.setattr(step.communicator, "all_reduce_max", lambda *refused: [1])
+    first = GraphedStep(step, note=notes.append)
+    first.capture(other)
+    assert len(notes) == 2
+
+
+@fake
+@pytest.mark.parametrize("fails", ["this rank", "another rank"])
+def test_ranks_have_the_same_graphs_after_one_of_them_lacked_memory(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Otherwise only one of them would capture the smaller parts, and wait for the other one."""
+    eager, step = bag_step(), bag_step()
+    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    monkeypatch.setattr(step.communicator, "size", 2)
+    graphed = GraphedStep(step, several=True, note=pytest.fail)
+    graphed([one])
+    assert graphed.captured == 2
+    with monkeypatch.context() as patch:
+        if fails == "this rank":
+            real = BagTask.loss
+
+            def small(task: BagTask, model: nn.Module, batch: Batch, *rest: Any) -> Tensor:
+                return full_memory() if batch.source.shape[1] == 12 else real(task, model, batch, *rest)
+
+            patch.setattr(BagTask, "loss", small)
+        else:
+            patch.setattr(step, "agree", another_lacks_memory)
+        with pytest.raises(RuntimeError):
+            graphed([other, third])
+    assert graphed.captured == 2
+    step.clear()  # as the trainer does
+    updates = [[other, third]]
+    found = train(step, graphed, updates)
+    train(eager, eager, [[one]])
+    assert_close(found, train(eager, eager, updates))
+    assert graphed.captured == 4
+
+
+def another_lacks_memory() -> None:
+    raise OtherRankError(1)
 
 
 @fake

@@ -684,3 +684,50 @@ def test_a_gpu_that_is_full_learns_smaller_micro_batches(
     assert plan.find(batch).rows < rows
     for name, value in divided.items():
         torch.testing.assert_close(value.cpu(), whole[name], rtol=2e-2, atol=1e-3)
+
+
+class AnotherRank(Communicator):
+    """Rank 1 of two; rank 0 has another amount of memory outside of PyTorch's allocator, and this result."""
+
+    rank, size = 1, 2
+
+    def __init__(self, outside: int = 0, result: Any = None) -> None:
+        self.outside, self.result = outside, result
+
+    def all_reduce_max(self, *values: int) -> list[int]:
+        return [max(value, self.outside) for value in values]
+
+    def on_rank_zero(self, function: Callable[[], Any]) -> Any:
+        return self.result
+
+
+def budget_of(trainer: Trainer, communicator: Communicator) -> Budget:
+    parameters = trainer.model.parameters()
+    return Budget(
+        trainer.task, trainer.prepared, trainer.batches, CPU, NAMED["float32"], parameters, communicator
+    )
+
+
+def test_ranks_refuse_a_budget_together(make_run: MakeRun) -> None:
+    trainer = make_run(BUDGET).trainer()
+    assert trainer.budget.plan is not None
+    found = {"plan": trainer.budget.plan.state_dict()}
+    budget_of(trainer, AnotherRank(result=found)).make(TrainingState(), 0)
+    with pytest.raises(InputError, match=r"alone take .* beside 1 GiB outside"):
+        budget_of(trainer, AnotherRank(1 << 30)).make(TrainingState(), 0)
+    with pytest.raises(InputError, match=r"^too little$"):
+        budget_of(trainer, AnotherRank(result={"error": ["too little"]})).make(TrainingState(), 0)
+
+
+def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun) -> None:
+    """Another rank may have another GPU."""
+    trainer = make_run(BUDGET).trainer()
+    plan = trainer.budget.plan
+    assert plan is not None
+    trainer.budget.store(trainer.state)
+    other = plan.state_dict() | {"decoding_rows": plan.decoding_rows + 1}
+    budget = budget_of(trainer, AnotherRank(result={"plan": other}))
+    trainer.state.plan["made_for"] = budget._made_for(trainer.state.text)
+    budget.make(trainer.state, 0)
+    assert budget.plan is not None
+    assert budget.plan.decoding_rows == plan.decoding_rows + 1

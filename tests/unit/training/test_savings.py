@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from econmt.config.recipe import Recipe, load_recipe
+from econmt.engine.communicator import Communicator
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError
+from econmt.memory.plan.planner import Planner
 from econmt.training import savings as module
 from econmt.training.savings import choose_savings, with_savings
 from tests.unit.training.test_hooks import MakeRun
@@ -56,6 +61,41 @@ def test_savings_that_a_recipe_rules_out_are_not_chosen() -> None:
     assert chosen(5, "training.averaging.start=at-once") == ["moments"]
     assert chosen(10, "training.optimizer.name=sgd") == ["parameters"]
     assert chosen(4, "training.optimizer.name=adamw8bit") == ["parameters"]
+
+
+class TwoRanks(Communicator):
+    """Rank 0 of two, which notes its results, or with these the other one."""
+
+    size = 2
+
+    def __init__(self, results: list[str], rank: int) -> None:
+        self.results, self.rank = results, rank
+
+    def on_rank_zero(self, function: Callable[[], Any]) -> Any:
+        if self.rank == 0:
+            self.results.append(json.dumps(function()))
+            return json.loads(self.results[-1])
+        return json.loads(self.results.pop(0))
+
+
+def test_all_ranks_choose_alike_where_a_plan_is_impossible(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, results, calls, allot = make_run(*BUDGET), list[str](), list[int](), Planner.allot
+
+    def in_8_bits(planner: Planner) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise InputError("too little")
+        return allot(planner)
+
+    monkeypatch.setattr(Planner, "allot", in_8_bits)
+    arguments = run.recipe, run.prepared(), torch.device("cpu"), NAMED["float32"]
+    for rank in range(2):
+        found, plan = module.plan_with_savings(*arguments, TwoRanks(results, rank))
+        assert found == ["moments"]
+        assert plan is not None
+    assert results == []
 
 
 def test_optimizers_keep_their_kind() -> None:

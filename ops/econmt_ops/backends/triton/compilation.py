@@ -34,20 +34,32 @@ def compiles_only() -> bool:
     return _STATE.compiles_only
 
 
-class _CompilerThreads(ThreadPoolExecutor):
-    """Threads that compile kernels and load them on the device."""
+class CompilerThreads(ThreadPoolExecutor):
+    """Threads that compile kernels and load them on the device.
+
+    Attributes:
+        failed: True if a kernel could not be compiled or loaded.
+    """
+
+    failed = False
 
     def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
+        """Compiles and loads a kernel in one of the threads."""
+
         def compile_and_load() -> Any:
-            kernel = compile_kernel()
-            kernel._init_handles()  # runs a C compiler, too, for each kind of arguments
+            try:
+                kernel = compile_kernel()
+                kernel._init_handles()  # runs a C compiler, too, for each kind of arguments
+            except BaseException:
+                self.failed = True
+                raise
             return kernel
 
         return super().submit(compile_and_load)
 
 
 @contextmanager
-def compiling_only(device: torch.device) -> Iterator[None]:
+def compiling_only(device: torch.device) -> Iterator[CompilerThreads | None]:
     """Makes launches of Triton kernels compile them in threads and do nothing else; waits for the threads at the end.
 
     Triton before 3.6 cannot do that: there the context does nothing, and kernels are launched.
@@ -56,23 +68,30 @@ def compiling_only(device: torch.device) -> Iterator[None]:
 
     Args:
         device: CUDA device of the launches, with its index.
+
+    Yields:
+        The threads, which tell after the context whether a kernel was left out; None with Triton before 3.6.
     """
     if not _IGNORES_ERRORS:
-        yield
+        yield None
         return
     run = JITFunction.run
 
-    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
+    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if not _STATE.compiles_only:  # another thread
+            return run(kernel, *arguments, grid=grid, warmup=warmup, **options)
         compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
         future = getattr(compiled, "future", None)
-        if future is not None and future.done():
-            compiled.result(ignore_errors=True)  # from now on, Triton finds the kernel ten times as fast
+        # Triton would keep a failed kernel that is asked for again, and lose its error.
+        if future is not None and future.done() and future.exception() is None:
+            compiled.result()  # from now on, Triton finds the kernel ten times as fast
+        return None
 
-    threads = _CompilerThreads(initializer=torch.cuda.set_device, initargs=(device,))
+    threads = CompilerThreads(initializer=torch.cuda.set_device, initargs=(device,))
     with threads, torch.autograd.set_multithreading_enabled(False):
         _STATE.compiles_only, JITFunction.run = True, compile_only
         try:
             with triton.AsyncCompileMode(threads, ignore_errors=True):
-                yield
+                yield threads
         finally:
             _STATE.compiles_only, JITFunction.run = False, run
