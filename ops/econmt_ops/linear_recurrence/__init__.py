@@ -52,7 +52,7 @@ def linear_recurrence(
     if initial is not None:
         check("initial", initial, "B H")
     if lengths is not None:
-        check.indices("lengths", lengths, "B")
+        check.lengths(lengths, "T")
     if stash not in STASHES:
         raise ValueError(f"linear_recurrence: unknown stash {stash!r}; available: {', '.join(STASHES)}")
     exact = accumulate_dtype(inputs.dtype)
