@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings
+from econmt_ops.core.shapes import kind_of
 from econmt_ops.loss_scale import LossScale
 from econmt_ops.optimizer_updates import Update, adam_tensors, gradient_values, norms_of
 from econmt_ops.stochastic_rounding import salt_of, update_in_float32
@@ -65,7 +66,8 @@ class FusedOptimizer:
             no state, the number of steps included; each step updates the scale.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: If the name is unknown, a setting is negative or a decay is not less than 1, or the parameters are
+            not leaf tensors, each named once.
     """
 
     names: tuple[str, ...] = ("sgd", "nag", "adam", "adamw")
@@ -87,7 +89,20 @@ class FusedOptimizer:
             raise ValueError(
                 f"{type(self).__name__}: name must be one of {', '.join(self.names)}, got {name!r}"
             )
-        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": learning_rate}]
+        settings = {
+            "learning_rate": learning_rate,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+        }
+        for key, value in settings.items():
+            if not isinstance(value, Tensor) and not value >= 0.0:
+                raise ValueError(f"{type(self).__name__}: {key} must be at least 0, got {value}")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"{type(self).__name__}: betas must be at least 0 and less than 1, got {betas}")
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": _checked(type(self).__name__, parameters), "lr": learning_rate}
+        ]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._name = name
         self._betas, self._eps = betas, eps
@@ -153,7 +168,11 @@ class FusedOptimizer:
 
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
+
+        Raises:
+            ValueError: If the kind is unknown.
         """
+        _check_clipping(type(self).__name__, kind)
         values = [gradient_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
             norm = self.norm_of_parts(norms_of(values))
@@ -214,6 +233,7 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
+        _check_clipping(type(self).__name__, kind)
         if kind != "norm" and self.loss_scale is None and self._owned is None:
             return self.norm_of_parts(self.clip_and_step_parts(kind, threshold, self._with_gradient()))
         norm = self.clip(kind, threshold)
@@ -340,6 +360,12 @@ class FusedOptimizer:
         """Does :meth:`_run`; parameters in bfloat16 are updated in float32 and rounded, unless a kernel does it."""
         exact: list[Update] = []
         for update in updates:
+            values, gradient = update.values.contiguous(), update.gradient.contiguous()
+            if values is not update.values or gradient is not update.gradient:
+                # The kernels walk through memory, so that all tensors of an update need the same order of values.
+                self._apply([update._replace(values=values, gradient=gradient)], divisor)
+                update.values.copy_(values)
+                continue
             if update.values.dtype != torch.bfloat16 or self._rounds(update):
                 exact.append(update)
                 continue
@@ -450,3 +476,26 @@ class FusedOptimizer:
             tensors = [adam_tensors(updates[number]) for number in of_type]
             squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
         return [squares[number] for number in sorted(squares)]
+
+
+def _check_clipping(name: str, kind: str) -> None:
+    if kind not in ("norm", "value", "none"):
+        raise ValueError(f"{name}: kind must be norm, value or none, got {kind!r}")
+
+
+def _checked(name: str, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Returns the parameters of an optimizer as a list; raises ValueError if one cannot be updated."""
+    wanted = f"{name}: parameters must be leaf tensors, such as model.parameters()"
+    if isinstance(parameters, Tensor):
+        raise ValueError(f"{wanted}, got one tensor; write [tensor]")  # noqa: TRY004  as all of its errors
+    listed = list(parameters)
+    for number, parameter in enumerate(listed):
+        if not isinstance(parameter, Tensor):
+            raise ValueError(f"{wanted}; parameters[{number}] is {kind_of(parameter)}")  # noqa: TRY004  as all of its errors
+        if not parameter.is_leaf:
+            raise ValueError(
+                f"{wanted}; parameters[{number}], {kind_of(parameter)}, is the result of an operation"
+            )
+    if len(set(listed)) < len(listed):
+        raise ValueError(f"{name}: a parameter is listed twice, so that each step would update it twice")
+    return listed

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_ops import optimizer as module
 from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_8bit import EightBitOptimizer
 from econmt_ops.optimizer_rules import PlainOptimizer
 
 KINDS: list[dict[str, Any]] = [
@@ -402,6 +403,68 @@ def test_a_norm_may_be_that_of_gradients_elsewhere() -> None:
     assert float(parameters[2][1]) == pytest.approx(-0.5, rel=1e-6)
 
 
-def test_an_unknown_algorithm() -> None:
-    with pytest.raises(ValueError, match="name must be one of sgd, nag, adam, adamw, got 'adam3'"):
-        make([], name="adam3")
+ORDERS = {
+    "transposed": ((80, 70), lambda part: part.t().contiguous().t()),
+    "channels-last": ((64, 16, 3, 3), lambda part: part.to(memory_format=torch.channels_last)),
+    "with-gaps": ((80, 70), lambda part: part.repeat_interleave(2, 1)[:, ::2]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["nag", "adam", "adam8bit"])
+def test_the_order_of_values_in_memory_does_not_matter(
+    order: str, dtype: torch.dtype, name: str, device: str
+) -> None:
+    """Parameters, gradients or both in another order than row by row, as `Module.to(memory_format=...)` makes them."""
+    shape, reorder = ORDERS[order]
+    draw = torch.Generator().manual_seed(3)
+    start, gradient = (torch.randn(shape, generator=draw).to(device, dtype) for _ in range(2))
+    kind = EightBitOptimizer if name == "adam8bit" else FusedOptimizer
+
+    def run(values: Tensor, gradient: Tensor) -> Tensor:
+        parameter = nn.Parameter(values)
+        optimizer = kind([parameter], name=name, learning_rate=0.1, momentum=0.9)
+        for _ in range(2):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        return parameter.detach()
+
+    wanted = run(start.clone(), gradient)
+    assert (wanted != start).double().mean() > 0.9
+    for values, incoming in (
+        (reorder(start.clone()), gradient),
+        (start.clone(), reorder(gradient)),
+        (reorder(start.clone()), reorder(gradient)),
+    ):
+        torch.testing.assert_close(run(values, incoming), wanted)
+
+
+WEIGHT = nn.Parameter(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "keys", "message"),
+    [
+        ([], {"name": "adam3"}, "name must be one of sgd, nag, adam, adamw, got 'adam3'"),
+        (WEIGHT, {}, r"parameters must be leaf tensors, .*, got one tensor; write \[tensor\]"),
+        ([WEIGHT, {"params": []}], {}, r"parameters\[1\] is a value of type dict"),
+        ([WEIGHT * 2.0], {}, r"parameters\[0\], a tensor of shape \(2, 3\), is the result of an operation"),
+        ([WEIGHT, WEIGHT], {}, "listed twice"),
+        ([WEIGHT], {"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1"),
+        ([WEIGHT], {"eps": math.nan}, "eps must be at least 0, got nan"),
+        ([WEIGHT], {"betas": (0.9, 1.0)}, r"betas must be at least 0 and less than 1, got \(0.9, 1.0\)"),
+    ],
+)
+def test_arguments_that_would_train_wrongly_are_refused(
+    parameters: Any, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"FusedOptimizer: .*{message}"):
+        FusedOptimizer(parameters, **{"name": "sgd", "learning_rate": 0.5, **keys})
+
+
+def test_an_unknown_way_to_clip_is_refused() -> None:
+    optimizer = make([nn.Parameter(torch.ones(3))])
+    for call in (optimizer.clip, optimizer.clip_and_step):
+        with pytest.raises(ValueError, match="kind must be norm, value or none, got 'values'"):
+            call("values", 1.0)
