@@ -17,11 +17,12 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch.autograd import forward_ad
 
 from econmt_ops.core import scopes
 from econmt_ops.core.chunks import rows_of
@@ -258,11 +259,17 @@ class Operator(Generic[Arguments, Results]):
             self._backward
         )
         self.backward.register_fake(self._fake_backward)
-        self.backward.register_autograd(self._refuse_second_derivative)
+        self.backward.register_autograd(self.refuse_second_derivative)
         self.forward.register_autograd(self._differentiate, setup_context=self._remember)
 
     def __call__(self, arguments: Arguments) -> Results:
-        """Runs the forward operator."""
+        """Runs the forward operator.
+
+        Raises:
+            RuntimeError: If an argument has a tangent of forward-mode differentiation; torch.library would drop it.
+        """
+        if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+            self._refuse_tangents(arguments)
         results: Results = self._results(*self.forward(*arguments, self.schema.requires_grad(arguments)))
         return results
 
@@ -300,10 +307,18 @@ class Operator(Generic[Arguments, Results]):
             for part in self.schema.differentiable(arguments, self._constants(arguments))
         ]
 
-    def _refuse_second_derivative(self, ctx: Any, *_: Any) -> None:  # noqa: ARG002  torch.library passes both
+    def refuse_second_derivative(self, *_: Any) -> NoReturn:
+        """Raises RuntimeError; arguments, which torch.library passes, are ignored."""
         raise RuntimeError(
             f"{self.forward._qualname} has no second derivative; name implementation='reference', which has"
         )
+
+    def _refuse_tangents(self, arguments: Arguments) -> None:
+        unpack: Any = forward_ad.unpack_dual
+        if any(unpack(part).tangent is not None for part in self.schema.differentiable(arguments)):
+            raise RuntimeError(
+                f"{self.forward._qualname} has no forward-mode derivative; name implementation='reference', which has"
+            )
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])
