@@ -94,3 +94,36 @@ def test_a_penalty_on_the_gradient_of_a_loss_is_refused(reduction: str) -> None:
     (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
     wanted = torch.autograd.grad(loss + gradient.square().sum(), [hidden, layer.weight])
     assert_close(list(found), list(wanted), 1e-5)
+
+
+def compare_samples(module: nn.Module, rows: Tensor, **given: Any) -> None:
+    """Compares the gradients of all parameters for each of several batches by torch.vmap with those of a loop."""
+
+    def loss(weights: dict[str, Tensor], rows: Tensor, given: dict[str, Tensor]) -> Tensor:
+        made = tree_leaves(torch.func.functional_call(module, weights, (rows,), given))
+        return made[0].sin().sum()
+
+    weights = dict(module.named_parameters())
+    found = torch.vmap(torch.func.grad(loss), (None, 0, 0))(weights, rows, given)
+    for number, row in enumerate(rows):
+        parts = {name: value[number] for name, value in given.items()}
+        wanted = torch.autograd.grad(loss(weights, row, parts), list(weights.values()))
+        assert_close([found[name][number] for name in weights], list(wanted), 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "SRU", "QRNN", "LayerNormLSTM"])
+def test_gradients_of_each_sample_of_layers_with_lengths(kind: str) -> None:
+    torch.manual_seed(1)
+    options = {"batch_first": True} if kind == "GRU" else {}
+    module = getattr(econmt_ops, kind)(5, 4, 2, dtype=torch.float64, **options)
+    lengths = torch.tensor([[3, 1], [2, 0], [3, 3]])
+    compare_samples(module, torch.randn(3, 2, 3, 5, dtype=torch.float64), lengths=lengths)
+
+
+def test_gradients_of_each_sample_of_attention_and_losses() -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(3, 2, 4, 5, dtype=torch.float64)
+    lengths = torch.tensor([[4, 1], [2, 0], [3, 3]])
+    compare_samples(econmt_ops.AdditiveAttention(5, 5, 6).double(), rows, keys=rows, lengths=lengths)
+    targets = torch.tensor([[0, 1, 2, -100]]).expand(3, 2, 4)
+    compare_samples(econmt_ops.LinearCrossEntropy(5, 7, dtype=torch.float64), rows, targets=targets)

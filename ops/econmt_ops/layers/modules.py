@@ -37,6 +37,9 @@ class CellLayers(nn.Module):
         implementation: "auto" or the name of an implementation of the op.
         device: Device of the parameters.
         dtype: Type of the parameters.
+
+    Raises:
+        ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
     cell: ClassVar[Any]
@@ -58,6 +61,9 @@ class CellLayers(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        for key, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if size < 1:
+                raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
         self.variational, self.implementation = variational, implementation
