@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings
-from econmt_ops.core.shapes import kind_of
 from econmt_ops.loss_scale import LossScale
+from econmt_ops.optimizer_checks import check_clipping, check_settings, checked_parameters
 from econmt_ops.optimizer_updates import Update, adam_tensors, gradient_values, norms_of
 from econmt_ops.stochastic_rounding import salt_of, update_in_float32
 
@@ -89,20 +89,10 @@ class FusedOptimizer:
             raise ValueError(
                 f"{type(self).__name__}: name must be one of {', '.join(self.names)}, got {name!r}"
             )
-        settings = {
-            "learning_rate": learning_rate,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-        }
-        for key, value in settings.items():
-            if not isinstance(value, Tensor) and not value >= 0.0:
-                raise ValueError(f"{type(self).__name__}: {key} must be at least 0, got {value}")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"{type(self).__name__}: betas must be at least 0 and less than 1, got {betas}")
-        self.param_groups: list[dict[str, Any]] = [
-            {"params": _checked(type(self).__name__, parameters), "lr": learning_rate}
-        ]
+        rules = {"eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        check_settings(type(self).__name__, betas, {"learning_rate": learning_rate, **rules})
+        listed = checked_parameters(type(self).__name__, parameters)
+        self.param_groups: list[dict[str, Any]] = [{"params": listed, "lr": learning_rate}]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._name = name
         self._betas, self._eps = betas, eps
@@ -110,8 +100,9 @@ class FusedOptimizer:
         self.loss_scale: LossScale | None = None
         self._divisor: Tensor | None = None
         self._owned = None if owned is None else set(owned)
-        numbered = enumerate(self.param_groups[0]["params"])
-        self._salts = {parameter: salt_of(rounding_seed, number) for number, parameter in numbered}
+        self._salts: dict[Tensor, int] = {
+            parameter: salt_of(rounding_seed, number) for number, parameter in enumerate(listed)
+        }
 
     def owns(self, parameter: Tensor) -> bool:
         """Returns True if this process updates the parameter."""
@@ -172,7 +163,7 @@ class FusedOptimizer:
         Raises:
             ValueError: If the kind is unknown.
         """
-        _check_clipping(type(self).__name__, kind)
+        check_clipping(type(self).__name__, kind)
         values = [gradient_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
             norm = self.norm_of_parts(norms_of(values))
@@ -233,7 +224,7 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
-        _check_clipping(type(self).__name__, kind)
+        check_clipping(type(self).__name__, kind)
         if kind != "norm" and self.loss_scale is None and self._owned is None:
             return self.norm_of_parts(self.clip_and_step_parts(kind, threshold, self._with_gradient()))
         norm = self.clip(kind, threshold)
@@ -360,11 +351,14 @@ class FusedOptimizer:
         """Does :meth:`_run`; parameters in bfloat16 are updated in float32 and rounded, unless a kernel does it."""
         exact: list[Update] = []
         for update in updates:
-            values, gradient = update.values.contiguous(), update.gradient.contiguous()
-            if values is not update.values or gradient is not update.gradient:
-                # The kernels walk through memory, so that all tensors of an update need the same order of values.
-                self._apply([update._replace(values=values, gradient=gradient)], divisor)
-                update.values.copy_(values)
+            tensors = update.values, update.gradient, *update.moments
+            copies = [self._for_kernels(part) for part in tensors]
+            if any(copy is not part for copy, part in zip(copies, tensors, strict=True)):
+                values, gradient, *moments = copies
+                part = update._replace(values=values, gradient=gradient, moments=tuple(moments))
+                self._apply([part], divisor)
+                for tensor, copy in zip((update.values, *update.moments), (values, *moments), strict=True):
+                    tensor.copy_(copy)
                 continue
             if update.values.dtype != torch.bfloat16 or self._rounds(update):
                 exact.append(update)
@@ -382,6 +376,14 @@ class FusedOptimizer:
             update_in_float32(run, (update.values, update.gradient, *update.moments), max(1, rows), rounding)
         if exact:
             self._run(exact, divisor)
+
+    def _for_kernels(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor of an update as kernels can read it: itself, or a copy."""
+        if tensor.dtype == torch.float16 and self._name in _SGD and not tensor.is_cuda:
+            tensor = tensor.float()  # torch._fused_sgd_ leaves most float16 values on a CPU as they are
+        return (
+            tensor.contiguous()
+        )  # kernels walk through memory, so that all tensors need the same order of values
 
     def _rounds(self, update: Update) -> bool:
         """Returns True if a kernel updates a parameter in bfloat16 and rounds it."""
@@ -476,26 +478,3 @@ class FusedOptimizer:
             tensors = [adam_tensors(updates[number]) for number in of_type]
             squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
         return [squares[number] for number in sorted(squares)]
-
-
-def _check_clipping(name: str, kind: str) -> None:
-    if kind not in ("norm", "value", "none"):
-        raise ValueError(f"{name}: kind must be norm, value or none, got {kind!r}")
-
-
-def _checked(name: str, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Returns the parameters of an optimizer as a list; raises ValueError if one cannot be updated."""
-    wanted = f"{name}: parameters must be leaf tensors, such as model.parameters()"
-    if isinstance(parameters, Tensor):
-        raise ValueError(f"{wanted}, got one tensor; write [tensor]")  # noqa: TRY004  as all of its errors
-    listed = list(parameters)
-    for number, parameter in enumerate(listed):
-        if not isinstance(parameter, Tensor):
-            raise ValueError(f"{wanted}; parameters[{number}] is {kind_of(parameter)}")  # noqa: TRY004  as all of its errors
-        if not parameter.is_leaf:
-            raise ValueError(
-                f"{wanted}; parameters[{number}], {kind_of(parameter)}, is the result of an operation"
-            )
-    if len(set(listed)) < len(listed):
-        raise ValueError(f"{name}: a parameter is listed twice, so that each step would update it twice")
-    return listed

@@ -440,6 +440,21 @@ def test_the_order_of_values_in_memory_does_not_matter(
         torch.testing.assert_close(run(values, incoming), wanted)
 
 
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_float16_is_updated_like_float32(name: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    start, gradient = (torch.randn(100, generator=draw).half() for _ in range(2))
+    found = []
+    for dtype in (torch.float16, torch.float32):
+        parameter = nn.Parameter(start.to(dtype, copy=True))
+        optimizer = make([parameter], name=name, momentum=0.9, weight_decay=0.1)
+        for _ in range(3):
+            parameter.grad = gradient.to(dtype)
+            optimizer.step()
+        found.append(parameter.detach())
+    torch.testing.assert_close(found[0], found[1].half(), rtol=0.0, atol=1e-2)
+
+
 WEIGHT = nn.Parameter(torch.ones(2, 3))
 
 
