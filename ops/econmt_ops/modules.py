@@ -11,6 +11,7 @@ from torch.nn import functional
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
 from econmt_ops.core.dropout import seed_of
+from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.rnn import LSTM
@@ -60,7 +61,13 @@ class AdditiveAttention(nn.Module):
 
         Returns:
             Contexts (B, T, E) and attention weights (B, T, S).
+
+        Raises:
+            ValueError: If shapes or types do not fit.
         """
+        check = Shapes("AdditiveAttention", query_size=self.query.in_features, key_size=self.key.in_features)
+        check("query", query, "B T query_size")
+        check("keys", keys, "B S key_size")
         return additive_attention(
             self.query(query),
             self.key(keys),
@@ -163,7 +170,14 @@ class AttentionalLSTM(nn.Module):
 
         Returns:
             Outputs (B, T, H), attention weights (B, T, S) and the state after the last step.
+
+        Raises:
+            ValueError: If shapes or types do not fit.
         """
+        read = self.lstm.input_size - (self.lstm.hidden_size if self.input_feeding else 0)
+        check = Shapes("AttentionalLSTM", input_size=read, memory_size=self.key.in_features)
+        check("inputs", inputs, "B T input_size")
+        check("memory", memory, "B S memory_size")
         dropout, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         return attentional_lstm(
             inputs,
@@ -243,11 +257,12 @@ class LinearCrossEntropy(nn.Module):
             A scalar; with the reduction "none" a tensor of the shape of `targets`.
 
         Raises:
-            ValueError: If the leading sizes of `hidden` differ from the shape of `targets`.
+            ValueError: If the shape of `hidden` is not that of `targets` and H.
         """
-        if hidden.shape[:-1] != targets.shape:
+        size = self.weight.shape[1]
+        if hidden.shape != (*targets.shape, size):
             raise ValueError(
-                "LinearCrossEntropy: hidden must be (..., H) with targets (...), "
+                f"LinearCrossEntropy: hidden must be (..., H) with H={size} and targets (...), "
                 f"got {tuple(hidden.shape)} and {tuple(targets.shape)}"
             )
         loss = linear_cross_entropy(

@@ -72,6 +72,11 @@ def test_sizes_and_states_that_do_not_fit_are_told(kind: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}: num_layers must be at least 1, got 0"):
         kind(3, 4, 0)
     both = kind(3, 4, 2, bidirectional=True)
+    size = r"inputs must be \(B, T, input_size\) with input_size=3, got \(2, 5, 4\)"
+    with pytest.raises(ValueError, match=f"{name}: {size}"):
+        both(torch.randn(2, 5, 4))
+    with pytest.raises(ValueError, match=f"{name}: inputs must be a tensor, got None"):
+        both(None)
     _, state = both(torch.randn(2, 5, 3))
     for wrong in (state[:3], (*state, state[0])):
         message = f"state must have 4 entries, one per layer and direction, got {len(wrong)}"

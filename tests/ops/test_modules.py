@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -248,3 +249,41 @@ def test_modules_are_half_precision_when_cast(device: str) -> None:
     module = LSTM(3, 8, 2, batch_first=True).to(device, torch.bfloat16)
     outputs, (h, c) = module(Make(device, torch.bfloat16)(2, 4, 3))
     assert (outputs.dtype, h.dtype, c.dtype) == (torch.bfloat16,) * 3  # as of torch.nn.LSTM
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes", "message"),
+    [
+        (
+            econmt_ops.AdditiveAttention(3, 4, 5),
+            [(2, 6, 2), (2, 7, 4)],
+            "AdditiveAttention: query must be (B, T, query_size) with query_size=3, got (2, 6, 2)",
+        ),
+        (
+            econmt_ops.AdditiveAttention(3, 4, 5),
+            [(2, 6, 3), (1, 7, 4)],
+            "AdditiveAttention: keys must be (B, S, key_size) with B=2, key_size=4, got (1, 7, 4)",
+        ),
+        (
+            econmt_ops.AttentionalLSTM(3, 4, 5, 6),
+            [(2, 6, 4), (2, 7, 5)],
+            "AttentionalLSTM: inputs must be (B, T, input_size) with input_size=3, got (2, 6, 4)",
+        ),
+        (
+            econmt_ops.AttentionalLSTM(3, 4, 5, 6, input_feeding=False),
+            [(2, 6, 3), (2, 7, 6)],
+            "AttentionalLSTM: memory must be (B, S, memory_size) with B=2, memory_size=5, got (2, 7, 6)",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_told_by_the_callers_names(
+    module: nn.Module, sizes: list[tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module(*(torch.randn(size) for size in sizes))
+
+
+def test_a_width_that_does_not_fit_the_classes_is_told() -> None:
+    message = r"hidden must be \(..., H\) with H=4 and targets \(...\), got \(2, 3\) and \(2,\)"
+    with pytest.raises(ValueError, match=message):
+        econmt_ops.LinearCrossEntropy(4, 5)(torch.randn(2, 3), torch.zeros(2).long())

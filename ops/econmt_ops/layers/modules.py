@@ -13,6 +13,7 @@ from econmt_ops.cells.scan import GILR_LSTM, QRNN_OF_TWO
 from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.dropout import seed_of
+from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import State
 from econmt_ops.layers.directions import LayerStack, run_layers
@@ -121,7 +122,11 @@ class CellLayers(nn.Module):
         Returns:
             Outputs (B, T, D H) with D directions, zero at and after a row's length, and the states after each row's
             last step, ordered as `state`.
+
+        Raises:
+            ValueError: If shapes or types do not fit.
         """
+        Shapes(type(self).__name__, input_size=self.input_size)("inputs", inputs, "B T input_size")
         probability, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
         weights = tuple(
