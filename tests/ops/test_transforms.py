@@ -64,6 +64,19 @@ def test_named_implementations_have_no_forward_mode(op: str) -> None:
             assert_close([function(point)], [function(point)], 0.0)
 
 
+@pytest.mark.parametrize("op", ["linear_recurrence", "gru", pytest.param("sru", marks=pytest.mark.slow)])
+def test_transforms_within_torch_compile(op: str) -> None:
+    torch.compiler.reset()
+    function, point = function_of(op)
+    tangent = torch.ones_like(point)
+
+    def both(first: Tensor) -> tuple[Tensor, Tensor]:
+        slope = torch.func.jvp(function, (first,), (tangent,))[1]
+        return slope, torch.func.grad(lambda first: function(first).sum())(first)
+
+    assert_close(torch.compile(both, backend="aot_eager", fullgraph=True)(point), both(point), 1e-9)
+
+
 def test_forward_mode_of_a_packed_product() -> None:
     inputs, weight = torch.randn(3, 5), torch.randn(7, 5)
     found = dual_tangent(

@@ -115,6 +115,14 @@ def _hidden_from_the_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _is_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+# torch.compile cannot trace the question; it asks while it compiles.
+_is_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class OperatorSchema(Generic[Arguments]):
     """Schema of an operator, and conversions of its arguments, derived from a NamedTuple.
 
@@ -268,7 +276,7 @@ class Operator(Generic[Arguments, Results]):
         Raises:
             RuntimeError: If an argument has a tangent of forward-mode differentiation; torch.library would drop it.
         """
-        if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        if _is_forward_mode():
             self._refuse_tangents(arguments)
         results: Results = self._results(*self.forward(*arguments, self.schema.requires_grad(arguments)))
         return results
@@ -315,7 +323,10 @@ class Operator(Generic[Arguments, Results]):
 
     def _refuse_tangents(self, arguments: Arguments) -> None:
         unpack: Any = forward_ad.unpack_dual
-        if any(unpack(part).tangent is not None for part in self.schema.differentiable(arguments)):
+        # torch.compile does not tell which arguments have tangents.
+        if torch.compiler.is_compiling() or any(
+            unpack(part).tangent is not None for part in self.schema.differentiable(arguments)
+        ):
             raise RuntimeError(
                 f"{self.forward._qualname} has no forward-mode derivative; name implementation='reference', which has"
             )

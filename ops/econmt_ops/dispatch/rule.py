@@ -110,9 +110,11 @@ def captured(whether: bool = True) -> Iterator[None]:
 
 def is_transformed() -> bool:
     """Returns True inside a transform of torch.func or forward-mode differentiation, which only references support."""
-    if torch.compiler.is_compiling():
-        return False
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+# torch.compile cannot trace the question; it asks while it compiles, inside the same transforms.
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(tensor: torch.Tensor) -> str:
