@@ -281,7 +281,10 @@ class FusedOptimizer:
                 sparse.append((update, parameter.grad._indices()[0]))
             else:
                 dense.append(update)
-        self._advance([update.numbers for update in (*dense, *(part for part, _ in sparse))])
+        updates = [*dense, *(update for update, _ in sparse)]
+        self._advance([update.numbers for update in updates])
+        # Fused kernels do not tell autograd that they change parameters, which graphs made before may still need.
+        torch.autograd.graph.increment_version([update.values for update in updates])
         return dense, sparse
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:

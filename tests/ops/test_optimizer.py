@@ -440,6 +440,20 @@ def test_the_order_of_values_in_memory_does_not_matter(
         torch.testing.assert_close(run(values, incoming), wanted)
 
 
+@pytest.mark.parametrize("kind", [FusedOptimizer, EightBitOptimizer, PlainOptimizer])
+def test_a_graph_from_before_a_step_is_refused(kind: type[FusedOptimizer], device: str) -> None:
+    """As with the unfused optimizers of torch: a backward pass would mix old and new values."""
+    for name in kind.names:
+        for dtype in (torch.float32, torch.bfloat16):
+            parameter = nn.Parameter(torch.ones(80, 70, device=device, dtype=dtype))
+            optimizer = kind([parameter], name=name, learning_rate=0.1)
+            loss = parameter.square().sum()
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
 @pytest.mark.parametrize("name", ["sgd", "nag"])
 def test_float16_is_updated_like_float32(name: str) -> None:
     draw = torch.Generator().manual_seed(3)
