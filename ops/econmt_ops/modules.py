@@ -46,7 +46,11 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Parameter(torch.empty(attention_size))
         self.layer_norm = nn.LayerNorm(attention_size) if layer_norm else None
         self.implementation = implementation
-        nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes ``score`` again; the submodules have methods of this name for their parameters."""
+        _reset_score(self.score)
 
     def forward(
         self, query: Tensor, keys: Tensor, values: Tensor | None = None, *, lengths: Tensor | None = None
@@ -138,8 +142,12 @@ class AttentionalLSTM(nn.Module):
         self.dropout = dropout
         self.variational = variational
         self.implementation = implementation
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes ``score`` again; the submodules have methods of this name for their parameters."""
         if self.score is not None:
-            nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
+            _reset_score(self.score)
 
     def weights(self) -> AttentionalLSTMWeights:
         """Returns the weights in the form that `econmt_ops.attentional_lstm` takes."""
@@ -280,3 +288,8 @@ class LinearCrossEntropy(nn.Module):
 
 def _gain_and_bias(layer_norm: nn.LayerNorm | None) -> tuple[Tensor, Tensor] | None:
     return None if layer_norm is None else (layer_norm.weight, layer_norm.bias)
+
+
+def _reset_score(score: Tensor) -> None:
+    bound = 1.0 / math.sqrt(len(score))
+    nn.init.uniform_(score, -bound, bound)

@@ -287,3 +287,24 @@ def test_a_width_that_does_not_fit_the_classes_is_told() -> None:
     message = r"hidden must be \(..., H\) with H=4 and targets \(...\), got \(2, 3\) and \(2,\)"
     with pytest.raises(ValueError, match=message):
         econmt_ops.LinearCrossEntropy(4, 5)(torch.randn(2, 3), torch.zeros(2).long())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [(AdditiveAttention, (3, 4, 5)), (AttentionalLSTM, (3, 4, 5, 6)), (LinearCrossEntropy, (3, 4))],
+)
+def test_modules_made_on_the_meta_device_start_as_others(kind: Any, sizes: tuple[int, ...]) -> None:
+    """As data-parallel wrappers do: memory without values, then `reset_parameters` of every submodule."""
+    with torch.device("meta"):
+        module = kind(*sizes)
+    module.to_empty(device="cpu")
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, torch.nan)
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    torch.manual_seed(4)
+    first = kind(*sizes).state_dict()
+    torch.manual_seed(4)
+    torch.testing.assert_close(kind(*sizes).state_dict(), first)
