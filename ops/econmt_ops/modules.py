@@ -11,6 +11,7 @@ from torch.nn import functional
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
 from econmt_ops.core.dropout import seed_of
+from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.rnn import LSTM
@@ -45,7 +46,11 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Parameter(torch.empty(attention_size))
         self.layer_norm = nn.LayerNorm(attention_size) if layer_norm else None
         self.implementation = implementation
-        nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes ``score`` again; the submodules have methods of this name for their parameters."""
+        _reset_score(self.score)
 
     def forward(
         self, query: Tensor, keys: Tensor, values: Tensor | None = None, *, lengths: Tensor | None = None
@@ -60,7 +65,13 @@ class AdditiveAttention(nn.Module):
 
         Returns:
             Contexts (B, T, E) and attention weights (B, T, S).
+
+        Raises:
+            ValueError: If shapes or types do not fit.
         """
+        check = Shapes("AdditiveAttention", query_size=self.query.in_features, key_size=self.key.in_features)
+        check("query", query, "B T query_size")
+        check("keys", keys, "B S key_size")
         return additive_attention(
             self.query(query),
             self.key(keys),
@@ -131,8 +142,12 @@ class AttentionalLSTM(nn.Module):
         self.dropout = dropout
         self.variational = variational
         self.implementation = implementation
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes ``score`` again; the submodules have methods of this name for their parameters."""
         if self.score is not None:
-            nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
+            _reset_score(self.score)
 
     def weights(self) -> AttentionalLSTMWeights:
         """Returns the weights in the form that `econmt_ops.attentional_lstm` takes."""
@@ -163,7 +178,14 @@ class AttentionalLSTM(nn.Module):
 
         Returns:
             Outputs (B, T, H), attention weights (B, T, S) and the state after the last step.
+
+        Raises:
+            ValueError: If shapes or types do not fit.
         """
+        read = self.lstm.input_size - (self.lstm.hidden_size if self.input_feeding else 0)
+        check = Shapes("AttentionalLSTM", input_size=read, memory_size=self.key.in_features)
+        check("inputs", inputs, "B T input_size")
+        check("memory", memory, "B S memory_size")
         dropout, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         return attentional_lstm(
             inputs,
@@ -243,11 +265,12 @@ class LinearCrossEntropy(nn.Module):
             A scalar; with the reduction "none" a tensor of the shape of `targets`.
 
         Raises:
-            ValueError: If the leading sizes of `hidden` differ from the shape of `targets`.
+            ValueError: If the shape of `hidden` is not that of `targets` and H.
         """
-        if hidden.shape[:-1] != targets.shape:
+        size = self.weight.shape[1]
+        if hidden.shape != (*targets.shape, size):
             raise ValueError(
-                "LinearCrossEntropy: hidden must be (..., H) with targets (...), "
+                f"LinearCrossEntropy: hidden must be (..., H) with H={size} and targets (...), "
                 f"got {tuple(hidden.shape)} and {tuple(targets.shape)}"
             )
         loss = linear_cross_entropy(
@@ -265,3 +288,8 @@ class LinearCrossEntropy(nn.Module):
 
 def _gain_and_bias(layer_norm: nn.LayerNorm | None) -> tuple[Tensor, Tensor] | None:
     return None if layer_norm is None else (layer_norm.weight, layer_norm.bias)
+
+
+def _reset_score(score: Tensor) -> None:
+    bound = 1.0 / math.sqrt(len(score))
+    nn.init.uniform_(score, -bound, bound)

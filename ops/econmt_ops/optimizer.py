@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.loss_scale import LossScale
+from econmt_ops.optimizer_checks import check_clipping, check_settings, checked_parameters
 from econmt_ops.optimizer_updates import Update, adam_tensors, gradient_values, norms_of
 from econmt_ops.stochastic_rounding import salt_of, update_in_float32
 
@@ -65,7 +66,8 @@ class FusedOptimizer:
             no state, the number of steps included; each step updates the scale.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: If the name is unknown, a setting is negative or a decay is not less than 1, or the parameters are
+            not leaf tensors, each named once.
     """
 
     names: tuple[str, ...] = ("sgd", "nag", "adam", "adamw")
@@ -87,7 +89,10 @@ class FusedOptimizer:
             raise ValueError(
                 f"{type(self).__name__}: name must be one of {', '.join(self.names)}, got {name!r}"
             )
-        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": learning_rate}]
+        rules = {"eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        check_settings(type(self).__name__, betas, {"learning_rate": learning_rate, **rules})
+        listed = checked_parameters(type(self).__name__, parameters)
+        self.param_groups: list[dict[str, Any]] = [{"params": listed, "lr": learning_rate}]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._name = name
         self._betas, self._eps = betas, eps
@@ -95,8 +100,9 @@ class FusedOptimizer:
         self.loss_scale: LossScale | None = None
         self._divisor: Tensor | None = None
         self._owned = None if owned is None else set(owned)
-        numbered = enumerate(self.param_groups[0]["params"])
-        self._salts = {parameter: salt_of(rounding_seed, number) for number, parameter in numbered}
+        self._salts: dict[Tensor, int] = {
+            parameter: salt_of(rounding_seed, number) for number, parameter in enumerate(listed)
+        }
 
     def owns(self, parameter: Tensor) -> bool:
         """Returns True if this process updates the parameter."""
@@ -153,7 +159,11 @@ class FusedOptimizer:
 
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
+
+        Raises:
+            ValueError: If the kind is unknown.
         """
+        check_clipping(type(self).__name__, kind)
         values = [gradient_values(parameter) for parameter in self._with_gradient()]
         if norm is None:
             norm = self.norm_of_parts(norms_of(values))
@@ -214,6 +224,7 @@ class FusedOptimizer:
         Returns:
             The norm of all gradients before clipping, a scalar on their device.
         """
+        check_clipping(type(self).__name__, kind)
         if kind != "norm" and self.loss_scale is None and self._owned is None:
             return self.norm_of_parts(self.clip_and_step_parts(kind, threshold, self._with_gradient()))
         norm = self.clip(kind, threshold)
@@ -270,7 +281,10 @@ class FusedOptimizer:
                 sparse.append((update, parameter.grad._indices()[0]))
             else:
                 dense.append(update)
-        self._advance([update.numbers for update in (*dense, *(part for part, _ in sparse))])
+        updates = [*dense, *(update for update, _ in sparse)]
+        self._advance([update.numbers for update in updates])
+        # Fused kernels do not tell autograd that they change parameters, which graphs made before may still need.
+        torch.autograd.graph.increment_version([update.values for update in updates])
         return dense, sparse
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
@@ -340,6 +354,15 @@ class FusedOptimizer:
         """Does :meth:`_run`; parameters in bfloat16 are updated in float32 and rounded, unless a kernel does it."""
         exact: list[Update] = []
         for update in updates:
+            tensors = update.values, update.gradient, *update.moments
+            copies = [self._for_kernels(part) for part in tensors]
+            if any(copy is not part for copy, part in zip(copies, tensors, strict=True)):
+                values, gradient, *moments = copies
+                part = update._replace(values=values, gradient=gradient, moments=tuple(moments))
+                self._apply([part], divisor)
+                for tensor, copy in zip((update.values, *update.moments), (values, *moments), strict=True):
+                    tensor.copy_(copy)
+                continue
             if update.values.dtype != torch.bfloat16 or self._rounds(update):
                 exact.append(update)
                 continue
@@ -356,6 +379,14 @@ class FusedOptimizer:
             update_in_float32(run, (update.values, update.gradient, *update.moments), max(1, rows), rounding)
         if exact:
             self._run(exact, divisor)
+
+    def _for_kernels(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor of an update as kernels can read it: itself, or a copy."""
+        if tensor.dtype == torch.float16 and self._name in _SGD and not tensor.is_cuda:
+            tensor = tensor.float()  # torch._fused_sgd_ leaves most float16 values on a CPU as they are
+        return (
+            tensor.contiguous()
+        )  # kernels walk through memory, so that all tensors need the same order of values
 
     def _rounds(self, update: Update) -> bool:
         """Returns True if a kernel updates a parameter in bfloat16 and rounds it."""

@@ -50,7 +50,10 @@ class BackwardUpdates:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Updates parameters in the backward pass that runs within the context; call `finish` after it."""
+        """Updates parameters in the one backward pass that runs within the context; call `finish` after it.
+
+        A second gradient of a parameter before `finish` raises RuntimeError in the backward pass.
+        """
         self.started = False
         with self._called(self._arrived):
             try:
@@ -85,6 +88,11 @@ class BackwardUpdates:
 
     def _arrived(self, parameter: Tensor) -> None:
         """Collects a parameter whose gradient is complete, and updates those collected if they are large."""
+        if parameter in self._parts or any(each is parameter for each in self._pending):
+            raise RuntimeError(
+                f"BackwardUpdates: a parameter of shape {tuple(parameter.shape)} got a second gradient before "
+                "finish(); run one backward pass within running()"
+            )
         if self.watch is not None:
             self.watch(parameter)
         self._pending.append(parameter)

@@ -62,3 +62,23 @@ def test_gains_begin_at_one_and_the_sizes_are_shown(kind: Any) -> None:
     assert all(bool((gain == 1.0).all()) for gain in gains)
     assert bool(gains) == (kind is econmt_ops.LayerNormLSTM)
     assert repr(module) == f"{kind.__name__}(3, 4, num_layers=1, bidirectional=True)"
+
+
+@each_module
+def test_sizes_and_states_that_do_not_fit_are_told(kind: Any) -> None:
+    name = kind.__name__
+    with pytest.raises(ValueError, match=f"{name}: hidden_size must be at least 1, got 0"):
+        kind(3, 0)
+    with pytest.raises(ValueError, match=f"{name}: num_layers must be at least 1, got 0"):
+        kind(3, 4, 0)
+    both = kind(3, 4, 2, bidirectional=True)
+    size = r"inputs must be \(B, T, input_size\) with input_size=3, got \(2, 5, 4\)"
+    with pytest.raises(ValueError, match=f"{name}: {size}"):
+        both(torch.randn(2, 5, 4))
+    with pytest.raises(ValueError, match=f"{name}: inputs must be a tensor, got None"):
+        both(None)
+    _, state = both(torch.randn(2, 5, 3))
+    for wrong in (state[:3], (*state, state[0])):
+        message = f"state must have 4 entries, one per layer and direction, got {len(wrong)}"
+        with pytest.raises(ValueError, match=message):
+            both(torch.randn(2, 5, 3), wrong)

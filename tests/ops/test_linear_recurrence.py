@@ -265,7 +265,12 @@ def test_unknown_stash(message: str, implementation: str) -> None:
         )
 
 
-def test_wrong_lengths(implementation: str) -> None:
+def test_wrong_lengths_and_kinds(implementation: str) -> None:
     tensors = torch.ones(2, 3, 1), torch.ones(2, 3, 1)
+    with pytest.raises(ValueError, match="decay must be a tensor, got a value of type float"):
+        linear_recurrence(0.5, tensors[1], implementation=implementation)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"lengths must be an int64 tensor, got torch\.int32"):
         linear_recurrence(*tensors, lengths=torch.ones(2, dtype=torch.int32), implementation=implementation)
+    for length in (-1, 4):
+        with pytest.raises(ValueError, match=f"lengths must be from 0 to 3, got {length}"):
+            linear_recurrence(*tensors, lengths=torch.tensor([3, length]), implementation=implementation)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -248,3 +249,62 @@ def test_modules_are_half_precision_when_cast(device: str) -> None:
     module = LSTM(3, 8, 2, batch_first=True).to(device, torch.bfloat16)
     outputs, (h, c) = module(Make(device, torch.bfloat16)(2, 4, 3))
     assert (outputs.dtype, h.dtype, c.dtype) == (torch.bfloat16,) * 3  # as of torch.nn.LSTM
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes", "message"),
+    [
+        (
+            econmt_ops.AdditiveAttention(3, 4, 5),
+            [(2, 6, 2), (2, 7, 4)],
+            "AdditiveAttention: query must be (B, T, query_size) with query_size=3, got (2, 6, 2)",
+        ),
+        (
+            econmt_ops.AdditiveAttention(3, 4, 5),
+            [(2, 6, 3), (1, 7, 4)],
+            "AdditiveAttention: keys must be (B, S, key_size) with B=2, key_size=4, got (1, 7, 4)",
+        ),
+        (
+            econmt_ops.AttentionalLSTM(3, 4, 5, 6),
+            [(2, 6, 4), (2, 7, 5)],
+            "AttentionalLSTM: inputs must be (B, T, input_size) with input_size=3, got (2, 6, 4)",
+        ),
+        (
+            econmt_ops.AttentionalLSTM(3, 4, 5, 6, input_feeding=False),
+            [(2, 6, 3), (2, 7, 6)],
+            "AttentionalLSTM: memory must be (B, S, memory_size) with B=2, memory_size=5, got (2, 7, 6)",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_told_by_the_callers_names(
+    module: nn.Module, sizes: list[tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module(*(torch.randn(size) for size in sizes))
+
+
+def test_a_width_that_does_not_fit_the_classes_is_told() -> None:
+    message = r"hidden must be \(..., H\) with H=4 and targets \(...\), got \(2, 3\) and \(2,\)"
+    with pytest.raises(ValueError, match=message):
+        econmt_ops.LinearCrossEntropy(4, 5)(torch.randn(2, 3), torch.zeros(2).long())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [(AdditiveAttention, (3, 4, 5)), (AttentionalLSTM, (3, 4, 5, 6)), (LinearCrossEntropy, (3, 4))],
+)
+def test_modules_made_on_the_meta_device_start_as_others(kind: Any, sizes: tuple[int, ...]) -> None:
+    """As data-parallel wrappers do: memory without values, then `reset_parameters` of every submodule."""
+    with torch.device("meta"):
+        module = kind(*sizes)
+    module.to_empty(device="cpu")
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, torch.nan)
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    torch.manual_seed(4)
+    first = kind(*sizes).state_dict()
+    torch.manual_seed(4)
+    torch.testing.assert_close(kind(*sizes).state_dict(), first)

@@ -792,5 +792,16 @@ def test_repeated_rows_are_added_alike(dtype: torch.dtype, monkeypatch: pytest.M
 
 def test_a_target_out_of_range_is_an_error() -> None:
     hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
-    with pytest.raises(IndexError, match="index out of range"):
+    with pytest.raises(ValueError, match="targets must be from 0 to 4, or -100, got 5"):
         econmt_ops.linear_cross_entropy(hidden, weight, torch.tensor([1, 5, 2]), implementation="recompute")
+
+
+@pytest.mark.parametrize("length", [-1, 1 << 40])
+def test_lengths_of_a_recurrence_out_of_range_within_torch_compile(length: int) -> None:
+    """torch.compile cannot ask for values; the C kernel, which writes by them, does."""
+    torch.compiler.reset()
+    compiled = torch.compile(econmt_ops.linear_recurrence, fullgraph=True, backend="aot_eager")
+    tensors, lengths = (torch.ones(2, 3, 1), torch.ones(2, 3, 1)), torch.tensor([3, 2])
+    assert compiled(*tensors, lengths=lengths, implementation="c")[:, :, 0].tolist() == [[1, 2, 3], [1, 2, 0]]
+    with pytest.raises(ValueError, match=f"lengths must be from 0 to 3, got {length}"):
+        compiled(*tensors, lengths=torch.tensor([3, length]), implementation="c")

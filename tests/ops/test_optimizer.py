@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_ops import optimizer as module
 from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_8bit import EightBitOptimizer
 from econmt_ops.optimizer_rules import PlainOptimizer
 
 KINDS: list[dict[str, Any]] = [
@@ -402,6 +403,97 @@ def test_a_norm_may_be_that_of_gradients_elsewhere() -> None:
     assert float(parameters[2][1]) == pytest.approx(-0.5, rel=1e-6)
 
 
-def test_an_unknown_algorithm() -> None:
-    with pytest.raises(ValueError, match="name must be one of sgd, nag, adam, adamw, got 'adam3'"):
-        make([], name="adam3")
+ORDERS = {
+    "transposed": ((80, 70), lambda part: part.t().contiguous().t()),
+    "channels-last": ((64, 16, 3, 3), lambda part: part.to(memory_format=torch.channels_last)),
+    "with-gaps": ((80, 70), lambda part: part.repeat_interleave(2, 1)[:, ::2]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["nag", "adam", "adam8bit"])
+def test_the_order_of_values_in_memory_does_not_matter(
+    order: str, dtype: torch.dtype, name: str, device: str
+) -> None:
+    """Parameters, gradients or both in another order than row by row, as `Module.to(memory_format=...)` makes them."""
+    shape, reorder = ORDERS[order]
+    draw = torch.Generator().manual_seed(3)
+    start, gradient = (torch.randn(shape, generator=draw).to(device, dtype) for _ in range(2))
+    kind = EightBitOptimizer if name == "adam8bit" else FusedOptimizer
+
+    def run(values: Tensor, gradient: Tensor) -> Tensor:
+        parameter = nn.Parameter(values)
+        optimizer = kind([parameter], name=name, learning_rate=0.1, momentum=0.9)
+        for _ in range(2):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        return parameter.detach()
+
+    wanted = run(start.clone(), gradient)
+    assert (wanted != start).double().mean() > 0.9
+    for values, incoming in (
+        (reorder(start.clone()), gradient),
+        (start.clone(), reorder(gradient)),
+        (reorder(start.clone()), reorder(gradient)),
+    ):
+        torch.testing.assert_close(run(values, incoming), wanted)
+
+
+@pytest.mark.parametrize("kind", [FusedOptimizer, EightBitOptimizer, PlainOptimizer])
+def test_a_graph_from_before_a_step_is_refused(kind: type[FusedOptimizer], device: str) -> None:
+    """As with the unfused optimizers of torch: a backward pass would mix old and new values."""
+    for name in kind.names:
+        for dtype in (torch.float32, torch.bfloat16):
+            parameter = nn.Parameter(torch.ones(80, 70, device=device, dtype=dtype))
+            optimizer = kind([parameter], name=name, learning_rate=0.1)
+            loss = parameter.square().sum()
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_float16_is_updated_like_float32(name: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    start, gradient = (torch.randn(100, generator=draw).half() for _ in range(2))
+    found = []
+    for dtype in (torch.float16, torch.float32):
+        parameter = nn.Parameter(start.to(dtype, copy=True))
+        optimizer = make([parameter], name=name, momentum=0.9, weight_decay=0.1)
+        for _ in range(3):
+            parameter.grad = gradient.to(dtype)
+            optimizer.step()
+        found.append(parameter.detach())
+    torch.testing.assert_close(found[0], found[1].half(), rtol=0.0, atol=1e-2)
+
+
+WEIGHT = nn.Parameter(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "keys", "message"),
+    [
+        ([], {"name": "adam3"}, "name must be one of sgd, nag, adam, adamw, got 'adam3'"),
+        (WEIGHT, {}, r"parameters must be leaf tensors, .*, got one tensor; write \[tensor\]"),
+        ([WEIGHT, {"params": []}], {}, r"parameters\[1\] is a value of type dict"),
+        ([WEIGHT * 2.0], {}, r"parameters\[0\], a tensor of shape \(2, 3\), is the result of an operation"),
+        ([WEIGHT, WEIGHT], {}, "listed twice"),
+        ([WEIGHT], {"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1"),
+        ([WEIGHT], {"eps": math.nan}, "eps must be at least 0, got nan"),
+        ([WEIGHT], {"betas": (0.9, 1.0)}, r"betas must be at least 0 and less than 1, got \(0.9, 1.0\)"),
+    ],
+)
+def test_arguments_that_would_train_wrongly_are_refused(
+    parameters: Any, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"FusedOptimizer: .*{message}"):
+        FusedOptimizer(parameters, **{"name": "sgd", "learning_rate": 0.5, **keys})
+
+
+def test_an_unknown_way_to_clip_is_refused() -> None:
+    optimizer = make([nn.Parameter(torch.ones(3))])
+    for call in (optimizer.clip, optimizer.clip_and_step):
+        with pytest.raises(ValueError, match="kind must be norm, value or none, got 'values'"):
+            call("values", 1.0)

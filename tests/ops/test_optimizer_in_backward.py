@@ -137,3 +137,17 @@ def test_clipping_by_norm_is_refused() -> None:
     optimizer = FusedOptimizer([nn.Parameter(torch.ones(3))], name="sgd", learning_rate=0.5)
     with pytest.raises(ValueError, match="the norm is known after the last gradient"):
         BackwardUpdates(optimizer, "norm", 1.0)
+
+
+@pytest.mark.parametrize("together", [1, 1 << 30])
+def test_a_second_gradient_of_a_parameter_is_refused(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    """It would be updated twice, the second time by both gradients if the first one was not freed yet."""
+    monkeypatch.setattr(optimizer_in_backward, "GROUP_BYTES", together)
+    weight = nn.Parameter(torch.ones(3))
+    updates = BackwardUpdates(FusedOptimizer([weight], name="sgd", learning_rate=0.5), "none", 0.0)
+    with updates.running():
+        weight.sum().backward()
+        with pytest.raises(RuntimeError, match=r"shape \(3,\) got a second gradient before finish"):
+            weight.sum().backward()
+    updates.finish()
+    assert weight.tolist() == ([0.5] * 3 if together == 1 else [0.0] * 3)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from econmt_ops.backends import triton
 from econmt_ops.dispatch.registration import custom_op
-from econmt_ops.dispatch.rule import MODE
+from econmt_ops.dispatch.rule import MODE, is_transformed
 
 
 class RowsSeed(NamedTuple):
@@ -353,6 +353,9 @@ def dropout(values: Tensor, p: float, seed: Seed, variational: bool = False, ind
     """
     if p == 0.0:
         return values
+    if is_transformed():
+        shape = (values.shape[0], 1, *values.shape[2:]) if variational else values.shape
+        return apply_dropout(values, keep_mask(shape, p, seed, values.device, index), p)
     number, device_seed, first_row = split_seed(seed)
     result: Tensor = _dropout(values, p, number, index, variational, device_seed, first_row)
     return result

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from econmt_ops.backends import triton
 from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.rule import is_transformed
 
 
 def padding_mask(lengths: Tensor, positions: int, device: torch.device) -> Tensor:
@@ -36,7 +37,7 @@ def reverse_rows(tensor: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return tensor.flip(1)
     lengths = lengths.to(tensor.device, non_blocking=True)
-    if triton.runs_on(tensor.device):
+    if triton.runs_on(tensor.device) and not is_transformed():
         reversed_rows: Tensor = _reverse_rows(tensor, lengths)
         return reversed_rows
     position = torch.arange(tensor.shape[1], device=tensor.device)

@@ -106,16 +106,22 @@ class Shapes:
             )
         self.bounded("lengths", tensor, 0, self.sizes[positions])
 
-    def bounded(self, name: str, tensor: Tensor, least: int, most: int) -> None:
-        """Checks that an int64 tensor has values from ``least`` to ``most``, on the CPU only: a GPU would wait."""
+    def bounded(self, name: str, tensor: Tensor, least: int, most: int, ignored: int | None = None) -> None:
+        """Checks that an int64 tensor has values from ``least`` to ``most``, or ``ignored``.
+
+        Only on the CPU, because a GPU would wait, and not within torch.func, where values may be those of a batch.
+        """
         if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor) or tensor.device.type != "cpu":
             return
-        if not tensor.numel():
+        if not tensor.numel() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return
+        if ignored is not None:
+            tensor = tensor.masked_fill(tensor == ignored, least)
         lowest, highest = (int(value) for value in torch.aminmax(tensor.detach()))
         if lowest < least or highest > most:
+            wanted = f"from {least} to {most}{'' if ignored is None else f', or {ignored}'}"
             raise ValueError(
-                f"{self.op}: {name} must be from {least} to {most}, got {lowest if lowest < least else highest}"
+                f"{self.op}: {name} must be {wanted}, got {lowest if lowest < least else highest}"
             )
 
     def _expected(self, letter: str) -> int | None:

@@ -17,11 +17,12 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch.autograd import forward_ad
 
 from econmt_ops.core import scopes
 from econmt_ops.core.chunks import rows_of
@@ -112,6 +113,14 @@ def _hidden_from_the_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return hidden(*arguments, **options)
 
     return call
+
+
+def _is_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+# torch.compile cannot trace the question; it asks while it compiles.
+_is_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class OperatorSchema(Generic[Arguments]):
@@ -258,11 +267,17 @@ class Operator(Generic[Arguments, Results]):
             self._backward
         )
         self.backward.register_fake(self._fake_backward)
-        self.backward.register_autograd(self._refuse_second_derivative)
+        self.backward.register_autograd(self.refuse_second_derivative)
         self.forward.register_autograd(self._differentiate, setup_context=self._remember)
 
     def __call__(self, arguments: Arguments) -> Results:
-        """Runs the forward operator."""
+        """Runs the forward operator.
+
+        Raises:
+            RuntimeError: If an argument has a tangent of forward-mode differentiation; torch.library would drop it.
+        """
+        if _is_forward_mode():
+            self._refuse_tangents(arguments)
         results: Results = self._results(*self.forward(*arguments, self.schema.requires_grad(arguments)))
         return results
 
@@ -300,10 +315,21 @@ class Operator(Generic[Arguments, Results]):
             for part in self.schema.differentiable(arguments, self._constants(arguments))
         ]
 
-    def _refuse_second_derivative(self, ctx: Any, *_: Any) -> None:  # noqa: ARG002  torch.library passes both
+    def refuse_second_derivative(self, *_: Any) -> NoReturn:
+        """Raises RuntimeError; arguments, which torch.library passes, are ignored."""
         raise RuntimeError(
             f"{self.forward._qualname} has no second derivative; name implementation='reference', which has"
         )
+
+    def _refuse_tangents(self, arguments: Arguments) -> None:
+        unpack: Any = forward_ad.unpack_dual
+        # torch.compile does not tell which arguments have tangents.
+        if torch.compiler.is_compiling() or any(
+            unpack(part).tangent is not None for part in self.schema.differentiable(arguments)
+        ):
+            raise RuntimeError(
+                f"{self.forward._qualname} has no forward-mode derivative; name implementation='reference', which has"
+            )
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.traits import Implementation, Traits, implementations_of
@@ -105,6 +106,15 @@ def captured(whether: bool = True) -> Iterator[None]:
         yield
     finally:
         MODE.captured = before
+
+
+def is_transformed() -> bool:
+    """Returns True inside a transform of torch.func or forward-mode differentiation, which only references support."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+# torch.compile cannot trace the question; it asks while it compiles, inside the same transforms.
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(tensor: torch.Tensor) -> str:
@@ -206,7 +216,8 @@ class CallRequest(NamedTuple):
         """Returns the candidate that runs where no measurements exist."""
         name, gradients = self.implementation, problem.keeps_gradients
         # A model's training and its estimate use rules only, and one implementation for all shapes.
-        if name == "auto" and problem.is_light and self.stash == "auto" and not MODE.rules_only:
+        is_light = problem.is_light and self.stash == "auto" and not MODE.rules_only
+        if name == "auto" and (is_light or is_transformed()):
             name = next(iter(self.available))
         elif name == "auto":
             name = rule(

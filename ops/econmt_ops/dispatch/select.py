@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem, can_run
+from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem, can_run, is_transformed
 from econmt_ops.dispatch.session import current_session, remembered
 from econmt_ops.dispatch.traits import Implementation, implementations
 
@@ -39,8 +39,8 @@ def run(
     """Runs an op with the requested or the selected implementation.
 
     "auto" selects the fastest measured candidate, or without measurements that of `econmt_ops.dispatch.rule.rule`; an
-    op with stash levels then uses its fastest level unless one is given. Small calls run the reference. A named
-    implementation uses its own default level.
+    op with stash levels then uses its fastest level unless one is given. Small calls, and those inside a transform of
+    torch.func or forward-mode differentiation, run the reference. A named implementation uses its own default level.
 
     Args:
         problem: Description of the call.
@@ -87,7 +87,11 @@ def _measured(
 ) -> Candidate:
     """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
     session = current_session()
-    if MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
+    if (
+        MODE.rules_only
+        or is_transformed()
+        or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments))
+    ):
         return default
     where = machine(problem.device) if problem.device.type != "meta" else ""
     if not where or (session is None and not remembered(where)):

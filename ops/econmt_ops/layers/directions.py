@@ -78,8 +78,15 @@ def run_layers(
 
     Returns:
         Outputs (B, T, D H) and the states after each row's last step, ordered as ``state``.
+
+    Raises:
+        ValueError: If the number of states does not fit.
     """
     directions, drops_all = len(stack.weights[0]), options.dropout == 1.0
+    count = directions * len(stack.weights)
+    if state is not None and len(state) != count:
+        wanted = f"state must have {count} entries, one per layer and direction"
+        raise ValueError(f"{stack.op.__name__}: {wanted}, got {len(state)}")
     if directions == 1 and prepare is None and not drops_all:
         return stack.op(  # type: ignore[no-any-return]
             inputs,

@@ -13,6 +13,7 @@ from econmt_ops.cells.scan import GILR_LSTM, QRNN_OF_TWO
 from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.dropout import seed_of
+from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import State
 from econmt_ops.layers.directions import LayerStack, run_layers
@@ -37,6 +38,9 @@ class CellLayers(nn.Module):
         implementation: "auto" or the name of an implementation of the op.
         device: Device of the parameters.
         dtype: Type of the parameters.
+
+    Raises:
+        ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
     cell: ClassVar[Any]
@@ -58,6 +62,9 @@ class CellLayers(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        for key, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if size < 1:
+                raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
         self.variational, self.implementation = variational, implementation
@@ -115,7 +122,11 @@ class CellLayers(nn.Module):
         Returns:
             Outputs (B, T, D H) with D directions, zero at and after a row's length, and the states after each row's
             last step, ordered as `state`.
+
+        Raises:
+            ValueError: If shapes or types do not fit.
         """
+        Shapes(type(self).__name__, input_size=self.input_size)("inputs", inputs, "B T input_size")
         probability, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
         weights = tuple(

@@ -34,7 +34,7 @@ from econmt_ops.core.outer import add_outer
 from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
-from econmt_ops.dispatch.rule import device_of, rule
+from econmt_ops.dispatch.rule import device_of, is_transformed, rule
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import linear_recurrence
 
@@ -51,7 +51,7 @@ _LARGE_BLOCK_BYTES = 128 << 20
 def scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
     """Computes `linear_recurrence` by the rule; it is not measured, because it is a part of an op that is measured."""
     gradients = torch.is_grad_enabled() and (inputs.requires_grad or decay.requires_grad)
-    name = _scan_by(inputs, gradients)
+    name = "reference" if is_transformed() else _scan_by(inputs, gradients)
     return linear_recurrence(decay, inputs, initial=initial, implementation=name)
 
 

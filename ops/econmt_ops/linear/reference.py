@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.core.packed import packed_linear
+from econmt_ops.dispatch.rule import is_transformed
 from econmt_ops.dispatch.traits import Traits
 
 TRAITS = Traits()
@@ -15,7 +16,7 @@ TRAITS = Traits()
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str) -> Tensor:
     """Computes the layer; arguments are complete, checked and cast, and the layout is not "auto"."""
-    if layout == "row":
+    if layout == "row" or (layout == "packed" and is_transformed()):
         return functional.linear(inputs, weight, bias)
     rows = inputs.reshape(-1, inputs.shape[-1])
     if layout == "packed":

@@ -43,7 +43,8 @@ def linear_cross_entropy(
         counted row "mean" is NaN and "sum" is 0.
 
     Raises:
-        ValueError: shapes or types do not fit, or the reduction or the implementation is unknown.
+        ValueError: shapes or types do not fit, a target on the CPU is out of range, or the reduction or the
+            implementation is unknown.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(
@@ -56,6 +57,7 @@ def linear_cross_entropy(
     check("hidden", hidden, "N H")
     check("weight", weight, "V H")
     check.indices("targets", targets, "N")
+    check.bounded("targets", targets, 0, len(weight) - 1, ignore_index)
     if bias is not None:
         check("bias", bias, "V")
     dtype = compute_dtype(hidden)

@@ -214,6 +214,8 @@ def _scaled(
 ) -> Gradients | None:
     """Returns the gradients of the forward pass times the gradient of the loss; None for reduction "none"."""
     dloss = incoming["loss"]
+    if any(gradient is not None for name, gradient in incoming.items() if name != "loss"):
+        _operator.refuse_second_derivative()  # a gradient of this function's results
     if call.reduction == "none" or dloss is None:
         return None
     gradients = {"hidden": results.dhidden, "weight": results.dweight, "bias": results.dbias}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.precision import accumulate_dtype, explicit_casts
-from econmt_ops.core.shapes import Shapes
+from econmt_ops.core.shapes import Shapes, check_tensor
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 from econmt_ops.linear_recurrence.scan import STASHES, RecurrenceArguments
 
@@ -48,11 +48,12 @@ def linear_recurrence(
     check = Shapes("linear_recurrence")
     check("inputs", inputs, "B T H")
     check.not_empty("inputs", inputs)
+    check_tensor(check.op, "decay", decay)
     check("decay", spread_decay(decay, inputs), "B T H")
     if initial is not None:
         check("initial", initial, "B H")
     if lengths is not None:
-        check.indices("lengths", lengths, "B")
+        check.lengths(lengths, "T")
     if stash not in STASHES:
         raise ValueError(f"linear_recurrence: unknown stash {stash!r}; available: {', '.join(STASHES)}")
     exact = accumulate_dtype(inputs.dtype)

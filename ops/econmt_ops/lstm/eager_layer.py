@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt_ops.core.precision import MatmulTF32
+from econmt_ops.dispatch.rule import is_transformed
 from econmt_ops.lstm.direction import LSTMResults
 from econmt_ops.lstm.persistent_layer import LayerPlan
 from econmt_ops.lstm.persistent_operands import LayerOperands, LayerTensors
@@ -29,7 +30,7 @@ def is_plain(tensors: Iterable[object]) -> bool:
         all(type(tensor) in _PLAIN for tensor in tensors)
         and not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not is_transformed()
         and torch._C._get_tracing_state() is None
     )
 

@@ -174,13 +174,10 @@ class RecurrentModule(nn.RNNBase, ABC):
         return weight.device
 
     def _chosen(self) -> str:
-        """Returns the implementation; "auto" is the reference inside torch.func and torch.export.
-
-        It supports the transforms of the one, and gives the other a graph of PyTorch's own operators.
-        """
-        if self.implementation != "auto" or not _is_transformed():
-            return self.implementation
-        return "reference"
+        """Returns the implementation; inside torch.export "auto" is the reference, a graph of PyTorch's operators."""
+        # Not is_exporting(): to torch.compile that is True in torch 2.7.
+        is_exported = torch.compiler.is_compiling() and torch.compiler._is_exporting_flag
+        return "reference" if self.implementation == "auto" and is_exported else self.implementation
 
     @abstractmethod
     def _stack(self) -> LayerStack:
@@ -272,11 +269,3 @@ class RecurrentModule(nn.RNNBase, ABC):
 def _by_layer(states: States | None) -> State | None:
     """Returns states (D L, B, H) as a tuple per layer and direction."""
     return None if states is None else tuple(zip(*states, strict=True))
-
-
-def _is_transformed() -> bool:
-    """Returns True inside torch.export or a transform of torch.func."""
-    if torch.compiler.is_compiling():
-        # Not is_exporting(): to torch.compile that is True in torch 2.7.
-        return bool(torch.compiler._is_exporting_flag)
-    return torch._C._functorch.peek_interpreter_stack() is not None
