@@ -171,9 +171,8 @@ def _carries_of(carries: Tensor, where: slice, parts: int, block: int, reverse: 
 def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
     """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
     rows, steps, hidden = step.decay.shape
-    if (
-        step.lengths is not None
-    ):  # torch.compile leaves the check of the op out, and the kernel writes by them
+    if step.lengths is not None:
+        # torch.compile leaves the check of the op out, and the kernel writes by them.
         Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, steps)
     reverse = step.reverse
     outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
