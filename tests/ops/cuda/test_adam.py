@@ -134,20 +134,18 @@ def test_what_is_no_number_is_handed_on(wrong: float) -> None:
 
 
 def test_other_parameters_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another type, or in another order in memory; rows of a sparse gradient are updated in blocks."""
+    """Of another type; rows of a sparse gradient are updated in blocks."""
     double = nn.Parameter(torch.ones(4, dtype=torch.float64))
-    turned = nn.Parameter(torch.ones(3, 4).t())
     sparse = nn.Parameter(torch.ones(4, 3))
-    double.grad, turned.grad = torch.ones(4, dtype=torch.float64), torch.ones(3, 4).t()
+    double.grad = torch.ones(4, dtype=torch.float64)
     sparse.grad = torch.sparse_coo_tensor(
         torch.tensor([[1]]), torch.ones(1, 3), (4, 3), is_coalesced=True, check_invariants=False
     )
-    for parameter in (double, turned):
-        optimizer = FusedOptimizer([parameter], name="adam", learning_rate=0.5)
-        with monkeypatch.context() as patch:
-            patch.setattr(adam, "run", lambda *_arguments, **_options: pytest.fail("the kernel ran"))
-            optimizer.clip_and_step("value", 2.0)
-        torch.testing.assert_close(parameter, torch.full_like(parameter, 0.5))
+    optimizer = FusedOptimizer([double], name="adam", learning_rate=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(adam, "run", lambda *_arguments, **_options: pytest.fail("the kernel ran"))
+        optimizer.clip_and_step("value", 2.0)
+    torch.testing.assert_close(double, torch.full_like(double, 0.5))
     optimizer = FusedOptimizer([sparse], name="adam", learning_rate=0.5)
     optimizer.clip_and_step("value", 2.0)
     torch.testing.assert_close(sparse[:, 0], torch.tensor([1.0, 0.5, 1.0, 1.0]))

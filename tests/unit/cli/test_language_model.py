@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import econmt
+from econmt.cli import computing
 from econmt.config.recipe import load_recipe
-from econmt.data import progress_bars
 from econmt.errors import InputError
 from scripts.bench import language_model
 from tests.unit.cli.conftest import Call
@@ -42,10 +43,18 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     )
     assert float(total.out) == pytest.approx(results["perplexities"]["test"], rel=1e-5)
     assert "8 lines" in total.err
+    counts: list[int] = []
+    shown: list[bool] = []
+
+    @contextmanager
+    def counting(*_: object, show: bool) -> Iterator[Callable[[int], None]]:
+        shown.append(show)
+        yield counts.append
+
     with monkeypatch.context() as patch:
-        patch.setattr(progress_bars, "QUIET_SECONDS", 0.0)
-        told = call("score", "-m", model, "-t", trained.text / "test.txt", "--total").err
-    assert re.search("econmt: scoring: [0-9] of 8 lines", told)
+        patch.setattr(computing, "counting", counting)
+        call("score", "-m", model, "-t", trained.text / "test.txt", "--total")
+    assert (counts, shown) == ([1] * 8, [True])
     text = (trained.text / "test.txt").read_text()
     lines = call("score", "-m", model, text=text).lines
     assert len(lines) == 8
