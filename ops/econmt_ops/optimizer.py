@@ -384,9 +384,8 @@ class FusedOptimizer:
         """Returns a tensor of an update as kernels can read it: itself, or a copy."""
         if tensor.dtype == torch.float16 and self._name in _SGD and not tensor.is_cuda:
             tensor = tensor.float()  # torch._fused_sgd_ leaves most float16 values on a CPU as they are
-        return (
-            tensor.contiguous()
-        )  # kernels walk through memory, so that all tensors need the same order of values
+        # Kernels walk through memory, so that all tensors need the same order of values.
+        return tensor.contiguous()
 
     def _rounds(self, update: Update) -> bool:
         """Returns True if a kernel updates a parameter in bfloat16 and rounds it."""

@@ -30,11 +30,11 @@ def checked_parameters(name: str, parameters: Iterable[nn.Parameter]) -> list[nn
     """
     wanted = f"{name}: parameters must be leaf tensors, such as model.parameters()"
     if isinstance(parameters, Tensor):
-        raise ValueError(f"{wanted}, got one tensor; write [tensor]")  # noqa: TRY004  as all of its errors
+        raise ValueError(f"{wanted}, got one tensor; write [tensor]")  # noqa: TRY004  ValueError, as the other checks
     listed = list(parameters)
     for number, parameter in enumerate(listed):
         if not isinstance(parameter, Tensor):
-            raise ValueError(f"{wanted}; parameters[{number}] is {kind_of(parameter)}")  # noqa: TRY004  as all of its errors
+            raise ValueError(f"{wanted}; parameters[{number}] is {kind_of(parameter)}")  # noqa: TRY004  ValueError, as the other checks
         if not parameter.is_leaf:
             found = f"parameters[{number}], {kind_of(parameter)}, is the result of an operation"
             raise ValueError(f"{wanted}; {found}")

@@ -27,6 +27,7 @@ from torch.autograd import forward_ad
 from econmt_ops.core import scopes
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import MatmulTF32, explicit_casts, recurrent_tf32
+from econmt_ops.dispatch.rule import is_forward_mode
 
 _KINDS: dict[Any, str] = {
     Tensor: "Tensor",
@@ -113,14 +114,6 @@ def _hidden_from_the_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return hidden(*arguments, **options)
 
     return call
-
-
-def _is_forward_mode() -> bool:
-    return forward_ad._current_level >= 0
-
-
-# torch.compile cannot trace the question; it asks while it compiles.
-_is_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class OperatorSchema(Generic[Arguments]):
@@ -276,7 +269,7 @@ class Operator(Generic[Arguments, Results]):
         Raises:
             RuntimeError: If an argument has a tangent of forward-mode differentiation; torch.library would drop it.
         """
-        if _is_forward_mode():
+        if is_forward_mode():
             self._refuse_tangents(arguments)
         results: Results = self._results(*self.forward(*arguments, self.schema.requires_grad(arguments)))
         return results

@@ -108,12 +108,18 @@ def captured(whether: bool = True) -> Iterator[None]:
         MODE.captured = before
 
 
+def is_forward_mode() -> bool:
+    """Returns True inside forward-mode differentiation."""
+    return forward_ad._current_level >= 0
+
+
 def is_transformed() -> bool:
     """Returns True inside a transform of torch.func or forward-mode differentiation, which only references support."""
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return is_forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-# torch.compile cannot trace the question; it asks while it compiles, inside the same transforms.
+# torch.compile cannot trace the questions; it asks while it compiles, inside the same transforms.
+is_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

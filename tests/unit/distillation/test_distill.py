@@ -17,6 +17,9 @@ from tests.unit.cli.conftest import Call
 from tests.unit.distillation.conftest import STUDENT, calls
 from tests.unit.training.tiny import write_text
 
+COMPLETE = ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "valid"]
+"""Options with which nothing is missing."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -209,37 +212,19 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
             "data.source and data.target are both src",
         ),
         (
-            [
-                "--command",
-                "cat",
-                "data.target=trg",
-                "-s",
-                "train.src",
-                "--valid",
-                "valid",
-                "training.early_stopping.metric=hook",
-            ],
+            [*COMPLETE, "training.early_stopping.metric=hook"],
             "needs a validation hook",
         ),
         (
-            [
-                "--command",
-                "cat",
-                "data.target=trg",
-                "-s",
-                "train.src",
-                "--valid",
-                "valid",
-                "training.initialize_from=nothing",
-            ],
+            [*COMPLETE, "training.initialize_from=nothing"],
             "training.initialize_from nothing: no such file",
         ),
         (
-            ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "valid", "data.train=[x]"],
+            [*COMPLETE, "data.train=[x]"],
             "data.train cannot be changed; use --also",
         ),
         (
-            ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "valid", "-r", "wikitext2"],
+            [*COMPLETE, "-r", "wikitext2"],
             "wikitext2: trains a language model",
         ),
         (

@@ -82,7 +82,7 @@ def compiling_only(device: torch.device) -> Iterator[CompilerThreads | None]:
             return run(kernel, *arguments, grid=grid, warmup=warmup, **options)
         compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
         future = getattr(compiled, "future", None)
-        # Triton would keep a failed kernel that is asked for again, and lose its error.
+        # Triton would keep a failed kernel that is launched again, and lose its error.
         if future is not None and future.done() and future.exception() is None:
             compiled.result()  # from now on, Triton finds the kernel ten times as fast
         return None
