@@ -21,7 +21,9 @@ from econmt_runtime.library import Floats, Ids
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I8": np.dtype("i1"), "I32": np.dtype("<i4")}
+_TYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(kind) for name, kind in (("F32", "<f4"), ("I8", "i1"), ("I16", "<i2"), ("I32", "<i4"))
+}
 _HEADER, _BLOCK = 1 << 26, 1 << 20
 
 _LINE = 64

@@ -39,7 +39,8 @@ def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, targ
     _check_decoder(checker, config, encoded, target, read)
     if "lexicon" in arrays:
         lexicon = arrays["lexicon"]
-        checker.expect("lexicon", (words, *lexicon.shape[1:2]), np.int32)
+        kind = np.int16 if lexicon.dtype == np.int16 else np.int32
+        checker.expect("lexicon", (words, *lexicon.shape[1:2]), kind)
         if lexicon.size and not 0 <= int(lexicon.min()) <= int(lexicon.max()) < outputs:
             raise ShapeError("'lexicon' contains word ids outside of the vocabulary")
 

@@ -46,6 +46,7 @@ _DTYPES = {
     torch.float16: "F16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
     torch.uint8: "U8",
     torch.int8: "I8",
     torch.bool: "BOOL",

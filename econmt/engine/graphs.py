@@ -123,7 +123,7 @@ class GraphedStep:
         most_rows: Callable[[AnyBatch], int] | None = None,
     ) -> None:
         self.step = step
-        self._several = several
+        self._several = step.keeps_gradients = several
         self._note = note
         self._most_rows = most_rows
         self._capturer = Capturer(step.device, threads=step.communicator.size > 1)
@@ -135,7 +135,6 @@ class GraphedStep:
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
-        step.keeps_gradients = several
 
     @property
     def captured(self) -> int:
@@ -228,6 +227,13 @@ class GraphedStep:
         """
         chosen = implementations or self.step.implementations
         self._common([batch], [chosen], [self._find(batch, chosen)])
+
+    def accumulate(self) -> None:
+        """Captures batches that add to the gradients of an update from now on, and releases the graphs there are."""
+        self.release()
+        self._warm.clear()
+        self._several = self.step.keeps_gradients = True
+        self.step.prepare(gradients=True)
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""

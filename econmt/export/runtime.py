@@ -36,6 +36,8 @@ from econmt_ops.core.int8 import in_groups, rounded
 from econmt_ops.core.weights import LowRank
 
 RUNTIME_FORMAT = "econmt-runtime-2"
+SHORT_IDS = 1 << 15
+"""Largest target vocabulary whose ids the lexicon has in 16 bits."""
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
 _MAX_BEAM = 64
 """Largest beam size, equal to econmt_runtime.library.MOST_WORDS."""
@@ -80,7 +82,8 @@ def export_runtime(
         tensors = _to_int8(tensors)
     if lexicon is not None:
         table = read_lexicon(lexicon, fingerprint(folder), loaded.vocabularies)
-        tensors["lexicon"] = table[:, :top].contiguous()
+        kind = torch.int16 if loaded.vocabularies.target.size <= SHORT_IDS else torch.int32
+        tensors["lexicon"] = table[:, :top].to(kind)
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target

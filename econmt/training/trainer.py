@@ -82,31 +82,25 @@ class Trainer:
         task, model, precision = step.task, step.model, step.precision
         training = task.recipe.training
         self.task, self.recipe = task, task.recipe
-        self.folder = folder
-        self.prepared = prepared
-        self.model = model
-        self.state = state
-        self.step = step
-        self.device = device = self.step.device
-        self.optimizer = self.step.optimizer
+        self.folder, self.prepared, self.state, self.hook = folder, prepared, state, hook
+        self.step, self.model, self.optimizer = step, model, step.optimizer
+        self.device, self.communicator = step.device, step.communicator
         self.parameters = dict(model.named_parameters())
         config = task.recipe.model
         size = config.decoder.size if isinstance(config, Model) else max(config.sizes)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate, size)
-        self.communicator = self.step.communicator
         self.communicator.broadcast(list(self.parameters.values()))
         self.batches = task.batches(prepared)
         self.budget = Budget(
-            task, prepared, self.batches, device, precision, self.parameters.values(), self.communicator
+            task, prepared, self.batches, step.device, precision, self.parameters.values(), step.communicator
         )
-        self.hook = hook
-        self._trims = trims_batches(training.trim_batches, device)
+        self._trims = trims_batches(training.trim_batches, step.device)
         self._graphed: GraphedStep | None = None
         self._average = RunAverage(training.averaging, self.optimizer, training.checkpoint_interval)
         self._average.begin(state)
-        self._metrics = MetricsQueue(device, self.step.communicator)
+        self._metrics = MetricsQueue(step.device, step.communicator)
         self._scaling = LossScaling(step.loss_scale)
-        self._ranks = Ranks(self.step)
+        self._ranks = Ranks(step)
         self._monitors = Monitors(training.monitor_pattern, self.parameters)
         self._saved = state.update
         self._pace = Pace()
@@ -117,8 +111,7 @@ class Trainer:
         saved = load_saved(self.folder, commit)
         state_folder = str(self.folder.state(commit))
         notes = []
-        self.state = saved.state
-        self._saved = saved.state.update
+        self.state, self._saved = saved.state, saved.state.update
         with in_float32(self.model.parameters()):
             load_parameters(self.model, saved.parameters, state_folder)
         if saved.optimizer_name == self.recipe.training.optimizer.name:
@@ -136,8 +129,7 @@ class Trainer:
         self._monitors.restore(saved.state.monitored)
         self._scaling.restore(self.state)
         restore_random_states(saved.state.random)
-        dropout = saved.state.random.get("dropout", [])
-        self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
+        self.step.set_random_state(torch.tensor(saved.state.random.get("dropout", []), dtype=torch.int64))
         return notes
 
     def run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
@@ -191,31 +183,39 @@ class Trainer:
         """Computes the gradient of the largest batch and discards it, so that too little memory is noticed at once.
 
         With CUDA graphs its step is captured, which takes the same memory. With a memory budget it is the micro-batch
-        with the largest predicted memory.
+        with the largest predicted memory, which is divided further while it does not fit.
 
         Raises:
             TrainingError: Memory does not suffice.
         """
         with self._streams_preserved():
             reserved = self.budget.reserve_for_optimizer(self.optimizer)
-            largest = self.budget.largest_batches()
             if self._graphed is None:
-                self.gradient(largest)
-            else:
-                batch = largest[0]
-                try:
-                    shapes = () if self._trims else self.budget.every_shape(self.state.update)
-                    too_large = self._graphed.warm_up(share[1:] for share in self._shares(shapes))
-                    if too_large and self.budget.plan is None:  # a plan splits it further when it comes
-                        raise TrainingError(self._out_of_memory(too_large[0]))
-                    for _, batch, implementations in self._shares(largest[:1]):
-                        self._graphed.capture(batch, implementations)
-                except RuntimeError as error:
-                    if is_out_of_memory(error):
-                        raise TrainingError(self._out_of_memory(batch)) from error
-                    raise
+                self.gradient(self.budget.largest_batches())
+            while self._graphed is not None and not self._capture_largest(self._graphed):
+                self._graphed.accumulate()
             del reserved
         self.step.clear()
+
+    def _capture_largest(self, graphed: GraphedStep) -> bool:
+        """Captures the largest batch; returns False if it did not fit and the plan has divided it further."""
+        plan, largest = self.budget.plan, self.budget.largest_batches()[:1]
+        ((origin, batch, implementations),) = self._shares(largest)
+        try:
+            shapes = () if self._trims else self.budget.every_shape(self.state.update)
+            too_large = graphed.warm_up(share[1:] for share in self._shares(shapes))
+            if too_large and plan is None:  # a plan splits it further when it comes
+                raise TrainingError(self._out_of_memory(too_large[0]))
+            graphed.capture(batch, implementations)
+            return True
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if plan is None or len(batch.indices) == 1 or self.communicator.size > 1:
+                raise TrainingError(self._out_of_memory(batch)) from error
+        # The tensors of the failed run are released only now, after its exception.
+        self.budget.shrink(origin, len(batch.indices))
+        return False
 
     def _shares(
         self, batches: Iterable[AnyBatch], *, trims: bool = False

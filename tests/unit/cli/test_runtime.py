@@ -99,7 +99,9 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert len({each.score for each in found}) > 3
 
 
-def test_of_subwords_in_8_bits_with_shortlists(subword_model: Path, call: Call, tmp_path: Path) -> None:
+def test_of_subwords_in_8_bits_with_shortlists(
+    subword_model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = random_model(subword_model, tmp_path / "model", "additive")
     small, lexicon = tmp_path / "small", tmp_path / "lexicon"
     assert call("quantize", "-m", folder, "-o", small).code == 0
@@ -120,6 +122,13 @@ def test_of_subwords_in_8_bits_with_shortlists(subword_model: Path, call: Call, 
     plain = model.translate(LINES)
     assert [each.score for each in whole] == pytest.approx([each.score for each in plain], abs=0.05)
     assert [each.score for each in whole] != [each.score for each in found]
+    assert read_arrays(made / "arrays.safetensors")["lexicon"].dtype == np.int16
+
+    monkeypatch.setattr(runtime, "SHORT_IDS", size - 1)
+    wide = export_runtime(small, tmp_path / "wide", lexicon=lexicon, top=5)
+    assert read_arrays(wide / "arrays.safetensors")["lexicon"].dtype == np.int32
+    again = econmt_runtime.load(wide, threads=2).translate(LINES)
+    assert [each.score for each in again] == [each.score for each in found]
 
 
 def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path) -> None:

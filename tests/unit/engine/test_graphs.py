@@ -395,6 +395,21 @@ def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
     assert not any(graph.operations for graph in held), "they are gone, whoever still has them"
 
 
+@fake
+def test_a_step_that_accumulates_from_now_on_has_graphs_of_several_batches() -> None:
+    always, step = bag_step(), bag_step()
+    one, other = (some_batches(BagTask(always.task.recipe, VOCABULARY, VOCABULARY), 4)[n] for n in (0, 3))
+    graphed = GraphedStep(step)
+    graphed.capture(one)
+    held = [each.graph for found in graphed._graphs.values() for each in found]
+    graphed.accumulate()
+    assert graphed.captured == 0
+    assert not any(graph.operations for graph in held)
+    updates = [[one, other], [other], [other, one]]
+    assert_same(train(step, graphed, updates), train(always, GraphedStep(always, several=True), updates))
+    assert (replays(graphed), graphed.captured) == ([5], 2)
+
+
 class AsksTask(BagTask):
     """Waits for the device in a batch of five source positions."""
 
@@ -534,6 +549,45 @@ def test_a_shape_that_is_too_large_waits_for_the_plan_to_split_it(make_run: Make
     assert trainer.budget.plan is not None
     trainer._graphed = FullGraphs("warm_up")  # type: ignore[assignment]
     trainer.rehearse()
+
+
+class GraphsOfRows:
+    """Graphs of batches of at most so many rows, which memory suffices for."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.tried, self.accumulates = most, list[int](), list[bool]()
+
+    def warm_up(self, batches: Iterable[tuple[Batch, Implementations]]) -> list[Batch]:
+        return [batch for batch, _ in batches if len(batch.indices) > self.most]
+
+    def accumulate(self) -> None:
+        self.accumulates.append(True)
+
+    def capture(self, batch: Batch, _: Implementations) -> None:
+        self.tried.append(len(batch.indices))
+        if self.tried[-1] > self.most:
+            full_memory()
+
+
+def test_a_largest_batch_that_does_not_fit_its_plan_is_divided_until_it_does(make_run: MakeRun) -> None:
+    trainer = make_run("training.trim_batches=never", "training.memory_budget=600MB").trainer()
+    trainer.budget.make(trainer.state, 0)
+    plan = trainer.budget.plan
+    assert plan is not None
+    rows = plan.worst.rows
+    assert (rows, plan.divides) == (4, False)
+    graphs = GraphsOfRows(most=1)
+    trainer._graphed = graphs  # type: ignore[assignment]
+    trainer.rehearse()
+    assert (graphs.tried[:2], graphs.tried[-1]) == ([4, 2], 1)
+    assert graphs.accumulates == [True] * (len(graphs.tried) - 1)
+    assert (plan.worst.rows, plan.divides) == (1, True)
+    assert [note.split(" pairs of ")[0] for note in trainer.budget.notes] == [
+        f"out of memory on cpu for {count}" for count in graphs.tried[:-1]
+    ]
+    trainer._graphed = GraphsOfRows(most=0)  # type: ignore[assignment]
+    with pytest.raises(TrainingError, match="for a batch of 1 pairs"):
+        trainer.rehearse()
 
 
 @fake

@@ -205,6 +205,7 @@ def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytes
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 def test_measured_on_a_gpu() -> None:
     # Steps are measured launched kernel by kernel, where two threads keep a workspace of cuBLAS each.
     recipe = load_recipe("iwslt", ["training.precision=float32", "training.cuda_graphs=off"])

@@ -2,7 +2,8 @@
 
 A cooperative launch keeps all programs resident, so that they may wait for each other. Values written by one program
 are read by the others from the L2 cache; a counter in memory holds the number of programs of a group that have written.
-Waits time out: after about twenty milliseconds a program stops waiting and continues with NaN.
+Waits time out: after a second or more a program stops waiting and continues with NaN. That is far longer than the GPU
+takes to switch to another process and back, also where it does so before all programs of a launch have begun.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 COUNTER_STRIDE = tl.constexpr(32)
 """Integers from one counter to the next: each counter has its own cache line."""
 
-SPINS = tl.constexpr(1 << 15)
+SPINS = tl.constexpr(1 << 21)
 """Polls of a counter, more than half a microsecond each, before a wait times out."""
 
 _WAIT = tl.constexpr("""{
