@@ -38,6 +38,7 @@ class ModelTeacher:
         if model.vocabularies.factors:
             raise InputError(f"{choice.folder}: needs source factors, which a text to distil does not have")
         self._doubts: list[str] = []
+        self._told = False
         default = GPU_BATCH if model.device.type == "cuda" else None
         self._translator = model.translator(
             {"beam_size": choice.beam_size, "nbest_size": choice.nbest_size, "attention": False},
@@ -51,8 +52,9 @@ class ModelTeacher:
         self._doubts.clear()
         # All lines at once: they are sorted by length and batched by tokens.
         translations = self._translator.translate_chunk(lines, first, where, done)
-        if self._doubts:
+        if self._doubts and not self._told:  # once, not for each shard
+            self._told = True
             more = len(self._doubts) - 1
-            others = f" (and {more:,} more line{'s' * (more > 1)})" if more else ""
-            notice(f"warning: {self._doubts[0]}{others}")
+            others = f"and {more:,} more line{'s' * (more > 1)}; " if more else ""
+            notice(f"warning: {self._doubts[0]} ({others}lines of later shards are not named)")
         return [[each.text for each in best.hypotheses] or [best.text] for best in translations]

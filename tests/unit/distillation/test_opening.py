@@ -22,7 +22,8 @@ def test_a_model_folder_translates_as_econmt_does(
 ) -> None:
     choice = TeacherChoice(folder=word_model, beam_size=3, nbest_size=2, device="cpu", threads=1)
     counted: list[int] = []
-    found = open_teacher(choice).translate(LINES, "text.en", 11, counted.append)
+    teacher = open_teacher(choice)
+    found = teacher.translate(LINES, "text.en", 11, counted.append)
     assert sum(counted) == len(LINES)
     assert [found[number] for number in (1, 3, 5)] == [[""]] * 3, "blank and much too long lines"
     model = econmt.load(word_model, device="cpu")
@@ -32,7 +33,9 @@ def test_a_model_folder_translates_as_econmt_does(
             assert texts == [each.text for each in expected.hypotheses]
     warning = capsys.readouterr().err
     assert warning.startswith("econmt: warning: text.en:14: ")
-    assert warning.endswith("(and 1 more line)\n")
+    assert warning.endswith("(and 1 more line; lines of later shards are not named)\n")
+    teacher.translate(LINES, "text.en", 31, lambda _: None)
+    assert not capsys.readouterr().err
 
 
 def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> None:
