@@ -106,12 +106,22 @@ class RuntimeProduct:
         self.bias, self.outputs = bias, len(weight) if steps is None else len(steps)
         self._steps, self._sums = steps, sums
         self._weight = weight.T if steps is None else _aligned(weight)
+        self._grouped: npt.NDArray[Any] | None = None
 
     @classmethod
     def named(cls, arrays: Arrays, name: str) -> RuntimeProduct:
         """Creates the product of the arrays whose names begin with ``name``."""
         more = (arrays.get(f"{name}.{part}") for part in ("bias", "steps", "sums"))
         return cls(arrays[f"{name}.weight"], *more)
+
+    def for_sequence(self, inputs: int) -> Any:
+        """Returns the weight, of K inputs, for `library.layer_sequence`; it is valid while this object exists."""
+        values = self._weight
+        if self._steps is None:
+            if self._grouped is None:
+                self._grouped = _aligned(_in_groups(self._weight.T, 1))
+            values = self._grouped
+        return library.sequence_weight(inputs, self.outputs, values, self.bias, self._steps, self._sums)
 
     def __call__(self, left: Floats, start: Floats | None = None) -> Floats:
         """Returns the product of left (R, K), plus ``start`` (R, N), which may be overwritten."""
@@ -134,12 +144,19 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _prepack(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """Returns a weight (N, K) in the C library's layout, and the sum of each output's values."""
+    """Returns an int8 weight (N, K) in the C library's layout, and the sum of each output's values."""
     outputs, inputs = weight.shape
     filled = np.zeros((outputs + -outputs % LANES, inputs + -inputs % FILLED), np.int8)
     filled[:outputs, :inputs] = weight
-    groups = filled.reshape(-1, LANES, filled.shape[1] // GROUP, GROUP).transpose(0, 2, 1, 3)
-    return groups, filled.sum(1, dtype=np.int32)
+    return _in_groups(filled, GROUP), filled.sum(1, dtype=np.int32)
+
+
+def _in_groups(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
+    """Returns a weight (N, K) in groups (N / 16, K / n, 16, n) of n inputs, outputs filled with zeros."""
+    outputs, inputs = weight.shape
+    filled = np.zeros((outputs + -outputs % LANES, inputs), weight.dtype)
+    filled[:outputs] = weight
+    return filled.reshape(-1, LANES, inputs // group, group).transpose(0, 2, 1, 3)
 
 
 class Table:

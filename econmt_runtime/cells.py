@@ -6,13 +6,12 @@ R rows, H hidden size, G gates of a cell.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 
 from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct
-from econmt_runtime.library import Floats
+from econmt_runtime.library import Floats, Ids
 
 States = tuple[Floats, ...]
 
@@ -23,7 +22,7 @@ def sigmoid(x: Floats) -> Floats:
     return result.astype(np.float32, copy=False)
 
 
-class RuntimeLayer(ABC):
+class RuntimeLayer:
     """Layer of a cell.
 
     Attributes:
@@ -31,16 +30,31 @@ class RuntimeLayer(ABC):
         recur: Product with the state h, of cells that have one.
         gates: G.
         states: Number of states.
+        number: Number of the cell in the C library.
     """
 
-    recur: RuntimeProduct
+    recur: RuntimeProduct | None = None
     gates = 2
     states = 1
+    number = 2
 
     def __init__(self, arrays: Arrays, name: str) -> None:
         self.read = RuntimeProduct.named(arrays, f"{name}.read")
         if f"{name}.recur.weight" in arrays:
             self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
+
+    def run(
+        self, table: Floats, places: Ids, lengths: Ids, outputs: Floats, last: Floats, *, backwards: bool
+    ) -> None:
+        """Runs all steps of an encoder layer; see `library.layer_sequence`."""
+        recurrent = None if self.recur is None else self.recur.for_sequence(outputs.shape[2])
+        library.layer_sequence(
+            self.number, recurrent, table, places, lengths, outputs, last, backwards=backwards
+        )
+
+
+class RuntimeDecoderLayer(RuntimeLayer, ABC):
+    """Layer of a cell that decoders may have."""
 
     @abstractmethod
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
@@ -51,19 +65,21 @@ class RuntimeLayer(ABC):
         """
 
 
-class RuntimeLSTM(RuntimeLayer):
+class RuntimeLSTM(RuntimeDecoderLayer):
     """LSTM layer with the states h and c."""
 
     gates = 4
     states = 2
+    number = 0
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`RuntimeLayer`."""
-        return self.advance(self.recur(states[0], share), states[1])
+        """See :class:`RuntimeDecoderLayer`."""
+        return self.advance(states[0], share, states[1])
 
-    def advance(self, gates: Floats, c: Floats) -> tuple[Floats, States]:
-        """Computes the step from the sum of all products (R, 4H) and c."""
-        h, after = library.lstm_step(gates, c)
+    def advance(self, h: Floats, share: Floats, c: Floats) -> tuple[Floats, States]:
+        """Computes the step from what the recurrent product reads, the other products' share (R, 4H), and c."""
+        assert self.recur is not None
+        h, after = library.lstm_step(self.recur(h, share), c)
         return h, (h, after)
 
 
@@ -71,24 +87,14 @@ class RuntimeGRU(RuntimeLayer):
     """GRU layer with the state h."""
 
     gates = 3
-
-    def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`RuntimeLayer`."""
-        (h,) = states
-        size = h.shape[1]
-        other = self.recur(h)
-        gates = sigmoid(share[:, : 2 * size] + other[:, : 2 * size])
-        r, z = gates[:, :size], gates[:, size:]
-        n = np.tanh(share[:, 2 * size :] + r * other[:, 2 * size :])
-        after = n + z * (h - n)
-        return after, (after,)
+    number = 1
 
 
-class RuntimeSSRU(RuntimeLayer):
+class RuntimeSSRU(RuntimeDecoderLayer):
     """SSRU layer with the state c."""
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`RuntimeLayer`."""
+        """See :class:`RuntimeDecoderLayer`."""
         (c,) = states
         size = c.shape[1]
         u, f = share[:, :size], sigmoid(share[:, size:])
@@ -97,8 +103,4 @@ class RuntimeSSRU(RuntimeLayer):
 
 
 CELLS: dict[str, type[RuntimeLayer]] = {"lstm": RuntimeLSTM, "gru": RuntimeGRU, "ssru": RuntimeSSRU}
-
-
-def stack(cell: str, arrays: Arrays, names: Sequence[str]) -> list[RuntimeLayer]:
-    """Creates the layers of a cell from their names."""
-    return [CELLS[cell](arrays, name) for name in names]
+DECODER_CELLS: dict[str, type[RuntimeDecoderLayer]] = {"lstm": RuntimeLSTM, "ssru": RuntimeSSRU}

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from econmt_runtime.cells import CELLS
+from econmt_runtime.cells import CELLS, DECODER_CELLS
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.files import AGAIN, checksum, read_file
 
@@ -20,7 +20,7 @@ FORMAT = "econmt-runtime-2"
 _LARGEST = 1 << 20
 _COUNT, _WIDTH = range(1, 65), range(1, 65_537)
 _TOKENS = range(1, 1_000_001)
-_CELLS = frozenset(CELLS)
+_CELLS, _DECODER_CELLS = frozenset(CELLS), frozenset(DECODER_CELLS)
 _FILE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 KEYS: dict[str, Any] = {
@@ -30,7 +30,7 @@ KEYS: dict[str, Any] = {
     "tied_output": bool,
     "encoder": {"cell": _CELLS, "directions": [range(1, 3)], "residual": bool, "reverse_input": bool},
     "decoder": {
-        "cell": _CELLS,
+        "cell": _DECODER_CELLS,
         "layers": _COUNT,
         "size": _WIDTH,
         "feeding": bool,

@@ -19,7 +19,7 @@ from econmt_runtime.errors import RuntimeInputError
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-VERSION = 4
+VERSION = 5
 """Version of the C interface, which equals econmt_version in kernels.c."""
 
 MOST_WORDS = 64
@@ -33,9 +33,14 @@ STRUCTURES = {
     "output_stride *owners plain",
     "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
     "output_stride",
+    "layer_sequence": "rows positions hidden cell backwards *recurrent *table *places *lengths *outputs outputs_stride "
+    "*last last_stride",
     "best_words": "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
 }
 """Fields of each kernel's argument structure, in order: sizes, and pointers with a star."""
+
+_WEIGHT = "kind inputs outputs *values *sums *scales *bias"
+"""Fields of a weight, to which "recurrent" points."""
 
 _functions: dict[str, tuple[Any, Any]] = {}
 
@@ -113,6 +118,53 @@ def _row(array: npt.NDArray[Any] | None) -> int:
 def _rows(array: Floats) -> Floats:
     """Returns an array with contiguous rows."""
     return array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
+
+
+_Weight = _structure("weight", _WEIGHT)
+
+
+def sequence_weight(
+    inputs: int,
+    outputs: int,
+    values: npt.NDArray[Any],
+    bias: Floats | None,
+    steps: Floats | None,
+    sums: npt.NDArray[np.int32] | None,
+) -> Any:
+    """Returns the structure of a weight (N, K) in the library's layout, float32 or int8; the arrays must outlive it."""
+    arrays = (None if each is None else each.ctypes.data for each in (values, sums, steps, bias))
+    return _Weight(0 if steps is None else 2, inputs, outputs, *arrays)
+
+
+def layer_sequence(
+    cell: int,
+    recurrent: Any,
+    table: Floats,
+    places: Ids,
+    lengths: Ids,
+    outputs: Floats,
+    last: Floats,
+    *,
+    backwards: bool,
+) -> None:
+    """Runs all steps of an encoder layer in one direction.
+
+    Args:
+        cell: Number of the cell in kernels.h.
+        recurrent: Result of `sequence_weight`, or None for a cell without such a product.
+        table: (M, G H), the inputs' share of the gates. places: (T, B), row of the table for each position.
+        lengths: (B,), at least 1.
+        outputs: (T, B, H), written at a sentence's own positions; may be columns of a wider array.
+        last: (B, H), receives h after the last step; likewise.
+        backwards: True to run from a sentence's last position to its first.
+    """
+    positions, rows, hidden = outputs.shape
+    pointer = None if recurrent is None else ctypes.addressof(recurrent)
+    _call(
+        "layer_sequence",
+        rows, positions, hidden, cell, int(backwards), pointer, table, places, lengths,
+        outputs, outputs.strides[1] // outputs.itemsize, last, _row(last),
+    )  # fmt: skip
 
 
 def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:

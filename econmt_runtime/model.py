@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct, Table
-from econmt_runtime.cells import RuntimeLayer, RuntimeLSTM, stack
+from econmt_runtime.cells import CELLS, DECODER_CELLS, RuntimeLSTM
 from econmt_runtime.library import Floats, Ids
 
 _NORM_EPSILON = 1e-5
@@ -62,39 +62,34 @@ class RuntimeEncoder:
             [f"encoder.{layer}.{way}" for way in range(ways)]
             for layer, ways in enumerate(config["directions"])
         ]
-        self._layers = [stack(config["cell"], arrays, ways) for ways in names]
+        cell = CELLS[config["cell"]]
+        self._layers = [[cell(arrays, name) for name in ways] for ways in names]
 
-    def __call__(self, embedded: Floats, padding: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Returns outputs (B, S, E), zero at padded positions, for embeddings (B, S, .), and the last ones (B, E)."""
-        outputs, last = embedded, embedded[:, 0]
+    def __call__(self, words: Floats, places: Ids, lengths: Ids) -> tuple[Floats, Floats]:
+        """Encodes sentences of the given lengths (B,).
+
+        Args:
+            words: Embeddings (N, .) of distinct words. places: Number of the word at each position, (S, B).
+
+        Returns:
+            Outputs (S, B, E), zero at padded positions, and the last ones (B, E).
+        """
+        steps, batch = places.shape
+        read, outputs, last = words, words, words
         for number, ways in enumerate(self._layers):
-            below = outputs
-            both = len(ways) > 1
-            results = [
-                self._run(layer, below, padding, way == 1 if both else bool(self._config["reverse_input"]))
-                for way, layer in enumerate(ways)
-            ]
-            outputs = np.concatenate([part[0] for part in results], 2)
-            last = np.concatenate([part[1] for part in results], 1)
+            shares = [layer.read(read) for layer in ways]
+            sizes = [share.shape[1] // layer.gates for share, layer in zip(shares, ways, strict=True)]
+            below, outputs = outputs, np.zeros((steps, batch, sum(sizes)), np.float32)
+            last = np.empty((batch, sum(sizes)), np.float32)
+            for way, (layer, share, size) in enumerate(zip(ways, shares, sizes, strict=True)):
+                columns = slice(sum(sizes[:way]), sum(sizes[:way]) + size)
+                backwards = way == 1 if len(ways) > 1 else bool(self._config["reverse_input"])
+                layer.run(
+                    share, places, lengths, outputs[:, :, columns], last[:, columns], backwards=backwards
+                )
             if self._config["residual"] and number > 0:
-                outputs = outputs + below
-        return outputs, last
-
-    def _run(
-        self, layer: RuntimeLayer, below: Floats, padding: npt.NDArray[np.bool_], reverse: bool
-    ) -> tuple[Floats, Floats]:
-        batch, steps = padding.shape
-        shares = layer.read(below.reshape(batch * steps, -1)).reshape(batch, steps, -1)
-        width = shares.shape[2] // layer.gates
-        outputs = np.zeros((batch, steps, width), np.float32)
-        states = tuple(np.zeros((batch, width), np.float32) for _ in range(layer.states))
-        last = np.zeros((batch, width), np.float32)
-        for step in range(steps - 1, -1, -1) if reverse else range(steps):
-            result, after = layer.step(np.ascontiguousarray(shares[:, step]), states)
-            valid = ~padding[:, step, None]
-            states = tuple(np.where(valid, new, old) for new, old in zip(after, states, strict=True))
-            last = np.where(valid, result, last)
-            outputs[:, step] = result * valid
+                outputs += below
+            read, places = outputs.reshape(steps * batch, -1), np.arange(steps * batch).reshape(steps, batch)
         return outputs, last
 
 
@@ -146,7 +141,7 @@ class RuntimeModel:
         self._encoder = RuntimeEncoder(arrays, config["encoder"])
         self._attention = RuntimeAttention(arrays, config["attention"])
         names = [f"decoder.{layer}" for layer in range(decoder["layers"])]
-        self._layers = stack(decoder["cell"], arrays, names)
+        self._layers = [DECODER_CELLS[decoder["cell"]](arrays, name) for name in names]
         self._feeding, self._residual = decoder["feeding"], decoder["residual"]
         self._average, self._size = decoder["average"], decoder["size"]
         self._start = RuntimeProduct.named(arrays, "start") if "start.weight" in arrays else None
@@ -167,10 +162,12 @@ class RuntimeModel:
     def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[RuntimeSources, State]:
         """Encodes sentences (B, S), EOS included, with their padding (B, S); returns one decoder row per sentence."""
         batch, steps = source.shape
-        embedded = self._source[source.ravel()].reshape(batch, steps, -1)
-        values, summary = self._encoder(embedded, padding)
+        words, places = np.unique(source.T, return_inverse=True)
+        lengths = (~padding).sum(1)
+        outputs, summary = self._encoder(self._source[words], places.reshape(steps, batch), lengths)
+        values = np.ascontiguousarray(outputs.transpose(1, 0, 2))
         if self._average:
-            summary = values.sum(1) / (~padding).sum(1)[:, None].astype(np.float32)
+            summary = values.sum(1) / lengths[:, None].astype(np.float32)
         flat = values.reshape(batch * steps, -1)
         summed = self._values(flat)
         if self._reads_contexts:
@@ -245,7 +242,7 @@ class RuntimeModel:
             return layer.step(share, state.layers[0])
         assert isinstance(layer, RuntimeLSTM)
         h, c = state.layers[0]
-        return layer.advance(layer.recur(np.concatenate([state.output, h], 1), share), c)
+        return layer.advance(np.concatenate([state.output, h], 1), share, c)
 
     def _share(self, words: Ids) -> Floats:
         """Returns the contribution of words (R,) to the bottom layer's gates, cached per word."""

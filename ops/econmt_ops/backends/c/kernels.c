@@ -129,7 +129,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here and in library.py when the meaning of a function or field changes, so that a library built earlier is not
  * called. */
-EXPORT int econmt_version(void) { return 4; }
+EXPORT int econmt_version(void) { return 5; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -146,7 +146,7 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(weight);
   SIZE(pack_weight);
   SIZE(product_narrow);
-  SIZE(lstm_sequence);
+  SIZE(layer_sequence);
   SIZE(beam_search);
   SIZE(search_step);
   SIZE(losses);
@@ -239,11 +239,11 @@ EXPORT int econmt_lstm_backward(const struct lstm_backward *a, int64_t threads) 
 }
 
 EXPORT int econmt_attention_forward(const struct attention_forward *a, int64_t threads) {
-  return spread(PICK(attention_forward), a, a->rows, threads, 0, 2 * a->size, NULL);
+  return spread(PICK(attention_forward), a, a->rows, threads, 0, 5 * a->size, NULL);
 }
 
 EXPORT int econmt_combine_forward(const struct combine_forward *a, int64_t threads) {
-  return spread(PICK(combine_forward), a, a->rows, threads, 0, a->size, NULL);
+  return spread(PICK(combine_forward), a, a->rows, threads, 0, 5 * a->size, NULL);
 }
 
 EXPORT int econmt_product_int8(const struct product_int8 *a, int64_t threads) {
@@ -277,13 +277,13 @@ EXPORT int econmt_product_narrow(const struct product_narrow *a, int64_t threads
 #endif
 
 /* Each thread handles some rows. */
-EXPORT int econmt_lstm_sequence(const struct lstm_sequence *a, int64_t threads) {
+EXPORT int econmt_layer_sequence(const struct layer_sequence *a, int64_t threads) {
   if (a->rows < 1) return 0;
   if (!parallel || threads < 1) threads = 1;
   if (threads > a->rows) threads = a->rows;
-  int64_t rows = a->rows / threads + 1, wide = WIDE(a->recurrent->kind, a->recurrent->inputs);
-  int64_t floats = rows * (6 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
-  return spread(PICK(lstm_sequence), a, a->rows, threads, 0, floats, NULL);
+  int64_t rows = a->rows / threads + 1, wide = a->recurrent ? WIDE(a->recurrent->kind, a->recurrent->inputs) : 0;
+  int64_t floats = rows * (9 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
+  return spread(PICK(layer_sequence), a, a->rows, threads, 0, floats, NULL);
 }
 
 /* Each thread translates some sentences. */

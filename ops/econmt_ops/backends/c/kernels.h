@@ -167,11 +167,12 @@ struct product_narrow {
   int64_t output_stride;
 };
 
-/* All steps of an LSTM layer in one direction, over B rows of T steps at most. */
-struct lstm_sequence {
-  int64_t rows, positions, hidden, backwards; /* 1: from a row's last position to its first */
-  const struct weight *recurrent; /* (4H, H), without bias */
-  const float *table;             /* (M, 4H) the inputs' share of the gates */
+/* All steps of a layer in one direction, over B rows of T steps at most; G gates of its cell: 4, 3 and 2. */
+struct layer_sequence {
+  int64_t rows, positions, hidden, cell; /* cell: of the enum below */
+  int64_t backwards;              /* 1: from a row's last position to its first */
+  const struct weight *recurrent; /* (G H, H), of an LSTM without bias; NULL for SSRU */
+  const float *table;             /* (M, G H) the inputs' share of the gates */
   const int64_t *places;          /* (T, B) row index into table of each position */
   const int64_t *lengths;         /* (B), at least 1 */
   float *outputs;                 /* (T, B, H), is written at a row's own positions */
@@ -179,6 +180,8 @@ struct lstm_sequence {
   float *last;                    /* (B, H), receives h after the last step */
   int64_t last_stride;
 };
+
+enum { LSTM, GRU, SSRU };
 
 /* Beam search of B sentences with a decoder of LSTM layers: all steps, until no growing hypothesis can exceed the finished ones.
  * K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.

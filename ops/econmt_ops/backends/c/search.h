@@ -1,4 +1,4 @@
-/* All steps of an LSTM layer, and of a beam search, in one call; included by variant.h. The same computations in Python are
+/* All steps of a layer, and of a beam search, in one call; included by variant.h. The same computations in Python are
  * econmt.decoding.search.beam and econmt.model.inference.encoder.
  *
  * The values of a row depend on no other row, so a translation does not depend on the rest of its batch; with shortlists this
@@ -11,26 +11,57 @@ static INLINE void NAME(apply)(const struct weight *w, const float *left, int64_
   NAME(multiply)(w, left, w->inputs, rows, start, w->outputs, output, w->outputs, scratch);
 }
 
-/* Rows are sorted by length, longest first, so that active rows are contiguous. scratch: 6 H + 2 floats per row, and that of
+/* One step of GRU rows, from the shares of the inputs and of h in the gates r, z and n, (rows, 3H) each. */
+static INLINE void NAME(gru_step)(const float *restrict read, const float *restrict recurrent, float *restrict h, int64_t rows,
+                                  int64_t size) {
+  for (int64_t row = 0; row < rows; row++, read += 3 * size, recurrent += 3 * size, h += size) {
+    SIMD for (int64_t k = 0; k < size; k++) {
+      float r = NAME(sigmoid)(read[k] + recurrent[k]), z = NAME(sigmoid)(read[size + k] + recurrent[size + k]);
+      float n = NAME(squash)(read[2 * size + k] + r * recurrent[2 * size + k]);
+      h[k] = n + z * (h[k] - n);
+    }
+  }
+}
+
+/* One step of SSRU rows, from the sums u and f, (rows, 2H). */
+static INLINE void NAME(ssru_step)(const float *restrict sums, float *restrict c, float *restrict h, int64_t rows, int64_t size) {
+  for (int64_t row = 0; row < rows; row++, sums += 2 * size, c += size, h += size) {
+    SIMD for (int64_t k = 0; k < size; k++) {
+      c[k] = sums[k] + NAME(sigmoid)(sums[size + k]) * (c[k] - sums[k]);
+      h[k] = c[k] < 0.0f ? 0.0f : c[k];
+    }
+  }
+}
+
+/* Rows are sorted by length, longest first, so that active rows are contiguous. scratch: 9 H + 2 floats per row, and that of
  * products. */
-static void NAME(lstm_sequence)(const void *given, int64_t begin, int64_t end, float *scratch) {
-  const struct lstm_sequence *a = given;
+static void NAME(layer_sequence)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct layer_sequence *a = given;
   int64_t rows = end - begin, size = a->hidden, *order = (int64_t *)scratch;
-  float *h = scratch + 2 * rows, *c = h + rows * size, *gates = c + rows * size, *product = gates + 4 * rows * size;
+  int64_t width = size * (a->cell == LSTM ? 4 : a->cell == GRU ? 3 : 2);
+  float *h = scratch + 2 * rows, *c = h + rows * size, *gates = c + rows * size;
+  float *recurrent = gates + 4 * rows * size, *product = recurrent + 3 * rows * size;
   for (int64_t row = 0; row < rows; row++) {
     int64_t place = row;
     for (; place > 0 && a->lengths[begin + row] > a->lengths[order[place - 1]]; place--) order[place] = order[place - 1];
     order[place] = begin + row;
   }
-  memset(c, 0, (size_t)(rows * size) * sizeof *c);
+  memset(h, 0, (size_t)(2 * rows * size) * sizeof *h);
   for (int64_t step = 0; rows; step++) {
     for (int64_t k = 0; k < rows; k++) {
       int64_t row = order[k], t = a->backwards ? a->lengths[row] - 1 - step : step;
-      memcpy(gates + k * 4 * size, a->table + a->places[t * a->rows + row] * 4 * size, (size_t)(4 * size) * sizeof *gates);
+      memcpy(gates + k * width, a->table + a->places[t * a->rows + row] * width, (size_t)width * sizeof *gates);
     }
-    if (step) NAME(apply)(a->recurrent, h, rows, gates, gates, product);
-    struct lstm_forward next = {rows, size, 0, gates, 4 * size, NULL, 0, c, size, h, size, c, size, NULL, 0};
-    NAME(lstm_forward)(&next, 0, rows, NULL);
+    if (a->cell == LSTM) {
+      if (step) NAME(apply)(a->recurrent, h, rows, gates, gates, product);
+      struct lstm_forward next = {rows, size, 0, gates, width, NULL, 0, c, size, h, size, c, size, NULL, 0};
+      NAME(lstm_forward)(&next, 0, rows, NULL);
+    } else if (a->cell == GRU) {
+      NAME(apply)(a->recurrent, h, rows, NULL, recurrent, product);
+      NAME(gru_step)(gates, recurrent, h, rows, size);
+    } else {
+      NAME(ssru_step)(gates, c, h, rows, size);
+    }
     for (int64_t k = 0; k < rows; k++) {
       int64_t row = order[k], t = a->backwards ? a->lengths[row] - 1 - step : step;
       memcpy(a->outputs + (t * a->rows + row) * a->outputs_stride, h + k * size, (size_t)size * sizeof *h);

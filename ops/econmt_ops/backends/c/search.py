@@ -22,6 +22,8 @@ MOST_PLACES = 64
 
 _WATCHED = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_LSTM = 0
+"""Number of the cell in kernels.h."""
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
@@ -112,11 +114,12 @@ def lstm_sequence(
     positions, rows, size = outputs.shape
     structure = recurrent.structure()
     native.call(
-        "lstm_sequence",
+        "layer_sequence",
         4 * positions * rows * size,
         rows=rows,
         positions=positions,
         hidden=size,
+        cell=_LSTM,
         backwards=backwards,
         recurrent=ctypes.addressof(structure),
         table=table,

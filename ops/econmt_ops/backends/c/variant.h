@@ -156,63 +156,102 @@ static void NAME(lstm_backward)(const void *given, int64_t begin, int64_t end, f
   }
 }
 
-/* scratch: 2 A floats. */
+/* Writes the products of a query with each of ``count`` consecutive keys, four at a time, whose chains of sums the processor
+ * computes together; the last keys repeat, so that a product does not depend on how many there are. */
+static INLINE void NAME(dot_scores)(const float *restrict query, const float *restrict keys, int64_t count, int64_t size,
+                                    float *restrict scores) {
+  const float *const last = keys + (count - 1) * size;
+  for (int64_t s = 0; s < count; s += 4) {
+    const float *restrict first = keys + s * size, *restrict second = s + 1 < count ? first + size : last;
+    const float *restrict third = s + 2 < count ? second + size : last, *restrict fourth = s + 3 < count ? third + size : last;
+    float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
+    SUM(a, b, c, d) for (int64_t k = 0; k < size; k++) {
+      a += query[k] * first[k];
+      b += query[k] * second[k];
+      c += query[k] * third[k];
+      d += query[k] * fourth[k];
+    }
+    const float sums[4] = {a, b, c, d};
+    for (int64_t n = 0; n < 4 && s + n < count; n++) scores[s + n] = sums[n];
+  }
+}
+
+/* scratch: A floats, and 4 A if values are narrow. */
 static void NAME(attention_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct attention_forward *a = given;
-  float *restrict query = scratch, *restrict keys = scratch + a->size;
+  float *restrict query = scratch, *restrict wide = scratch + a->size;
   const float *restrict score = a->score;
+  int64_t at_once = score ? 1 : a->narrow ? 4 : a->positions;
   for (int64_t row = begin; row < end; row++) {
     NAME(load)(query, a->query, row * a->query_stride, a->size, a->narrow);
     int64_t owner = a->owners ? a->owners[row] : row;
     const uint8_t *padding = a->padding ? a->padding + owner * a->positions : NULL;
     float *weights = a->weights + row * a->positions;
-    float top = -INFINITY;
-    for (int64_t s = 0; s < a->positions; s++) {
-      weights[s] = 0.0f;
-      if (padding && padding[s]) continue;
-      NAME(load)(keys, a->keys, (owner * a->positions + s) * a->size, a->size, a->narrow);
+    for (int64_t s = 0, some; s < a->positions; s += some) {
+      some = a->positions - s < at_once ? a->positions - s : at_once;
+      if (score && padding && padding[s]) continue;
+      int64_t place = (owner * a->positions + s) * a->size;
+      const float *restrict keys = wide;
+      if (a->narrow)
+        NAME(load)(wide, a->keys, place, some * a->size, 1);
+      else
+        keys = (const float *)a->keys + place;
+      if (!score) {
+        NAME(dot_scores)(query, keys, some, a->size, weights + s);
+        continue;
+      }
       float sum = 0.0f;
-      if (score) {
-        SUM(sum) for (int64_t k = 0; k < a->size; k++) {
-          sum += 2.0f * score[k] * NAME(sigmoid)(2.0f * (query[k] + keys[k]));
-        }
-      } else {
-        SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += query[k] * keys[k];
+      SUM(sum) for (int64_t k = 0; k < a->size; k++) {
+        sum += 2.0f * score[k] * NAME(sigmoid)(2.0f * (query[k] + keys[k]));
       }
       weights[s] = sum;
-      top = sum > top || sum != sum ? sum : top;
     }
-    float sum = 0.0f;
+    float top = -INFINITY, sum = 0.0f;
     for (int64_t s = 0; s < a->positions; s++) {
       if (padding && padding[s]) continue;
-      weights[s] = NAME(exponential)(weights[s] - top);
+      top = weights[s] > top || weights[s] != weights[s] ? weights[s] : top;
+    }
+    for (int64_t s = 0; s < a->positions; s++) {
+      weights[s] = padding && padding[s] ? 0.0f : NAME(exponential)(weights[s] - top);
       sum += weights[s];
     }
     for (int64_t s = 0; s < a->positions; s++) weights[s] = sum == 0.0f ? 0.0f : weights[s] / sum;
   }
 }
 
-/* scratch: H floats. */
+/* scratch: H floats, and 4 H if values are narrow. */
 static void NAME(combine_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct combine_forward *a = given;
   float *restrict sum = scratch;
+  int64_t size = a->size;
   for (int64_t row = begin; row < end; row++) {
     int64_t owner = a->owners ? a->owners[row] : row;
-    NAME(load)(sum, a->share, row * a->share_stride, a->size, a->narrow);
-    for (int64_t s = 0; s < a->positions; s++) {
-      float weight;
-      NAME(load)(&weight, a->attention, row * a->attention_stride + s, 1, a->narrow);
-      int64_t place = (owner * a->positions + s) * a->size;
-      if (a->narrow) {
-        const uint16_t *restrict projected = (const uint16_t *)a->projected + place;
-        SIMD for (int64_t k = 0; k < a->size; k++) sum[k] += weight * NAME(widen)(projected[k]);
+    NAME(load)(sum, a->share, row * a->share_stride, size, a->narrow);
+    for (int64_t s = 0; s < a->positions; s += 4) {
+      int64_t place = (owner * a->positions + s) * size, some = a->positions - s < 4 ? a->positions - s : 4;
+      float w[4];
+      NAME(load)(w, a->attention, row * a->attention_stride + s, some, a->narrow);
+      const float *restrict first = scratch + size;
+      if (a->narrow)
+        NAME(load)(scratch + size, a->projected, place, some * size, 1);
+      else
+        first = (const float *)a->projected + place;
+      if (some == 4) {
+        const float *restrict second = first + size, *restrict third = second + size, *restrict fourth = third + size;
+        SIMD for (int64_t k = 0; k < size; k++) {
+          float all = sum[k];
+          all += w[0] * first[k];
+          all += w[1] * second[k];
+          all += w[2] * third[k];
+          sum[k] = all + w[3] * fourth[k];
+        }
       } else {
-        const float *restrict projected = (const float *)a->projected + place;
-        SIMD for (int64_t k = 0; k < a->size; k++) sum[k] += weight * projected[k];
+        for (int64_t n = 0; n < some; n++)
+          SIMD for (int64_t k = 0; k < size; k++) sum[k] += w[n] * first[n * size + k];
       }
     }
-    if (!a->plain) SIMD for (int64_t k = 0; k < a->size; k++) sum[k] = NAME(squash)(sum[k]);
-    NAME(store)(a->output, row * a->output_stride, sum, a->size, a->narrow);
+    if (!a->plain) SIMD for (int64_t k = 0; k < size; k++) sum[k] = NAME(squash)(sum[k]);
+    NAME(store)(a->output, row * a->output_stride, sum, size, a->narrow);
   }
 }
 
