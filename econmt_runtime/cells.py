@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import numpy as np
-
 from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct
 from econmt_runtime.library import Floats, Ids
 
 States = tuple[Floats, ...]
-
-
-def sigmoid(x: Floats) -> Floats:
-    """Computes 1 / (1 + exp(-x)) without overflow."""
-    result: Floats = 0.5 * (1.0 + np.tanh(0.5 * x))
-    return result.astype(np.float32, copy=False)
 
 
 class RuntimeLayer:
@@ -95,11 +87,8 @@ class RuntimeSSRU(RuntimeDecoderLayer):
 
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
         """See :class:`RuntimeDecoderLayer`."""
-        (c,) = states
-        size = c.shape[1]
-        u, f = share[:, :size], sigmoid(share[:, size:])
-        after = u + f * (c - u)
-        return np.maximum(after, 0.0), (after,)
+        h, after = library.ssru_step(share, states[0])
+        return h, (after,)
 
 
 CELLS: dict[str, type[RuntimeLayer]] = {"lstm": RuntimeLSTM, "gru": RuntimeGRU, "ssru": RuntimeSSRU}

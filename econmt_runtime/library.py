@@ -33,6 +33,7 @@ STRUCTURES = {
     "output_stride *owners plain",
     "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
     "output_stride",
+    "ssru_forward": "rows hidden *sums sums_stride *before *after *h",
     "layer_sequence": "rows positions hidden cell backwards *recurrent *table *places *lengths *outputs outputs_stride "
     "*last last_stride",
     "best_words": "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
@@ -176,6 +177,14 @@ def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:
     for tensor in (gates, None, before, h, after, None):
         tensors += [tensor, _row(tensor)]
     _call("lstm_forward", rows, hidden, 0, *tensors)
+    return h, after
+
+
+def ssru_step(sums: Floats, before: Floats) -> tuple[Floats, Floats]:
+    """Returns h and c after a step, from the sums u and f (R, 2H) and the c before it (R, H)."""
+    sums, before = _rows(sums), np.ascontiguousarray(before)
+    h, after = np.empty_like(before), np.empty_like(before)
+    _call("ssru_forward", *before.shape, sums, _row(sums), before, after, h)
     return h, after
 
 

@@ -20,7 +20,10 @@ _NORM_EPSILON = 1e-5
 
 
 class RuntimeSources(NamedTuple):
-    """Encoded sentences: keys (B, S, A), projected values (B, S, .) and padding (B, S)."""
+    """Encoded sentences: keys (B, S, A), what the attention sums (B, S, .), and padding (B, S).
+
+    It sums the encoder's outputs where upper layers of the decoder read their sum, else their share of its output.
+    """
 
     keys: Floats
     values: Floats
@@ -168,13 +171,10 @@ class RuntimeModel:
         values = np.ascontiguousarray(outputs.transpose(1, 0, 2))
         if self._average:
             summary = values.sum(1) / lengths[:, None].astype(np.float32)
-        flat = values.reshape(batch * steps, -1)
-        summed = self._values(flat)
-        if self._reads_contexts:
-            summed = np.concatenate([summed, flat], 1)
-        sources = RuntimeSources(
-            np.ascontiguousarray(self._attention.keys(values)), summed.reshape(batch, steps, -1), padding
-        )
+        summed = values
+        if not self._reads_contexts:
+            summed = self._values(values.reshape(batch * steps, -1)).reshape(batch, steps, -1)
+        sources = RuntimeSources(np.ascontiguousarray(self._attention.keys(values)), summed, padding)
         return sources, State(
             np.arange(batch), self._first(summary), np.zeros((batch, self._size), np.float32)
         )
@@ -216,8 +216,7 @@ class RuntimeModel:
             query = top if self._query is None else self._query(top)
             weights = self._attention.weights(query, sources, state.owners)
             nothing = np.zeros((len(top), sources.values.shape[2]), np.float32)
-            sums = library.weighted_sums(nothing, weights, sources.values, state.owners, squash=False)
-            contexts = sums[:, self._size :]
+            contexts = library.weighted_sums(nothing, weights, sources.values, state.owners, squash=False)
         for number in range(1, len(self._layers)):
             read = np.concatenate([top, contexts], 1) if self._reads_contexts else top
             layer = self._layers[number]
@@ -226,7 +225,7 @@ class RuntimeModel:
             top = result + top if self._residual else result
         shares = self._combine(top)  # of the query and the attentional output
         if self._reads_contexts:
-            attentional = np.tanh(shares + sums[:, : self._size])
+            attentional = np.tanh(self._values(contexts, shares))
         else:
             query = shares[:, : self._query_size] if self._query_size else top
             weights = self._attention.weights(query, sources, state.owners)

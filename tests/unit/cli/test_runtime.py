@@ -99,10 +99,11 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert len({each.score for each in found}) > 3
 
 
+@pytest.mark.parametrize("variant", ["additive", "student"])
 def test_of_subwords_in_8_bits_with_shortlists(
-    subword_model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, subword_model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = random_model(subword_model, tmp_path / "model", "additive")
+    folder = random_model(subword_model, tmp_path / "model", variant)
     small, lexicon = tmp_path / "small", tmp_path / "lexicon"
     assert call("quantize", "-m", folder, "-o", small).code == 0
     size = load_vocabularies(folder).source.size

@@ -147,6 +147,7 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(pack_weight);
   SIZE(product_narrow);
   SIZE(layer_sequence);
+  SIZE(ssru_forward);
   SIZE(beam_search);
   SIZE(search_step);
   SIZE(losses);
@@ -284,6 +285,10 @@ EXPORT int econmt_layer_sequence(const struct layer_sequence *a, int64_t threads
   int64_t rows = a->rows / threads + 1, wide = a->recurrent ? WIDE(a->recurrent->kind, a->recurrent->inputs) : 0;
   int64_t floats = rows * (9 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
   return spread(PICK(layer_sequence), a, a->rows, threads, 0, floats, NULL);
+}
+
+EXPORT int econmt_ssru_forward(const struct ssru_forward *a, int64_t threads) {
+  return spread(PICK(ssru_forward), a, a->rows, threads, 0, 0, NULL);
 }
 
 /* Each thread translates some sentences. */

@@ -183,6 +183,16 @@ struct layer_sequence {
 
 enum { LSTM, GRU, SSRU };
 
+/* One step of an SSRU. */
+struct ssru_forward {
+  int64_t rows, hidden;
+  const float *sums; /* (B, 2H), u and f before its sigmoid */
+  int64_t sums_stride;
+  const float *before; /* (B, H) the state c before the step */
+  float *after;        /* (B, H), is written; may be before */
+  float *h;            /* (B, H), is written */
+};
+
 /* Beam search of B sentences with a decoder of LSTM layers: all steps, until no growing hypothesis can exceed the finished ones.
  * K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.
  */

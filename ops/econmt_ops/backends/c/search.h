@@ -23,12 +23,17 @@ static INLINE void NAME(gru_step)(const float *restrict read, const float *restr
   }
 }
 
-/* One step of SSRU rows, from the sums u and f, (rows, 2H). */
-static INLINE void NAME(ssru_step)(const float *restrict sums, float *restrict c, float *restrict h, int64_t rows, int64_t size) {
-  for (int64_t row = 0; row < rows; row++, sums += 2 * size, c += size, h += size) {
+static void NAME(ssru_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct ssru_forward *a = given;
+  (void)scratch;
+  int64_t size = a->hidden;
+  for (int64_t row = begin; row < end; row++) {
+    const float *u = a->sums + row * a->sums_stride, *f = u + size, *before = a->before + row * size;
+    float *after = a->after + row * size, *restrict h = a->h + row * size;
     SIMD for (int64_t k = 0; k < size; k++) {
-      c[k] = sums[k] + NAME(sigmoid)(sums[size + k]) * (c[k] - sums[k]);
-      h[k] = c[k] < 0.0f ? 0.0f : c[k];
+      float c = u[k] + NAME(sigmoid)(f[k]) * (before[k] - u[k]);
+      after[k] = c;
+      h[k] = c < 0.0f ? 0.0f : c;
     }
   }
 }
@@ -60,7 +65,8 @@ static void NAME(layer_sequence)(const void *given, int64_t begin, int64_t end, 
       NAME(apply)(a->recurrent, h, rows, NULL, recurrent, product);
       NAME(gru_step)(gates, recurrent, h, rows, size);
     } else {
-      NAME(ssru_step)(gates, c, h, rows, size);
+      struct ssru_forward next = {rows, size, gates, width, c, c, h};
+      NAME(ssru_forward)(&next, 0, rows, NULL);
     }
     for (int64_t k = 0; k < rows; k++) {
       int64_t row = order[k], t = a->backwards ? a->lengths[row] - 1 - step : step;

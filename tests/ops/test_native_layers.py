@@ -1,0 +1,163 @@
+"""Kernels of the C library for searches: scores of dots, whole layers, steps of an SSRU, at every instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c.search import SearchWeight
+from tests.ops.test_native import (  # noqa: F401
+    LEVELS,
+    NAN,
+    Random,
+    Use,
+    assert_frame_untouched,
+    assert_near,
+    dtypes,
+    each_size,
+    framed,
+    library_path,
+    poison,
+    threads,
+    use,
+)
+
+pytestmark = pytest.mark.skipif(
+    library_path() is None, reason="econmt_ops was installed without its C library"
+)
+CELLS = {"lstm": 4, "gru": 3, "ssru": 2}
+"""Gates of the cells, in the order of kernels.h."""
+
+
+def dot_weights(query: Tensor, keys: Tensor, padding: Tensor | None) -> Tensor:
+    weights = torch.empty(keys.shape[:2])
+    sizes = dict(zip(("rows", "positions", "size"), keys.shape, strict=True))
+    native.call(
+        "attention_forward",
+        keys.numel(),
+        **sizes,
+        query=query,
+        keys=keys,
+        score=None,
+        padding=padding,
+        weights=weights,
+    )
+    return weights
+
+
+@dtypes
+@each_size
+def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:  # noqa: F811
+    make = Random(dtype)
+    query, keys = make(3, size, scale=1.0 / math.sqrt(size)), make(3, 9, size)
+    for level in LEVELS:
+        use(level)
+        for positions in range(1, 10):
+            padding = torch.arange(9).expand(3, 9) >= positions
+            expected = torch.softmax(
+                torch.einsum("bh,bsh->bs", query.double(), keys[:, :positions].double()), 1
+            )
+            alone = dot_weights(query, keys[:, :positions].contiguous(), None)
+            assert_near(alone, expected, torch.float32)
+            beside = dot_weights(query, keys.masked_fill(padding.unsqueeze(2), NAN), padding)
+            assert beside[:, :positions].equal(alone)
+            assert not beside[:, positions:].any()
+
+
+def steps_of(cell: str, reads: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
+    """The outputs (T, H) of one row's steps, from the inputs' shares (T, G H)."""
+    h = c = reads.new_zeros(recurrent.shape[1])
+    outputs = []
+    for read in reads:
+        if cell == "lstm":
+            i, f, g, o = (read + recurrent @ h).chunk(4)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        elif cell == "gru":
+            other = (recurrent @ h + bias).chunk(3)
+            r, z, n = read.chunk(3)
+            r, z = (r + other[0]).sigmoid(), (z + other[1]).sigmoid()
+            n = (n + r * other[2]).tanh()
+            h = (1 - z) * n + z * h
+        else:
+            u, f = read.chunk(2)
+            c = f.sigmoid() * c + (1 - f.sigmoid()) * u
+            h = c.relu()
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["ahead", "back"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8], ids=["float32", "int8"])
+def test_layers_equal_their_definition(
+    kind: torch.dtype,
+    cell: str,
+    count: int,
+    backwards: bool,
+    use: Use,  # noqa: F811
+    threads: Use,  # noqa: F811
+) -> None:
+    make, lengths = Random(torch.float32), torch.tensor([3, 1, 5, 4, 5])
+    for level in LEVELS:
+        for hidden in (5, 16, 33):
+            use(level)
+            threads(count)
+            width = CELLS[cell] * hidden
+            table, places = make(40, width), torch.randint(0, 40, (5, 5), generator=make.generator)
+            recurrent, bias = make(width, hidden, scale=1.0 / math.sqrt(hidden)), make(width)
+            weight = SearchWeight(recurrent, bias if cell == "gru" else None, kind)
+            structure = weight.structure()
+            outputs, last = poison(torch.float32, 25, hidden), poison(torch.float32, 5, hidden)
+            native.call(
+                "layer_sequence", 10_000, rows=5, positions=5, hidden=hidden, cell=list(CELLS).index(cell),
+                backwards=backwards, recurrent=None if cell == "ssru" else ctypes.addressof(structure),
+                table=table, places=places, lengths=lengths, outputs=outputs, last=last,
+            )  # fmt: skip
+            for row, length in enumerate(lengths.tolist()):
+                order = range(length - 1, -1, -1) if backwards else range(length)
+                reads = torch.stack([table[places[t, row]] for t in order]).double()
+                expected = steps_of(cell, reads, recurrent.double(), bias.double())
+                found = torch.stack([outputs[t * 5 + row] for t in order])
+                # In 8 bits weights and h are rounded by 1 in 127 of their largest values.
+                tolerance = 2e-6 if kind == torch.float32 or cell == "ssru" else 0.05
+                torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+                assert last[row].equal(found[-1])
+                assert outputs.view(5, 5, hidden)[length:, row].isnan().all()
+            assert last._base is not None
+            assert int(last._base.isnan().logical_not().sum()) == last.numel()
+
+
+@each_size
+def test_steps_of_an_ssru(size: int, use: Use) -> None:  # noqa: F811
+    make = Random(torch.float32)
+    sums, before = make(3, 2 * size, scale=3.0), make(3, size)
+    expected = torch.stack(
+        [steps_after(row, c) for row, c in zip(sums.double(), before.double(), strict=True)]
+    )
+    for level in LEVELS:
+        use(level)
+        h, after = torch.empty_like(before), before.clone()
+        native.call(
+            "ssru_forward",
+            sums.numel(),
+            rows=3,
+            hidden=size,
+            sums=framed(sums),
+            before=after,
+            after=after,
+            h=h,
+        )
+        assert_near(after, expected, torch.float32)
+        assert h.equal(after.relu())
+
+
+def steps_after(sums: Tensor, c: Tensor) -> Tensor:
+    u, f = sums.chunk(2)
+    return f.sigmoid() * c + (1 - f.sigmoid()) * u
