@@ -404,13 +404,14 @@ class GraphedStep:
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
         """Runs forward and backward pass once before capture, see `Capturer.warming_up`.
 
-        Gradients, seeds and carried states are restored afterwards; parameters are not touched.
+        Seeds, carried states and gradients, which are zeros if updates consist of several batches, are restored
+        afterwards; parameters are not touched.
         """
         step = self.step
         parameters = step.parameters
         seeds, gradients = step.random_state(), [parameter.grad for parameter in parameters]
         carried = step.carried()
-        for parameter in parameters:
+        for parameter in parameters if not self._several else ():  # a second set would take memory
             parameter.grad = None
         try:
             updates = None if self._several else step.backward_updates
@@ -420,6 +421,8 @@ class GraphedStep:
         finally:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
+            if self._several:
+                step.clear()
             step.set_random_state(seeds)
             step.set_carried(carried)
         torch.cuda.synchronize(step.device)

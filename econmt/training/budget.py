@@ -265,7 +265,6 @@ class Budget:
             width=training.bucket_width or 1,
             persists=kind == "cuda" and training.in_graphs,
             outside=outside,
-            device=kind,
         )
         return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget, outside))
 
@@ -293,13 +292,12 @@ class Budget:
                 + estimate_search(recipe, words, target_words, shape, self._device.type, factors)
             )
 
-        rows = search_rows(needed_bytes, usable(budget, self._device.type), decoding.batch_size)
+        rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)
         if rows == 0:
             size = needed_bytes(1)
-            suffices = sufficient_budget(size, outside, self._device.type)
             raise InputError(
                 f"training.memory_budget {size_text(budget + outside)}: translating one validation sentence of "
                 f"{source} tokens with decoding.beam_size={decoding.beam_size} needs {size_text(size)}"
-                f"{beside(outside)}; set training.memory_budget={suffices} or a smaller beam"
+                f"{beside(outside)}; set training.memory_budget={sufficient_budget(size, outside)} or a smaller beam"
             )
         return rows

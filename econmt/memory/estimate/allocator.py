@@ -54,7 +54,7 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Allocator of one device and stream.
+    """Allocator of one device; a block is freed into the pools from which it came.
 
     Attributes:
         allocated, reserved: Bytes of used blocks, and of segments.
@@ -64,9 +64,13 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
-        self._pools = {small: _Pool(small) for small in (True, False)}
-        self._used: dict[int, tuple[int, bool]] = {}
+        self._used: dict[int, tuple[int, _Pool]] = {}
         self._next = 0
+        self.begin_pools()
+
+    def begin_pools(self) -> None:
+        """Makes further allocations come from new segments, as those of another stream or of a CUDA graph do."""
+        self._pools = {small: _Pool(small) for small in (True, False)}
 
     def allocate(self, size: int) -> int:
         """Allocates ``size`` > 0 bytes; returns their address."""
@@ -86,7 +90,7 @@ class CachingAllocator:
         if pool.splits(length - size):
             pool.put(begin + size, end)
             end = begin + size
-        self._used[begin] = end, pool.small
+        self._used[begin] = end, pool
         self.allocated += end - begin
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return begin
@@ -97,9 +101,8 @@ class CachingAllocator:
 
     def free(self, begin: int) -> None:
         """Frees the bytes that :meth:`allocate` has allocated at an address."""
-        end, small = self._used.pop(begin)
+        end, pool = self._used.pop(begin)
         self.allocated -= end - begin
-        pool = self._pools[small]
         if begin in pool.ends:
             before = pool.ends[begin]
             pool.take(before, begin)

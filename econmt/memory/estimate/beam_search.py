@@ -60,7 +60,7 @@ def estimate_search(
                 chosen = log_probabilities.topk(min(beam, target_size), dim=1)
                 state = state.select(rows, rows, beam).keep(torch.arange(sentences))
             del attention, pointers, log_probabilities, chosen, state, incremental, workspaces
-    return simulate(tracker).peak_reserved if cuda else tracker.peak()[0]
+    return simulate(tracker, in_graphs=False).peak_reserved if cuda else tracker.peak()[0]
 
 
 def search_rows(needed: Callable[[int], int], limit: int, most: int) -> int:

@@ -92,7 +92,7 @@ def estimate_step(
         del workspaces
     ledger.device, ledger.rank = device, rank.text
     if cuda:
-        allocator = simulate(tracker)
+        allocator = simulate(tracker, in_graphs=in_graphs)
         ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
         ledger.outside = ASSUMED
     return ledger
@@ -106,14 +106,25 @@ def cublas_workspaces(tracker: Tracker, threads: int, size: int) -> list[Tensor]
     return workspaces
 
 
-def simulate(tracker: Tracker) -> CachingAllocator:
-    """Returns a simulated caching allocator after the allocations that a tracker has recorded."""
+def simulate(tracker: Tracker, *, in_graphs: bool) -> CachingAllocator:
+    """Returns a simulated caching allocator after the allocations that a tracker has recorded.
+
+    ``in_graphs``: True if the step is a CUDA graph, which has a pool of its own beside what was there before.
+    """
     allocator = CachingAllocator()
     blocks: dict[Storage, tuple[int, int]] = {}
-    for storage, size in [*tracker.before, *((change.storage, change.size) for change in tracker.changes)]:
+
+    def follow(storage: Storage, size: int) -> None:
         before, address = blocks.pop(storage, (0, 0))
         if before + size:
             blocks[storage] = before + size, allocator.allocate(before + size)
         if before:
             allocator.free(address)
+
+    for storage, size in tracker.before:
+        follow(storage, size)
+    if in_graphs:
+        allocator.begin_pools()
+    for change in tracker.changes:
+        follow(change.storage, change.size)
     return allocator

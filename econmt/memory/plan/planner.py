@@ -27,24 +27,21 @@ from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.device_limits import limits_of
 
-RESERVES = {"cpu": 0.03, "cuda": 0.08}
-"""Share of a budget, by type of device, that predictions must leave free.
-
-It is for their errors and, on a GPU, for the gaps between tensors: PyTorch reserves 4 to 7 % more than it allocates.
-"""
+RESERVE = 0.03
+"""Share of a budget that predictions must leave free, for their errors."""
 
 PeakOf = Callable[[Implementations, Shape, bool], int]
 """Returns the bytes of a training step; the last argument is True if it adds to existing gradients."""
 
 
-def usable(budget: int, device: str = "cpu") -> int:
-    """Returns the bytes of a budget that predictions for a type of device may use."""
-    return int((1.0 - RESERVES[device]) * budget)
+def usable(budget: int) -> int:
+    """Returns the bytes of a budget that predictions may use."""
+    return int((1.0 - RESERVE) * budget)
 
 
-def sufficient_budget(size: int, outside: int = 0, device: str = "cpu") -> str:
+def sufficient_budget(size: int, outside: int = 0) -> str:
     """Returns a budget, as a recipe has it, of which ``size`` bytes are usable, beside those ``outside``."""
-    return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVES[device])) + 1 + outside)
+    return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1 + outside)
 
 
 def beside(outside: int) -> str:
@@ -156,7 +153,6 @@ class Planner:
         persists: True if gradients outlive updates where some batches are divided, as those of CUDA graphs do. All
             batches then add to existing gradients.
         outside: Bytes of the recipe's memory budget that are not for tensors.
-        device: Type of device, which decides how much of the budget is left free.
     """
 
     def __init__(
@@ -170,18 +166,16 @@ class Planner:
         width: int,
         persists: bool = False,
         outside: int = 0,
-        device: str = "cpu",
     ) -> None:
         self._shapes = shapes
         self._settings = settings
         self._budget = budget
-        self._limit = usable(budget, device)
+        self._limit = usable(budget)
         self._peak = peak
         self._accumulating = accumulating
         self._width = width
         self._persists = persists
         self._outside = outside
-        self._device = device
         self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
     def allot(self) -> list[BatchBudget]:
@@ -278,7 +272,7 @@ class Planner:
         if not exact or max(exact.values()) <= self._limit:
             return
         worst, needed = max(exact.items(), key=lambda item: item[1])
-        advice = f"set training.memory_budget={sufficient_budget(needed, self._outside, self._device)}"
+        advice = f"set training.memory_budget={sufficient_budget(needed, self._outside)}"
         _, source, target = self._largest
         sides = [
             side

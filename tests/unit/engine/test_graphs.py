@@ -496,6 +496,29 @@ def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
 
 
 @fake
+def test_a_warm_up_of_several_batches_takes_no_second_set_of_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = bag_step()
+    graphed = GraphedStep(step, several=True)
+    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    kept = [parameter.grad for parameter in step.parameters]
+    reached: list[bool] = []
+    accumulate = TrainingStep.accumulate
+
+    def watched(step: TrainingStep, *arguments: Any) -> Tensor:
+        loss = accumulate(step, *arguments)
+        reached.append(any(bool(parameter.grad.any()) for parameter in step.parameters))
+        assert all(part.grad is gradient for part, gradient in zip(step.parameters, kept, strict=True))
+        return loss
+
+    monkeypatch.setattr(TrainingStep, "accumulate", watched)
+    graphed.warm_up([(batch, step.implementations)])
+    assert any(reached)
+    assert not any(gradient.any() for gradient in kept if gradient is not None)
+
+
+@fake
 def test_after_an_error_streams_are_waited_for_and_workspaces_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

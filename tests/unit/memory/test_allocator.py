@@ -70,6 +70,20 @@ def test_fragments_do_not_help_a_large_request() -> None:
     assert allocator.peak_allocated == 20 * MIB
 
 
+def test_other_pools_take_nothing_of_the_first_ones_and_give_back_what_is_theirs() -> None:
+    allocator = CachingAllocator()
+    first, second = allocator.allocate(2 * MIB), allocator.allocate(2 * MIB)
+    allocator.free(first)
+    allocator.begin_pools()
+    other = allocator.allocate(2 * MIB)
+    assert allocator.reserved == 40 * MIB
+    allocator.free(second)
+    assert allocator.allocate(2 * MIB) == other + 2 * MIB
+    allocator.free(other)
+    assert allocator.allocate(2 * MIB) == other
+    assert (allocator.allocated, allocator.reserved) == (4 * MIB, 40 * MIB)
+
+
 def test_blocks_never_overlap_and_everything_comes_back() -> None:
     generator = random.Random(1)
     allocator = CachingAllocator()

@@ -60,11 +60,11 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
         assert budget == int(0.9 * 8 * 2**30)
         peak = estimator(task, "cuda", precision_of("auto", GPU))
         choices = settings(Implementations.of(recipe.ops), "cuda")
-        (found,) = Planner([shape], choices, budget, peak, accumulating=False, width=8, device="cuda").allot()
+        (found,) = Planner([shape], choices, budget, peak, accumulating=False, width=8).allot()
         limits = limits_of(GPU)
     assert found.parts >= PARTS[name]
     assert found.rows * found.parts >= shape.rows
-    assert 0 < found.peak <= usable(budget, "cuda")
+    assert 0 < found.peak <= usable(budget)
     assert {hidden for hidden, _, _ in partitions} == PERSISTENT[name]
     for hidden, back, partition in partitions:
         terms, outputs = (4 * hidden, partition.units) if back else (hidden, 4 * partition.units)

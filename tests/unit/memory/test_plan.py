@@ -40,7 +40,7 @@ from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan import planner as planner_module
 from econmt.memory.plan.peaks import PeakModel
 from econmt.memory.plan.planner import (
-    RESERVES,
+    RESERVE,
     BatchBudget,
     MemoryPlan,
     Planner,
@@ -462,7 +462,7 @@ def test_real_steps_stay_within_the_budget() -> None:
     whole = peak(AUTO, Shape(48, 6, 6), False)
     least = peak(LEAN, Shape(48, 6, 6), False)
     ladder = [AUTO, LEAN]
-    for budget in (1.01 * whole / (1 - RESERVES["cpu"]), 1.1 * least, 0.6 * least):
+    for budget in (1.01 * whole / (1 - RESERVE), 1.1 * least, 0.6 * least):
         found = Planner(shapes, ladder, int(budget), peak, accumulating=False, width=4).allot()
         largest = found[-1]
         assert measured(recipe, largest) <= largest.peak <= budget
