@@ -289,8 +289,11 @@ def recurrence_forward(
     stop = start + BLOCK if TILED else steps.to(tl.int64)
     live = tl.minimum(stop, length)
     if TILED:
-        a = fetch(a_at, decay_step, start, live, length, inside, 1.0, BLOCK, REVERSE)
-        b = fetch(b_at, inputs_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
+        count = tl.minimum(live - start, BLOCK).to(tl.int32)
+        a_at, a_step = line_of(a_at, decay_step, length, False, REVERSE)
+        b_at, b_step = line_of(b_at, inputs_step, length, False, REVERSE)
+        a, _ = begun(a_at + start * a_step, a_step, count, inside, 1.0, BLOCK)
+        b, _ = begun(b_at + start * b_step, b_step, count, inside, 0.0, BLOCK)
         p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
         for k in tl.static_range(BLOCK):
             p, e = join(p, e, a[k].to(ACC), b[k].to(ACC))
@@ -299,11 +302,17 @@ def recurrence_forward(
         )
         if KEEPS:
             tl.store(carries + (row * blocks + tile) * hidden + unit, state, mask=inside)
+        if HAS_LENGTHS:
+            end = tl.minimum(stop, steps)
+            fill(outputs_at, hidden, tl.maximum(start, length), end, inside, outputs.dtype.element_ty, UNITS)
+        made_at, made_step = line_of(outputs_at, hidden, length, False, REVERSE)
+        made_at += start * made_step
         for k in tl.static_range(BLOCK):
             state = after(a[k].to(ACC), b[k].to(ACC), state)
             if k == BLOCK - 1:
                 state = next_state
-            put(outputs_at, hidden, state, start + k, length, steps, inside, REVERSE)
+            tl.store(made_at, state.to(outputs.dtype.element_ty), mask=inside & (k < count))
+            made_at += made_step
     else:
         walk(
             a_at, decay_step, b_at, inputs_step, outputs_at, carries + row * blocks * hidden + unit, state,
@@ -313,30 +322,41 @@ def recurrence_forward(
 
 @triton.jit
 def go_back(
-    a, d, h, behind, delta, begin, begins, first, ddecay_at, dinputs_at, stride, length, steps, inside,
-    COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
+    a, d, h, behind, delta, begin, begins, count, ddecay_at, dinputs_at, made_step, inside, COUNT: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of COUNT steps, last step first, and returns decay and delta of the first step.
 
     h: the outputs before the steps; where ``begins``, the one before the first is ``begin``, rounded like the outputs.
+    count: steps of the row, of which the others are beyond its length. ddecay_at, dinputs_at: the first step's.
     """
+    ddecay_at += (COUNT - 1) * made_step
+    dinputs_at += (COUNT - 1) * made_step
     for k in tl.static_range(COUNT - 1, -1, -1):
         delta = after(behind, d[k].to(ACC), delta)
         before = h[k].to(ACC)
         if k == 0:
             before = tl.where(begins, begin.to(ddecay_at.dtype.element_ty).to(ACC), before)
-        put(dinputs_at, stride, delta, first + k, length, steps, inside, REVERSE)
-        put(ddecay_at, stride, delta * before, first + k, length, steps, inside, REVERSE)
+        there = inside & (k < count)
+        tl.store(dinputs_at, delta.to(dinputs_at.dtype.element_ty), mask=there)
+        tl.store(ddecay_at, (delta * before).to(ddecay_at.dtype.element_ty), mask=there)
         behind = a[k].to(ACC)
+        ddecay_at -= made_step
+        dinputs_at -= made_step
     return behind, delta
 
 
 @triton.jit
 def walk_back_again(
     a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, length, steps,
-    hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
+    hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     """Runs :func:`go_back` for all steps of a row, recomputing outputs block by block in the memory of ddecay."""
+    fill(ddecay_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
+    fill(dinputs_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
+    ddecay_line, made_step = line_of(ddecay_at, hidden, length, False, REVERSE)
+    dinputs_line, _ = line_of(dinputs_at, hidden, length, False, REVERSE)
     count = tl.cdiv(steps.to(tl.int64), COUNT)
     last = (count - 1) * COUNT
     a = fetch(a_at, a_step, last, length, length, inside, 1.0, COUNT, REVERSE)
@@ -359,8 +379,8 @@ def walk_back_again(
         next_a = fetch(a_at, a_step, before, length, length, inside, 1.0, COUNT, REVERSE)
         next_d = fetch(d_at, d_step, before, length, length, inside, 0.0, COUNT, REVERSE)
         behind, delta = go_back(
-            a, d, h, behind, delta, begin, first % BLOCK == 0, first, ddecay_at, dinputs_at, hidden, length, steps,
-            inside, COUNT, REVERSE, ACC,
+            a, d, h, behind, delta, begin, first % BLOCK == 0, tl.minimum(length - first, COUNT).to(tl.int32),
+            ddecay_line + first * made_step, dinputs_line + first * made_step, made_step, inside, COUNT, ACC,
         )  # fmt: skip
         a, d = next_a, next_d
     return behind, delta
@@ -399,32 +419,45 @@ def recurrence_backward(
     behind = fetch(a_at, decay_step, stop, length, length, inside, 1.0, 1, REVERSE)[0].to(ACC)
     delta = tl.zeros((UNITS,), ACC)
     if TILED:
-        a = fetch(a_at, decay_step, start, live, length, inside, 1.0, BLOCK, REVERSE)
-        d = fetch(d_at, doutputs_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
+        count = tl.minimum(live - start, BLOCK).to(tl.int32)
+        a_at, a_step = line_of(a_at, decay_step, length, False, REVERSE)
+        d_at, d_step = line_of(d_at, doutputs_step, length, False, REVERSE)
+        h_at, h_step = line_of(kept_at, kept_step, length, False, REVERSE)
+        a, _ = begun(a_at + start * a_step, a_step, count, inside, 1.0, BLOCK)
+        d, _ = begun(d_at + start * d_step, d_step, count, inside, 0.0, BLOCK)
+        h_at += start * h_step
         p, e, next_decay = tl.full((UNITS,), 1.0, ACC), delta, behind
         for k in tl.static_range(BLOCK - 1, -1, -1):
             p, e = join(p, e, next_decay, d[k].to(ACC))
             next_decay = a[k].to(ACC)
         if AGAIN:
             begin = tl.load(carries_at + start // BLOCK * hidden, mask=inside, other=0.0)
-            b = fetch(kept_at, kept_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
+            b, _ = begun(h_at, h_step, count, inside, 0.0, BLOCK)
             h, state = (), begin
             for k in tl.static_range(BLOCK):
                 h = h + (state.to(ddecay.dtype.element_ty),)  # rounded like the outputs
                 state = after(a[k].to(ACC), b[k].to(ACC), state)
         else:
-            h = fetch(kept_at, kept_step, start - 1, live, length, inside, 0.0, BLOCK, REVERSE)
+            before = tl.load(h_at - h_step, mask=inside & (start > 0) & (count > 0), other=0.0)
+            h, _ = begun(h_at, h_step, count - 1, inside, 0.0, BLOCK - 1)
+            h = (before,) + h
         delta, _ = states_around(
             p, e, delta, number, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
+        if HAS_LENGTHS:
+            beyond, end = tl.maximum(start, length), tl.minimum(stop, steps)
+            fill(ddecay + made, hidden, beyond, end, inside, ddecay.dtype.element_ty, UNITS)
+            fill(dinputs + made, hidden, beyond, end, inside, ddecay.dtype.element_ty, UNITS)
+        ddecay_at, made_step = line_of(ddecay + made, hidden, length, False, REVERSE)
+        dinputs_at, _ = line_of(dinputs + made, hidden, length, False, REVERSE)
         behind, delta = go_back(
-            a, d, h, behind, delta, begin, start == 0, start, ddecay + made, dinputs + made, hidden, length, steps,
-            inside, BLOCK, REVERSE, ACC,
+            a, d, h, behind, delta, begin, start == 0, count, ddecay_at + start * made_step,
+            dinputs_at + start * made_step, made_step, inside, BLOCK, ACC,
         )  # fmt: skip
     elif AGAIN:
         behind, delta = walk_back_again(
             a_at, decay_step, d_at, doutputs_step, kept_at, kept_step, carries_at, ddecay + made, dinputs + made,
-            behind, delta, length, steps, hidden, inside, BLOCK, COUNT, REVERSE, ACC,
+            behind, delta, length, steps, hidden, inside, BLOCK, COUNT, UNITS, REVERSE, ACC,
         )  # fmt: skip
     else:
         behind, delta = walk_back_once(
