@@ -33,7 +33,7 @@ def predict(
     model: nn.Module | Sequence[nn.Module] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
-    device: str = "cuda",
+    device: torch.device | str = "cuda",
     nonzero: float = 1.0,
 ) -> Account:
     """Predicts the account of a training step without running it; a GPU's needs no GPU.
@@ -55,8 +55,10 @@ def predict(
         The account, without times. Compiled functions count as if they were not compiled.
 
     Raises:
-        InputError: The device is neither "cpu" nor "cuda", or the share is not between 0 and 1.
+        InputError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, or ``model`` or
+            ``optimizer`` is something else or of TorchScript.
     """
+    device = str(device).partition(":")[0]
     if device not in ("cpu", "cuda"):
         raise InputError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
     if not 0.0 <= nonzero <= 1.0:
@@ -64,6 +66,10 @@ def predict(
     on_gpu = device == "cuda"
     models: list[nn.Module] = several(model, nn.Module)
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
+    if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
+        raise InputError(
+            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
+        )
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(device))
         mode.allow_non_fake_inputs = True
