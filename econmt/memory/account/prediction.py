@@ -17,7 +17,7 @@ from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.predicting_tracker import PredictingTracker
-from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu, fake_scalers
+from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate import gpu_kernels
 from econmt.memory.estimate.allocator import CachingAllocator
@@ -73,7 +73,7 @@ def predict(
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(device))
         mode.allow_non_fake_inputs = True
-        stack.enter_context(OnCPU(like_gpu=on_gpu))
+        stack.enter_context(during_backward(stack.enter_context(OnCPU(like_gpu=on_gpu))))
         stack.enter_context(autocast_on_cpu())
         stack.enter_context(fake_scalers())
         if "torch._dynamo" in sys.modules:

@@ -96,6 +96,26 @@ def _widened(value: Any) -> Any:
 
 
 @contextmanager
+def during_backward(mode: OnCPU) -> Iterator[None]:
+    """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute.
+
+    PyTorch takes it off while it calls ``Tensor.backward`` and functions like that.
+    """
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    autograd._engine_run_backward = followed
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run
+
+
+@contextmanager
 def fake_scalers() -> Iterator[None]:
     """Lets `torch.amp.GradScaler` run every step of an optimizer, and forget its fake scale after the context."""
     kind: Any = GradScaler
