@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,7 +41,12 @@ class OnCPU(TorchFunctionMode):
     def __init__(self, *, like_gpu: bool) -> None:
         super().__init__()
         self._like_gpu = like_gpu
-        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+    def know(self, tensor: Tensor, fake: Tensor) -> None:
+        """Lets a fake tensor stand for a real one as long as this exists."""
+        key = id(tensor)
+        self._fakes[key] = weakref.ref(tensor, lambda _: self._fakes.pop(key, None)), fake
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -82,7 +88,7 @@ class OnCPU(TorchFunctionMode):
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
-            self._fakes[id(tensor)] = tensor, fake
+            self.know(tensor, fake)
         return self._fakes[id(tensor)][1]
 
 
