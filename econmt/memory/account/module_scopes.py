@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from econmt.memory.account.step_recorder import StepRecorder
 from econmt.memory.account.step_tracker import StepTracker
@@ -55,8 +54,9 @@ class ModuleScopes:
         self.in_threads = False
         self._thread = threading.get_ident()
         self._tracker = tracker
-        # Weak, so that the account keeps nothing alive that the program lets go.
-        self._owners: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
+        # By id, so that the account keeps nothing alive that the program lets go.
+        self._owners: dict[int, str] = {}
+        self._owned: dict[int, list[int]] = {}
         self._running: list[tuple[nn.Module, UserLine | None]] = []
         self._optimizers = weakref.WeakKeyDictionary(dict.fromkeys(optimizers))
         self._states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -84,9 +84,8 @@ class ModuleScopes:
             finally:
                 self._unwind(0)
                 self._label_new_weights()
-                for parameter in list(self._owners):
-                    self._label_gradient(parameter)
                 for optimizer in list(self._optimizers):
+                    self._label_parameters(optimizer)
                     self._label_optimizer(optimizer)
 
     def _register(self, model: nn.Module) -> None:
@@ -117,6 +116,8 @@ class ModuleScopes:
 
             def gone(_: weakref.ref[nn.Module]) -> None:  # another module may get its id
                 del self.names[key], self._modules[key]
+                for parameter in self._owned.pop(key, ()):
+                    self._owners.pop(parameter, None)
 
             self._modules[key] = weakref.ref(module, gone)
         return self.names[key]
@@ -124,9 +125,11 @@ class ModuleScopes:
     def _label_weights(self, module: nn.Module, name: str) -> None:
         """Labels a module's own parameters and buffers that have memory."""
         for parameter in module.parameters(recurse=False):
-            if parameter in self._owners:
-                self._tracker.label(parameter, "weights", self._owners[parameter])
+            if id(parameter) in self._owners:
+                self._tracker.label(parameter, "weights", self._owners[id(parameter)])
+                self._label_gradient(parameter)
             elif not is_lazy(parameter):
+                self._owned.setdefault(id(module), []).append(id(parameter))
                 self._own(parameter, name)
         for buffer in module.buffers(recurse=False):
             if not is_lazy(buffer):
@@ -151,7 +154,7 @@ class ModuleScopes:
         self._hooks.callback(setattr, module, "_compiled_call_impl", compiled)
 
     def _own(self, parameter: Tensor, name: str) -> None:
-        self._owners[parameter] = name
+        self._owners[id(parameter)] = name
         self._tracker.nodes.add_parameters({parameter: name})
         self._tracker.label(parameter, "weights", name)
         self._label_gradient(parameter)
@@ -177,14 +180,20 @@ class ModuleScopes:
         if gradient is not None:
             parts = (gradient._values(), gradient._indices()) if gradient.is_sparse else (gradient,)
             for part in parts:
-                self._tracker.label(part, "gradients", self._owners[parameter])
+                self._tracker.label(part, "gradients", self._owners.get(id(parameter), "other"))
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
         self._states[optimizer] = len(optimizer.state)
         for parameter, state in optimizer.state.items():
             for part in tree_leaves(state):
                 if isinstance(part, Tensor):
-                    self._tracker.label(part, "optimizer state", self._owners.get(parameter, "other"))
+                    self._tracker.label(part, "optimizer state", self._owners.get(id(parameter), "other"))
+
+    def _label_parameters(self, optimizer: Optimizer) -> None:
+        """Labels the parameters of an optimizer that no module has, such as an image that is optimized."""
+        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+            if id(parameter) not in self._owners:
+                self._own(parameter, "other")
 
     def _begin_update(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -226,9 +235,7 @@ class ModuleScopes:
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_update(optimizer)
-        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
-            if parameter not in self._owners:  # of no module, such as an image that is optimized
-                self._own(parameter, "other")
+        self._label_parameters(optimizer)
         if len(optimizer.state) != self._states.get(optimizer):
             self._label_optimizer(optimizer)
 
