@@ -37,6 +37,7 @@ class ModuleScopes:
         compiled: Names of modules that ``torch.compile`` has compiled.
         kinds: Classes of modules by name.
         inputs: Bytes of the tensors that a module was called with last, by name.
+        has_sparse: True if gradients are sparse.
         in_threads: True if the program called modules in other threads, which the profiler does not follow.
     """
 
@@ -51,7 +52,7 @@ class ModuleScopes:
         self.compiled: list[str] = []
         self.kinds: dict[str, str] = {}
         self.inputs: dict[str, int] = {}
-        self.in_threads = False
+        self.in_threads = self.has_sparse = False
         self._thread = threading.get_ident()
         self._tracker = tracker
         # By id, so that the account keeps nothing alive that the program lets go.
@@ -178,6 +179,7 @@ class ModuleScopes:
     def _label_gradient(self, parameter: Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None:
+            self.has_sparse |= gradient.is_sparse
             parts = (gradient._values(), gradient._indices()) if gradient.is_sparse else (gradient,)
             for part in parts:
                 self._tracker.label(part, "gradients", self._owners.get(id(parameter), "other"))

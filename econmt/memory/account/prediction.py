@@ -105,6 +105,10 @@ def predict(
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes.append(f"Predicted for {device}; no step was run.")
+    if scopes.has_sparse:
+        account.notes.append(
+            "Gradients are sparse; what operators on sparse tensors allocate is not counted."
+        )
     parameters = (parameter for one in models for parameter in one.parameters())
     if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters):
         account.notes.append(

@@ -291,3 +291,10 @@ def test_batches_of_numpy_are_gone_after_their_step() -> None:
         model(torch.from_numpy(rows)).sum().backward()
 
     assert memory.predict(step, model, device="cpu").by_category()["other"] == rows.nbytes
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_prediction_says_that_gradients_are_sparse(sparse: bool) -> None:
+    model, rows = nn.Embedding(100, 8, sparse=sparse), torch.arange(50)
+    predicted = memory.predict(lambda: model(rows).sum().backward(), model, device="cpu")
+    assert any("Gradients are sparse" in note for note in predicted.notes) == sparse
