@@ -33,14 +33,16 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
         shared = [(str(column.header), cells[0]) for column, cells in columns if len({*cells}) == 1]
         title += [f"{head} {cell}" for head, cell in shared if cell]
         columns = [(column, cells) for column, cells in columns if len({*cells}) > 1] or columns[:1]
-    narrow = Table(title=", ".join(title), box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    # Text, since names in square brackets or between colons would be taken for markup.
+    heading = Text(", ".join(title), style="table.title")
+    narrow = Table(title=heading, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     heads = [str(column.header) for column, _ in columns]
     for (column, _), head in zip(columns, heads, strict=True):
         narrow.add_column(head.replace(" ", "\n"), justify=column.justify)
     rows = [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
     for cells, row in zip(rows, table.rows, strict=True):
         # Parts of a cell that are separated by several spaces get lines of their own.
-        narrow.add_row(*(re.sub(" {2,}", "\n", cell) for cell in cells), end_section=row.end_section)
+        narrow.add_row(*(Text(re.sub(" {2,}", "\n", cell)) for cell in cells), end_section=row.end_section)
     if _width_of(narrow) <= width:
         return narrow
     blocks = [line for row in rows for line in _block(heads, row, width)]

@@ -78,9 +78,12 @@ class Account:
 
     def close(self, scopes: ModuleScopes) -> None:
         """Ends the account, after the step."""
-        self.names = list(dict.fromkeys(scopes.names.values()))
+        self.names = list(scopes.order)
         for name in scopes.compiled:
             self.notes.append(f"{name} is compiled: what it computes is one row.")
+        if scopes.in_threads:
+            missing = "is not counted" if self._tracker.device.type == "cpu" else "belongs to no module"
+            self.notes.append(f"Modules ran in another thread as well; what it allocated {missing}.")
         self._scopes = scopes
 
     @cached_property
@@ -128,8 +131,9 @@ class Account:
 
     def advice(self) -> list[Advice]:
         """Returns changes that would make room, with the bytes that they are predicted to save, largest first."""
+        ledger = self.ledger
         assert self._scopes is not None
-        return advise(self.ledger, self._scopes)
+        return advise(ledger, self._scopes)
 
     def tables(self, depth: int | None = 2) -> dict[str, ReportTable]:
         """Returns the account's tables by kind."""

@@ -62,13 +62,11 @@ def trace(tracker: MemoryRecord) -> dict[str, Any]:
         else:
             module = _slice(work.layer, 1, work.begin, work.end)
             events.append(module)
-    for milliseconds, _, sizes in over_time(tracker, str):
-        by_category = dict.fromkeys(CATEGORIES, 0)
-        for (category, _name), size in sizes.items():
-            by_category[category] += size
-        events.append(
-            {"ph": "C", "name": "live bytes", "pid": 0, "ts": 1000.0 * milliseconds, "args": by_category}
-        )
+    live = dict.fromkeys(CATEGORIES, 0)
+    live["other"] = tracker.unknown
+    for seconds, storage, size, _ in _changes(tracker):
+        live[kind_of(storage)[0]] += size
+        events.append({"ph": "C", "name": "live bytes", "pid": 0, "ts": 1e6 * seconds, "args": {**live}})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

@@ -33,6 +33,13 @@ class PredictingTracker(StepTracker):
         self.allocator = allocator
         self._blocks: dict[Storage, tuple[int, int]] = {}
 
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # All tensors are fake below here, so that the mode that replaces real ones would only take time.
+        with torch._C.DisableTorchFunction():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
     def see(self, tensor: Tensor) -> None:
         """Notes a tensor that exists, whether or not an operator will read it."""
         self._find(tensor)

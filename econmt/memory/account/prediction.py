@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map
 
 from econmt.errors import InputError
 from econmt.memory.account.account import Account
 from econmt.memory.account.module_scopes import ModuleScopes
 from econmt.memory.account.predicting_tracker import PredictingTracker
-from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu, fake_scalers
+from econmt.memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt.memory.account.tracking import nested_hooks, several
 from econmt.memory.estimate import gpu_kernels
 from econmt.memory.estimate.allocator import CachingAllocator
@@ -33,7 +35,7 @@ def predict(
     model: nn.Module | Sequence[nn.Module] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
-    device: str = "cuda",
+    device: torch.device | str = "cuda",
     nonzero: float = 1.0,
 ) -> Account:
     """Predicts the account of a training step without running it; a GPU's needs no GPU.
@@ -55,8 +57,10 @@ def predict(
         The account, without times. Compiled functions count as if they were not compiled.
 
     Raises:
-        InputError: The device is neither "cpu" nor "cuda", or the share is not between 0 and 1.
+        InputError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, or ``model`` or
+            ``optimizer`` is something else or of TorchScript.
     """
+    device = str(device).partition(":")[0]
     if device not in ("cpu", "cuda"):
         raise InputError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
     if not 0.0 <= nonzero <= 1.0:
@@ -64,15 +68,20 @@ def predict(
     on_gpu = device == "cuda"
     models: list[nn.Module] = several(model, nn.Module)
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
-    with ExitStack() as stack:
+    if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
+        raise InputError(
+            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
+        )
+    with _values_unknown(), ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(device))
         mode.allow_non_fake_inputs = True
-        stack.enter_context(OnCPU(like_gpu=on_gpu))
+        stand_ins = stack.enter_context(OnCPU(like_gpu=on_gpu))
+        stack.enter_context(during_backward(stand_ins))
         stack.enter_context(autocast_on_cpu())
         stack.enter_context(fake_scalers())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_faked(models, optimizers))
+        stack.enter_context(_faked(models, optimizers, stand_ins))
         replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
         replacements[aten.nonzero.default] = lambda tensor: tensor.new_empty(
             (round(nonzero * tensor.numel()), tensor.dim()), dtype=torch.int64
@@ -96,12 +105,28 @@ def predict(
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes.append(f"Predicted for {device}; no step was run.")
+    if scopes.has_sparse:
+        account.notes.append(
+            "Gradients are sparse; what operators on sparse tensors allocate is not counted."
+        )
     parameters = (parameter for one in models for parameter in one.parameters())
     if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters):
         account.notes.append(
             "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
         )
     return account
+
+
+@contextmanager
+def _values_unknown() -> Iterator[None]:
+    """Names operators whose results have shapes that depend on values."""
+    try:
+        yield
+    except DynamicOutputShapeException as error:
+        raise InputError(
+            f"memory.predict: the shape of the result of {error.func} depends on values, which a prediction does not "
+            "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
+        ) from error
 
 
 def _warm_up(tracker: PredictingTracker, step: Callable[[], object]) -> Callable[[], object]:
@@ -114,9 +139,13 @@ def _warm_up(tracker: PredictingTracker, step: Callable[[], object]) -> Callable
 
 
 @contextmanager
-def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Replaces parameters, buffers, gradients and optimizer state by fake tensors within the context."""
+def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_ins: OnCPU) -> Iterator[None]:
+    """Replaces parameters, buffers, gradients and optimizer state by fake tensors within the context.
+
+    The program may hold parameters elsewhere, such as in a list, and may run optimizers that were not given.
+    """
     fakes: dict[Tensor, Tensor] = {}
+    faked: list[Optimizer] = []
 
     def fake(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -125,9 +154,24 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
             plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
             is_parameter = isinstance(value, nn.Parameter)
             fakes[value] = nn.Parameter(plain, value.requires_grad) if is_parameter else plain
+            stand_ins.know(value, fakes[value])
             if value.is_leaf and value.grad is not None:
                 fakes[value].grad = fake(value.grad)
         return fakes[value]
+
+    def fake_optimizer(optimizer: Optimizer) -> None:
+        faked.append(optimizer)
+        for group in optimizer.param_groups:
+            stack.callback(group.update, dict(group))
+            group["params"] = [fake(parameter) for parameter in group["params"]]
+        stack.callback(setattr, optimizer, "state", optimizer.state)
+        state = {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()}
+        optimizer.state = defaultdict(dict, state)
+
+    def find_optimizer(optimizer: Optimizer, *_: Any) -> None:
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        if optimizer not in faked and any(each in fakes for each in parameters):
+            fake_optimizer(optimizer)
 
     with ExitStack() as stack:
         for module in [each for model in models for each in model.modules()]:
@@ -137,14 +181,8 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iter
                     setattr(module, name, fake(parameter))  # as an RNN notices
             module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
         for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                stack.callback(group.update, dict(group))
-                group["params"] = [fake(parameter) for parameter in group["params"]]
-            stack.callback(setattr, optimizer, "state", optimizer.state)
-            optimizer.state = defaultdict(
-                dict,
-                {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()},
-            )
+            fake_optimizer(optimizer)
+        stack.callback(register_optimizer_step_pre_hook(find_optimizer).remove)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,7 +41,12 @@ class OnCPU(TorchFunctionMode):
     def __init__(self, *, like_gpu: bool) -> None:
         super().__init__()
         self._like_gpu = like_gpu
-        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+    def know(self, tensor: Tensor, fake: Tensor) -> None:
+        """Lets a fake tensor stand for a real one as long as this exists."""
+        key = id(tensor)
+        self._fakes[key] = weakref.ref(tensor, lambda _: self._fakes.pop(key, None)), fake
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -82,7 +88,7 @@ class OnCPU(TorchFunctionMode):
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
-            self._fakes[id(tensor)] = tensor, fake
+            self.know(tensor, fake)
         return self._fakes[id(tensor)][1]
 
 
@@ -93,6 +99,26 @@ def _widened(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _widened(part) for name, part in value.items()}
     return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
+
+
+@contextmanager
+def during_backward(mode: OnCPU) -> Iterator[None]:
+    """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute.
+
+    PyTorch takes it off while it calls ``Tensor.backward`` and functions like that.
+    """
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    autograd._engine_run_backward = followed
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt.memory.account.profiled_operators import (
     NodeRun,
@@ -129,6 +130,7 @@ class StepRecorder(MemoryRecord):
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
+        tensor = _inner(tensor)
         address = _address(tensor)
         if address and tensor.get_device() == self._index:
             if not self._start:
@@ -145,6 +147,7 @@ class StepRecorder(MemoryRecord):
         """Notes the storage of a tensor that may be older than the recording."""
         # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
         # when it is released.
+        tensor = _inner(tensor)
         if self._index < 0 and not tensor.requires_grad and _address(tensor):
             self._note_use(tensor)
 
@@ -154,15 +157,15 @@ class StepRecorder(MemoryRecord):
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
-        layer = accounting.current_layer()
-        address = _address(tensor)
+        layer, inner = accounting.current_layer(), _inner(tensor)
+        address = _address(inner)
         if address:
             line = None
-            if tensor.nbytes >= LARGE and address not in self._older:
+            if inner.nbytes >= LARGE and address not in self._older:
                 line = self.calling or user_line()
             self._marks.append((time.time_ns(), address, layer, line))
-            if self._index < 0 and not tensor.requires_grad:
-                self._note_use(tensor)
+            if self._index < 0 and not inner.requires_grad:
+                self._note_use(inner)
         return tensor, layer
 
     def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
@@ -268,6 +271,13 @@ class StepRecorder(MemoryRecord):
         if node.is_nested and self._nodes_of_backward.are_known:
             return self._nodes_of_backward.of_number(node.sequence)
         return self.nodes.of_number(node.sequence)
+
+
+def _inner(tensor: Any) -> Any:
+    """Returns the tensor that has the memory of a tensor: the first one inside of a wrapper, such as a DTensor."""
+    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    return tensor
 
 
 def _address(tensor: Tensor) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -48,7 +48,8 @@ def track(
         The account.
 
     Raises:
-        InputError: The device is neither a CPU nor a CUDA device, or another thread is in such a block.
+        InputError: The device is neither a CPU nor a CUDA device that is there, another thread is in such a block, or
+            ``model`` or ``optimizer`` is something else.
     """
     models = several(model, nn.Module)
     optimizers = several(optimizer, Optimizer)
@@ -56,6 +57,8 @@ def track(
     where = torch.device(device or ("cpu" if parameter is None else parameter.device))
     if where.type not in ("cpu", "cuda"):
         raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"memory.track: there is no GPU for device '{where}'; memory.predict needs none")
     if another_thread_records():
         raise InputError(
             "memory.track: a block of another thread has not ended; one thread can be tracked at a time"
@@ -112,8 +115,21 @@ def _leave_compiled(scopes: ModuleScopes) -> None:
 
 
 def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:
-    """Returns one object, or several ones, as a list."""
-    return [given] if isinstance(given, kind) else list(given or ())  # type: ignore[arg-type]
+    """Returns one object, or several ones, as a list.
+
+    Raises:
+        InputError: One of them is of another class.
+    """
+    if given is None:
+        return []
+    all_given = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
+    for each in all_given:
+        if not isinstance(each, kind):
+            raise InputError(
+                f"memory account: expected a torch {kind.__name__} or a list of them, but got {type(each).__name__}; "
+                "the model comes first, then the optimizer"
+            )
+    return all_given
 
 
 @contextmanager

@@ -45,7 +45,23 @@ def cpu_workspace(func: Any) -> Callable[..., int] | None:
         return lambda *args, **kwargs: _measured(func, args, kwargs)
     if func in _IN_16_BITS:
         return lambda *args, **kwargs: _measured(func, args, kwargs) if args[0].element_size() == 2 else 0
+    if torch.Tag.pointwise in func.tags:
+        return lambda *args, **kwargs: _converted(func, args, kwargs) if _is_mixed(args) else 0
     return None
+
+
+def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Returns the bytes of tensors that an operator converts to another type."""
+    try:
+        return _measured(func, args, kwargs)
+    except (RuntimeError, ZeroDivisionError):  # integers divided by zeros
+        return 0
+
+
+def _is_mixed(args: tuple[Any, ...]) -> bool:
+    """Returns True if tensors have several types, or integers, so that an operator may convert them first."""
+    types = {tensor.dtype for tensor in _tensors(args) if tensor.dim()}
+    return len(types) > 1 or not all(each.is_floating_point or each.is_complex for each in types)
 
 
 def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

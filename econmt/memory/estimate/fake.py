@@ -37,6 +37,24 @@ def _nonzero(tensor: Tensor) -> Tensor:
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
+def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Looks for the elements of masks as on a device, where each mask becomes one index for each dimension."""
+    expanded: list[Tensor | None] = []
+    has_masks = False
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            has_masks = True
+            expanded += index.nonzero().unbind(1)
+        else:
+            expanded.append(index)
+    return aten.index.Tensor(tensor, expanded) if has_masks else NotImplemented
+
+
+def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+    return tensor.new_empty(len(mask.expand(shape).reshape(-1).nonzero()))
+
+
 def _unique(most_distinct: Callable[[int], int]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Returns a replacement of ``unique`` that assumes ``most_distinct(n)`` distinct values among n."""
 
@@ -154,6 +172,8 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.is_set_to.default: _is_same,
     aten.nonzero.default: _nonzero,
+    aten.index.Tensor: _index,
+    aten.masked_select.default: _masked_select,
     # The largest number of distinct words for which the model multiplies each of them once.
     aten._unique2.default: _unique(lambda count: max(1, translation.most_distinct(count))),
     aten.add.Tensor: _add,

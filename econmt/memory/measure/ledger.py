@@ -116,11 +116,8 @@ class Ledger:
 
     def ordered(self, names: Iterable[str]) -> list[str]:
         """Returns different names of layers in the order of tables."""
-        used = dict.fromkeys(names)
-        return [
-            *(name for name in self.order if name in used),
-            *(name for name in used if name not in self.order),
-        ]
+        used, order = dict.fromkeys(names), dict.fromkeys(self.order)
+        return [*(name for name in order if name in used), *(name for name in used if name not in order)]
 
     def category(self, category: str) -> int:
         """Returns the bytes of a category at the peak, over all layers."""
@@ -128,7 +125,14 @@ class Ledger:
 
     def layer(self, layer: str) -> int:
         """Returns the bytes of a layer at the peak, over all categories."""
-        return sum(size for (_, name), size in self.entries.items() if name == layer)
+        return self.by_layer()[layer]
+
+    def by_layer(self) -> Counter[str]:
+        """Returns the bytes at the peak by layer, over all categories."""
+        sizes: Counter[str] = Counter()
+        for (_, name), size in self.entries.items():
+            sizes[name] += size
+        return sizes
 
     @property
     def total(self) -> int:

@@ -65,7 +65,7 @@ def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], 
         tables: Tables below the charts, by their kinds; "ledger" belongs to the bars.
         notes: Sentences for the reader.
     """
-    at_peak = _layer_bars(ledger, max(map(ledger.layer, ledger.layers), default=0))
+    at_peak = _layer_bars(ledger, max(ledger.by_layer().values(), default=0))
     others = "".join(
         f"<h3>{escape(table.title)}</h3>{_table(kind, table)}"
         for kind, table in tables.items()
@@ -212,10 +212,11 @@ def _section(title: str, content: str) -> str:
 def _layer_bars(ledger: Ledger, largest: int) -> str:
     """Returns bars of the bytes at the peak, one per layer; ``largest`` bytes fill the width."""
     rows = []
+    sizes, total = ledger.by_layer(), ledger.total
     for layer in ledger.layers:
-        size = ledger.layer(layer)
+        size = sizes[layer]
         parts = _parts(layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES})
-        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, ledger.total)}"))
+        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, total)}"))
     return _bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
 
 

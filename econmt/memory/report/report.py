@@ -154,12 +154,13 @@ def summary(profile: Profile) -> list[str]:
 
 def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
     """Lists the bytes at the peak by layer, or by what ``kind`` names, and by category."""
+    sizes, total = ledger.by_layer(), ledger.total
     rows: list[list[Cell]] = [
         [
             layer,
             *(ledger.entries.get((category, layer), 0) for category in CATEGORIES),
-            ledger.layer(layer),
-            format_share(ledger.layer(layer), ledger.total),
+            sizes[layer],
+            format_share(sizes[layer], total),
         ]
         for layer in ledger.layers
     ]
@@ -169,7 +170,7 @@ def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
         "where the bytes of a training step went" + (f" ({whose})" if whose else ""),
         (kind, *CATEGORIES, "all", "share"),
         rows,
-        ["all", *map(ledger.category, CATEGORIES), ledger.total, "100 %"],
+        ["all", *map(ledger.category, CATEGORIES), total, "100 %"],
         below=_device_rows(ledger),
     )
 

@@ -6,6 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rich.table import Table
+from rich.text import Text
+
+from econmt.errors import printable
 
 Cell = str | int
 """Cell of a table: text, or a number of bytes."""
@@ -30,13 +33,18 @@ class ReportTable(NamedTuple):
         for number, column in enumerate(self.columns):
             result.add_column(column, justify="left" if number in self.left else "right")
         for row in self.rows:
-            result.add_row(*map(cell_text, row))
+            result.add_row(*map(_shown, row))
         if self.sums:
             result.add_section()
-            result.add_row(*map(cell_text, self.sums))
+            result.add_row(*map(_shown, self.sums))
         for row in self.below:
-            result.add_row(*map(cell_text, row))
+            result.add_row(*map(_shown, row))
         return result
+
+
+def _shown(cell: Cell) -> Text:
+    """Returns a cell for a terminal, in which nothing is markup."""
+    return Text(printable(cell_text(cell)))
 
 
 def cell_text(cell: Cell) -> str:

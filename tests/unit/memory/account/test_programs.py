@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
 from econmt.errors import InputError
@@ -213,3 +215,86 @@ def test_grouped_products_have_their_shapes(
     with FakeTensorMode(), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
         ends = torch.zeros(3, dtype=torch.int32) if grouped else None
         assert torch._grouped_mm(torch.zeros(left), torch.zeros(right), ends).shape == shape
+
+
+def test_masks_are_looked_up_like_nonzero_elements() -> None:
+    model, inputs, rows = nn.Linear(64, 64), torch.randn(512, 64), torch.ones(512, dtype=torch.bool)
+
+    def by_rows() -> None:
+        model(inputs)[rows, :3].square().sum().backward()
+
+    def by_elements() -> None:
+        model(inputs).masked_select(inputs == inputs).sum().backward()
+
+    for step in (by_rows, by_elements):
+        account, predicted = measured(step, model), memory.predict(step, model, device="cpu")
+        assert predicted.peak_bytes == account.peak_bytes
+        assert predicted.ledger.stash == account.ledger.stash
+        assert memory.predict(step, model, device="cpu", nonzero=0.5).peak_bytes <= account.peak_bytes
+
+
+def test_a_shape_that_depends_on_values_is_named() -> None:
+    values = torch.arange(8)
+    with pytest.raises(InputError, match=r"repeat_interleave\.Tensor depends on values.* output_size"):
+        memory.predict(lambda: values.repeat_interleave(values), device="cpu")
+
+
+def test_tensors_that_a_cpu_converts_first_are_predicted() -> None:
+    single, half, whole = torch.randn(512, 64), torch.randn(512, 64).bfloat16(), torch.ones(512, 64).long()
+
+    def step() -> Tensor:
+        single.mul_(half)
+        return (half * single).sum() + torch.where(single > 0, half, single).sum() + (whole / 2).sum()
+
+    assert memory.predict(step, device="cpu").peak_bytes == measured(step).peak_bytes
+    assert memory.predict(lambda: whole // whole, device="cpu").peak_bytes == 2 * whole.nbytes
+
+
+def test_what_a_checkpoint_recomputes_from_is_predicted_once() -> None:
+    model, inputs = perceptron(), torch.randn(512, 64)
+
+    def step() -> None:
+        checkpoint(model, inputs, use_reentrant=False).square().mean().backward()
+
+    assert memory.predict(step, model, device="cpu").by_category()["other"] == inputs.nbytes
+
+
+def test_a_prediction_knows_parameters_that_the_program_holds_elsewhere() -> None:
+    model, inputs = perceptron(), torch.randn(16, 64)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        penalty: Tensor = sum(each.square().sum() for each in parameters)  # type: ignore[assignment]
+        (model(inputs).square().mean() + penalty).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    before = [each.detach().clone() for each in parameters]
+    predictions = [memory.predict(step, model, *given, device="cpu") for given in ([], [optimizer])]
+    assert not optimizer.state
+    assert all(map(torch.equal, parameters, before))
+    assert all(
+        found is wanted for found, wanted in zip(optimizer.param_groups[0]["params"], parameters, strict=True)
+    )
+    account = measured(step, model, optimizer)
+    for predicted in predictions:
+        assert predicted.by_category()["optimizer state"] == account.by_category()["optimizer state"]
+        assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=1e-3)
+
+
+def test_batches_of_numpy_are_gone_after_their_step() -> None:
+    model, rows = nn.Linear(64, 8), np.ones((512, 64), np.float32)
+
+    def step() -> None:
+        model(torch.from_numpy(rows)).sum().backward()
+
+    assert memory.predict(step, model, device="cpu").by_category()["other"] == rows.nbytes
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_prediction_says_that_gradients_are_sparse(sparse: bool) -> None:
+    model, rows = nn.Embedding(100, 8, sparse=sparse), torch.arange(50)
+    predicted = memory.predict(lambda: model(rows).sum().backward(), model, device="cpu")
+    assert any("Gradients are sparse" in note for note in predicted.notes) == sparse

@@ -1,0 +1,285 @@
+"""Blocks of memory.track around programs that make, change, wrap and drop their modules in unusual ways."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor, nn
+
+from econmt import memory
+from econmt.errors import InputError
+from econmt.memory.account import exports
+
+
+class Exponential(nn.Module):
+    """A module that keeps its result."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.exp()
+
+
+class Sine(nn.Module):
+    """A module that keeps its input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.sin()
+
+
+def test_a_module_that_is_gone_leaves_its_name_to_no_other() -> None:
+    inputs = torch.randn(64, 64, requires_grad=True)
+    with memory.track() as account:
+        results = [kind()(inputs) for _ in range(3) for kind in (Exponential, Sine)]
+    assert account.names == ["Exponential", "Sine"]
+    assert account.by_module() == {
+        "Exponential": {"feature maps": 3 * inputs.nbytes},
+        "Sine": {"workspace": 3 * inputs.nbytes},
+        "outside of modules": {"other": inputs.nbytes},
+    }
+    assert len(results) == 6
+
+
+def test_an_account_keeps_neither_the_model_nor_the_optimizer_alive() -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    with memory.track(model, optimizer) as account:
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        inner = nn.Linear(64, 64)
+        inner(torch.ones(2, 64))
+        kept = [weakref.ref(inner.weight.untyped_storage())]
+        del inner
+        gc.collect()
+        assert kept[0]() is None
+    kept += [weakref.ref(model), weakref.ref(model.weight.untyped_storage()), weakref.ref(optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert not any(reference() for reference in kept)
+    assert account.by_category()["optimizer state"] > 0
+
+
+def test_weights_that_change_their_type_in_the_block_stay_weights() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    size = sum(each.nbytes for each in (*model.parameters(), *model.buffers()) if each.is_floating_point())
+    with memory.track(model) as account:
+        model.double()
+        model(torch.ones(1024, 64, dtype=torch.float64)).sum().backward()
+    assert account.by_category()["weights"] == 2 * size + 8
+
+
+def test_a_lazy_module_gets_its_weights_in_the_block() -> None:
+    model = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d())
+    with memory.track(model) as account:
+        model(torch.ones(512, 64)).sum().backward()
+    assert account.by_module()["0"]["weights"] == (64 + 1) * 32 * 4
+    assert model[1].weight.grad is not None
+    assert model[1].weight.grad._post_accumulate_grad_hooks is None
+    assert account.by_category()["gradients"] > 0
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_closure_is_no_part_of_the_update(is_named: bool) -> None:
+    model, inputs = nn.Linear(64, 64), torch.ones(8, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(inputs).exp().sum()
+        loss.backward()
+        return loss
+
+    with memory.track(model, optimizer) as account:
+        loss = optimizer.step(closure=closure) if is_named else optimizer.step(closure)
+    assert loss is not None
+    assert account.ledger.stashed == inputs.nbytes  # the result of exp
+    assert {phase for phase, _ in account.ledger.milliseconds} == {"forward", "backward", "optimizer"}
+    assert account.ledger.phase("forward") > 0
+
+
+class Averaging(torch.optim.Optimizer):
+    """An optimizer that runs another one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], {})
+        self.inner = inner
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.mul_(0.5)
+
+
+def test_an_optimizer_within_another_one_belongs_to_its_step() -> None:
+    model = nn.Linear(64, 64)
+    inner = torch.optim.Adam(model.parameters())
+    outer = Averaging(inner)
+    model(torch.ones(8, 64)).sum().backward()
+    with memory.track(model, [outer, inner]) as account:
+        outer.step()
+    _ = account.ledger
+    assert {work.phase for work in account._tracker.works} == {"optimizer"}
+
+
+def test_phases_are_right_after_an_optimizer_has_failed() -> None:
+    weight = nn.Parameter(torch.ones(8))
+    weight.grad = torch.ones(8)
+    optimizer = torch.optim.SGD([weight])
+    with memory.track(None, optimizer) as account:
+        optimizer.param_groups[0]["lr"] = "large"
+        with pytest.raises(TypeError):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+        nn.Linear(8, 8)(weight)
+    _ = account.ledger
+    assert [work.phase for work in account._tracker.works if work.operator == "aten.addmm"] == ["forward"]
+
+
+def test_an_account_says_that_modules_ran_in_another_thread() -> None:
+    model, inputs = nn.Linear(64, 64), torch.ones(8, 64)
+
+    def notes(run: Callable[[], object]) -> str:
+        with memory.track(model) as account:
+            run()
+        return " ".join(account.notes)
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=model, args=(inputs,))
+        thread.start()
+        thread.join()
+
+    assert notes(lambda: model(inputs).sum().backward()) == ""
+    assert notes(in_thread) == "Modules ran in another thread as well; what it allocated is not counted."
+
+
+ODD = ("<script>alert(1)</script>", "[/red]", "[bold]x", ":x:", "two\nlines", "\x1b[31m", "日本")
+"""Names that HTML, tables or terminals could take for something else."""
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    model = nn.ModuleDict({name: nn.Linear(8, 8) for name in ODD})
+    with memory.track(model) as account:
+        results = [layer(torch.ones(64, 8)) for layer in model.values()]
+    assert len(results) == len(ODD)
+    for width in (40, 80, 200):
+        for show in (account.show, memory.compare(account, _nothing()).show):
+            console = Console(file=io.StringIO(), width=width)
+            show(console=console)
+            text = console.file.getvalue()  # type: ignore[attr-defined]
+            assert all(name in text for name in ("<script>", "[/red]", "[bold]x", ":x:", "日本", "\\x1b[31m"))
+            assert "\x1b" not in text
+    account.save(tmp_path / "page.html", depth=None)
+    assert "<script>alert" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+    account.to_json(tmp_path / "account.json")
+    assert memory.compare(tmp_path / "account.json", account).changes() == {}
+
+
+def _nothing() -> memory.Account:
+    with memory.track() as account:
+        pass
+    return account
+
+
+def test_a_trace_sums_the_counters_without_all_modules_at_each_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    with memory.track(model) as account:
+        model(torch.ones(2, 4)).sum().backward()
+    sums = [sum(sizes.values()) for _, _, sizes in account.over_time()]
+    monkeypatch.delattr(exports, "over_time")
+    account.to_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [sum(event["args"].values()) for event in events if event["ph"] == "C"] == sums
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.optim.Adam([torch.ones(1)]),), "expected a torch Module or a list of them, but got Adam"),
+        ((nn.Linear(1, 1), nn.Linear(1, 1)), "expected a torch Optimizer or a list of them, but got Linear"),
+        (([*nn.Linear(1, 1).parameters()],), "expected a torch Module or a list of them, but got Parameter"),
+        (({"model": nn.Linear(1, 1)},), "expected a torch Module or a list of them, but got str"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message), memory.track(*arguments):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(InputError, match=message):
+        memory.predict(lambda: None, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_gpu_that_is_not_there_cannot_be_tracked(device: str) -> None:
+    with (
+        pytest.raises(InputError, match=f"there is no GPU for device '{device}"),
+        memory.track(device=device),
+    ):
+        pass
+
+
+def test_devices_of_a_prediction_are_given_as_elsewhere_in_pytorch() -> None:
+    model, inputs = nn.Linear(64, 64), torch.ones(8, 64)
+    peaks = {
+        memory.predict(lambda: model(inputs), model, device=device).peak_bytes
+        for device in ("cuda", "cuda:0", torch.device("cuda", 0))
+    }
+    assert len(peaks) == 1
+    assert memory.predict(lambda: model(inputs), model, device=torch.device("cpu")).peak_bytes not in peaks
+
+
+def test_scripted_modules_are_tracked_and_not_predicted() -> None:
+    model, inputs = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU())), torch.ones(8, 64)
+    with memory.track(model) as account:
+        model(inputs).sum().backward()
+    assert account.by_category()["weights"] == (64 + 1) * 64 * 4
+    with pytest.raises(InputError, match=r"modules of torch\.jit\.script cannot be predicted"):
+        memory.predict(lambda: model(inputs), model)
+
+
+def test_advice_is_read_after_the_block() -> None:
+    with (
+        memory.track() as account,
+        pytest.raises(InputError, match="the memory account is complete when its with block has ended"),
+    ):
+        account.advice()
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_parameters_that_wrap_tensors() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model, inputs = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 8)), torch.ones(32, 64)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    step()
+    step()
+    with memory.track(model, optimizer) as account:
+        step()
+    categories = account.by_category()
+    assert categories["weights"] == size
+    assert categories["optimizer state"] >= 2 * size
