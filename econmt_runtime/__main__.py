@@ -45,9 +45,9 @@ def main(folder: str | None = None) -> int:
     arguments = parser.parse_args()
     if arguments.score and arguments.nbest_size > 1:
         parser.error("--score cannot be combined with --nbest-size above 1, whose output includes the scores")
-    from econmt_runtime.translator import load
-
     try:
+        from econmt_runtime.translator import load
+
         _open_output()
         translator = load(
             folder or arguments.folder,
@@ -71,6 +71,9 @@ def main(folder: str | None = None) -> int:
         return 2
     except RuntimeInputError as error:
         _tell(f"error: {error}")
+        return 2
+    except ModuleNotFoundError as error:
+        _tell(f"error: this Python has no {error.name}; install it, as with pip install numpy sentencepiece")
         return 2
     except OSError as error:
         _tell(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")

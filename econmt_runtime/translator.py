@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
 ROWS = 120
 """Number of hypotheses that grow together, chosen so that their intermediate results stay in the CPU's caches."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CHARACTERS_A_TOKEN = 50
 """Characters per token of the longest source; longer lines are cut before tokenization."""
@@ -121,8 +124,17 @@ class RuntimeTranslator:
             One translation per line.
 
         Raises:
-            RuntimeInputError: If the model gives no finite probability to any translation of a line.
+            RuntimeInputError: If the lines are not a list of text that UTF-8 can write, or the model gives no finite
+                probability to any translation of a line.
         """
+        is_list = isinstance(lines, Sequence) and not isinstance(lines, str)
+        if not is_list or not all(isinstance(line, str) for line in lines):
+            raise RuntimeInputError("translate expects a list of lines of text, as translate(['A dog.'])")
+        for number, line in enumerate(lines, first):
+            if found := _SURROGATE.search(line):
+                raise RuntimeInputError(
+                    f"line {number}: the character U+{ord(found[0]):04X} is not allowed in text; remove it"
+                )
         sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         size = max(1, ROWS // self.options.beam_size)

@@ -355,6 +355,10 @@ class TrainedModel:
     def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
         """Loads the shortlists of a lexicon file; None if ``path`` is None."""
         limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
+        if path is None and top is not None:
+            raise InputError(
+                "restrict_lexicon_topk has no effect without restrict_lexicon; give that too, or remove it"
+            )
         if path is None:
             return None
         if not self._vocabulary:
@@ -390,7 +394,7 @@ class TrainedModel:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        _refuse_idle_penalties(changes, options)
+        _refuse_idle(changes, options)
         for each in self.loaded if options.brevity_penalty_type == "learned" else ():
             if each.recipe.translation_model.length_task == "none":
                 raise InputError(
@@ -400,8 +404,8 @@ class TrainedModel:
         return options
 
 
-def _refuse_idle_penalties(changes: Mapping[str, Any], options: SearchOptions) -> None:
-    """Rejects given penalty options that would have no effect.
+def _refuse_idle(changes: Mapping[str, Any], options: SearchOptions) -> None:
+    """Rejects given search options that would have no effect.
 
     Raises:
         InputError: if there is one; the message names it and the option that it needs.
@@ -416,9 +420,15 @@ def _refuse_idle_penalties(changes: Mapping[str, Any], options: SearchOptions) -
         raise InputError(
             f"{ratio} has no effect with brevity_penalty_type {kind}; set the type to constant, or remove it"
         )
-    for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight", "word_penalty"):
-        if changes.get(name) and options.sample is not None:
+    penalties = weight, ratio, "brevity_penalty_type", "coverage_penalty_weight", "word_penalty"
+    for name in (*penalties, "beam_prune", "beam_search_stop"):
+        if changes.get(name, "all") not in ("all", 0.0) and options.sample is not None:
             raise InputError(f"{name} cannot be combined with sample; remove one of them")
+    for name in (ratio, "brevity_penalty_type"):
+        if changes.get(name, "none") != "none" and not options.brevity_penalty_weight:
+            raise InputError(f"{name} has no effect with {weight} 0; set the weight too, or remove {name}")
+    if options.temperature != 1.0 and options.sample is None:
+        raise InputError("temperature has no effect without sample=True; add that, or remove temperature")
 
 
 def parameter_count(models: Iterable[torch.nn.Module]) -> int:

@@ -321,6 +321,8 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
         raise InputError(f"checkpoint '{str(which)[:40]}': use best, last or the number of an update")
     if path is None or not path.exists():
         available = ", ".join(str(update) for update in sorted(numbered))
+        if not available and folder.best.exists():
+            raise InputError(f"{folder.path}: no checkpoint '{which}'; it has the best one alone")
         if not available:
             raise InputError(
                 f"{folder.path}: no checkpoint '{which}', and no other; train until the first, which comes after "

@@ -94,7 +94,7 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: cannot be passed on to the output: {error}") from None
     for name in passed:
-        near = difflib.get_close_matches(name, _RequestFields.model_fields, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name.lower(), _RequestFields.model_fields, n=1, cutoff=0.8)
         if near:
             raise InputError(f"{where}: unknown field {name}; did you mean {near[0]}?")
     request = Request(

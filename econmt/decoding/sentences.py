@@ -30,6 +30,8 @@ _NEXT = re.compile(rf"\s+(?:[-–—]\s*)?[{_OPENING}\s]*")
 _WORD_BEFORE = re.compile(rf"[^\s{_OPENING}]*\Z")
 _LONGEST_WORD = 40
 _LONG_WORD = re.compile(r"\S{1000}")
+_LONG_TEXT = 20_000
+"""Characters of a text above which the library, whose time grows with the square, is not used."""
 _ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[^\W\d_]")
 _ORDINAL = re.compile(r"\d{1,2}|[IVX]{1,5}")
 _ITEM = re.compile(r"\s*\d{1,3}\Z")
@@ -113,7 +115,7 @@ def _begins_sentence(text: str, begin: int, end: re.Match[str], language: str) -
         or (word in _NUMBERED.split() and first.isdigit())
     ):
         return False
-    if _ITEM.match(text[begin : end.start()]) or (
+    if _ITEM.match(text, begin, end.start()) or (
         language in _WITH_ORDINALS.split() and _ORDINAL.fullmatch(word)
     ):
         return False
@@ -139,7 +141,8 @@ def splitter_for(language: str) -> Splitter:
         return own
 
     def split(text: str) -> list[Span]:
-        if _LONG_WORD.search(text):  # the library takes the square of a word's length
+        # The library takes the square of a word's length, and of a text's.
+        if len(text) > _LONG_TEXT or _LONG_WORD.search(text):
             return own(text)
         spans: list[Span] = []
         for begin, last in _found(text, library.split(" ".join(text.split()))):

@@ -8,6 +8,7 @@ vocabulary, the runtime's modules and the C library are included, so that ``pyth
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import json
 import shutil
@@ -95,7 +96,8 @@ def export_runtime(
             if module.name != _LAUNCHER:
                 shutil.copyfile(module, package / module.name)
         write_text(temporary / "__main__.py", _main_module(package))
-        shutil.copyfile(library, package / library.name)
+        # The library has no part of Python, so that the folder serves every version: its name has none either.
+        shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
         arrays = temporary / "arrays.safetensors"
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
         rest = sorted(path for path in temporary.rglob("*") if path.is_file() and path != arrays)

@@ -257,6 +257,30 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
         model.translate(LINES, top_k=3)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.5}, "temperature has no effect without sample=True"),
+        ({"sample": True, "beam_prune": 0.5}, "beam_prune cannot be combined with sample"),
+        ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop cannot be combined with sample"),
+        (
+            {"brevity_penalty_type": "constant"},
+            "brevity_penalty_type has no effect with brevity_penalty_weight 0",
+        ),
+        (
+            {"brevity_penalty_constant_length_ratio": 2.0},
+            "brevity_penalty_constant_length_ratio has no effect with brevity_penalty_weight 0",
+        ),
+        ({"restrict_lexicon_topk": 3}, "restrict_lexicon_topk has no effect without restrict_lexicon"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    model: econmt.TrainedModel, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        model.translate(["a"], **options)
+
+
 def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:
     hypotheses, references = ["A B C D E", "F G H"], ["A B C D F", "F G H"]
     (tmp_path / "h").write_text("\n".join(hypotheses) + "\n")

@@ -329,6 +329,16 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     assert most > usual
 
 
+@pytest.mark.parametrize("lines", ["a b c", ["a", 1], None])
+def test_what_is_no_list_of_lines_is_refused(whole: Path, lines: Any) -> None:
+    with pytest.raises(econmt_runtime.RuntimeInputError, match="expects a list of lines of text"):
+        econmt_runtime.load(whole).translate(lines)
+    with pytest.raises(
+        econmt_runtime.RuntimeInputError, match="line 8: the character U\\+D83D is not allowed"
+    ):
+        econmt_runtime.load(whole).translate(["a", "b \ud83d"], 7)
+
+
 def test_errors_count_all_lines_of_the_input(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.machinery
 import json
 import math
 import os
@@ -407,3 +408,25 @@ def test_packages_that_no_folder_of_the_path_holds_are_found(model: Path, tmp_pa
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "2\n"
+
+
+def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
+    # The name without the version of this Python: the library has no part of it.
+    (path,) = (whole / "econmt_runtime").glob("_kernels*")
+    assert path.name == f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}"
+
+
+@pytest.mark.parametrize("package", ["numpy", "sentencepiece"])
+def test_packages_that_are_not_installed_are_named(subword_model: Path, tmp_path: Path, package: str) -> None:
+    folder = random_model(subword_model, tmp_path / "model", "additive")
+    made = export_runtime(folder, tmp_path / "runtime")
+    code = (
+        f"import runpy, sys; sys.argv = ['runtime']; sys.modules[{package!r}] = None\n"
+        f"runpy.run_path({str(made)!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], input=b"a\n", capture_output=True, timeout=60, check=False
+    )
+    assert refusal(done).endswith(
+        f"this Python has no {package}; install it, as with pip install numpy sentencepiece"
+    )

@@ -62,6 +62,7 @@ def test_every_field_is_read_and_others_are_passed_on() -> None:
         ('{"text": "a", "constraints": ["b", 1]}', "constraints[1]: expected"),
         ('{"text": "a", "avoid": [" "]}', "avoid[0] is blank"),
         ('{"text": "a", "constraint": ["b"]}', "did you mean constraints?"),
+        ('{"text": "a", "AVOID": ["b"]}', "unknown field AVOID; did you mean avoid?"),
         ('{"text": "a", "factors": "x"}', "factors: expected a list"),
         ('{"text": "a", "factors": ["\\u0000"]}', "factors[0]: the character U+0000 is not allowed in text"),
         ('{"text": "a", "restrict_lexicon": "x"}', "restrict_lexicon is not supported by econmt"),

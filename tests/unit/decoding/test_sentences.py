@@ -79,3 +79,13 @@ def test_long_texts_are_split_in_one_go(piece: str) -> None:
     text = f"{piece * 50_000} End."
     split = splitter_for("en")
     assert "".join("".join(pieces(split, text)).split()) == "".join(text.split())
+
+
+def test_the_library_which_takes_the_square_of_the_length_gets_no_long_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = pytest.importorskip("sentence_splitter")
+    split = splitter_for("en")
+    monkeypatch.setattr(library.SentenceSplitter, "split", lambda *_: pytest.fail("took it"))
+    text = "A dog runs. " * 2_000
+    assert split(text) == sentence_spans(text, "en")

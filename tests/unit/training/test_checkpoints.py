@@ -92,6 +92,15 @@ def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
         load_model(copy.folder.path)
 
 
+@pytest.mark.parametrize("which", ["last", 4])
+def test_an_exported_model_has_the_best_checkpoint_alone(
+    trained: Run, tmp_path: Path, which: str | int
+) -> None:
+    exported = export_model(trained.folder.path, tmp_path / "exported")
+    with pytest.raises(InputError, match=f"^{exported}: no checkpoint '{which}'; it has the best one alone$"):
+        load_model(exported, which)
+
+
 def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
     vocabulary = copy.folder.path / "vocab.source.txt"
     vocabulary.write_text(vocabulary.read_text().replace("a", "z"))
