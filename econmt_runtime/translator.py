@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,11 @@ from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
-ROWS = 120
-"""Number of hypotheses that grow together, chosen so that their intermediate results stay in the CPU's caches."""
+_FEWEST_ROWS, _MOST_ROWS, _POSITIONS = 48, 100, 2000
+"""Least and largest number of hypotheses that grow together, and how many source positions they have if it is between.
+
+With more, intermediate results leave the CPU's caches, and a batch of long sentences has most words of the vocabulary.
+"""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -137,8 +140,7 @@ class RuntimeTranslator:
                 )
         sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
-        size = max(1, ROWS // self.options.beam_size)
-        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        batches = list(self._batches(order, sources))
         results = [RuntimeTranslation("", 0.0, 0.0)] * len(lines)
         if self._threads > 1 and len(batches) > 1:
             from concurrent.futures import ThreadPoolExecutor  # a tenth of the start-up time
@@ -163,6 +165,15 @@ class RuntimeTranslator:
                 ]
                 results[index] = RuntimeTranslation(*entries[0], tuple(entries))
         return results
+
+    def _batches(self, order: Sequence[int], sources: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
+        """Divides the numbers of sentences, longest first, into batches."""
+        at = 0
+        while at < len(order):
+            rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _POSITIONS // len(sources[order[at]])))
+            size = max(1, rows // self.options.beam_size)
+            yield order[at : at + size]
+            at += size
 
     def _encode(self, line: str, number: int) -> list[int]:
         """Returns the ids of a line; warns if it is too long, and cuts it to the limit."""

@@ -132,6 +132,19 @@ def test_of_subwords_in_8_bits_with_shortlists(
     assert [each.score for each in again] == [each.score for each in found]
 
 
+def test_batches_have_fewer_long_sentences(word_model: Path, tmp_path: Path) -> None:
+    made = export_runtime(word_model, tmp_path / "runtime")
+    translator = econmt_runtime.load(made, beam_size=2)
+    sources = [[9] * length for length in sorted([1, 3, 9, 25, 40, 60, 5000] * 40, reverse=True)]
+    order = list(range(len(sources)))[::-1]
+    batches = list(translator._batches(order[::-1], sources))
+    assert [number for batch in batches for number in batch] == order[::-1]
+    sizes = {len(sources[batch[0]]): len(batch) for batch in batches[:-1]}
+    assert sizes == {5000: 24, 60: 24, 40: 25, 25: 40, 9: 50, 3: 50}
+    one = econmt_runtime.load(made, beam_size=60)
+    assert {len(batch) for batch in one._batches(range(9), [[9]] * 9)} == {1}
+
+
 def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path) -> None:
     folder = random_model(word_model, tmp_path / "model", "additive")
     made = export_runtime(folder, tmp_path / "runtime")
