@@ -23,7 +23,7 @@ from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
 _FEWEST_ROWS, _MOST_ROWS, _POSITIONS = 48, 100, 2000
-"""Least and largest number of hypotheses that grow together, and how many source positions they have if it is between.
+"""Hypotheses that grow together: at least and at most, and between them as many as have so many source positions.
 
 With more, intermediate results leave the CPU's caches, and a batch of long sentences has most words of the vocabulary.
 """

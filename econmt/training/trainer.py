@@ -192,30 +192,30 @@ class Trainer:
             reserved = self.budget.reserve_for_optimizer(self.optimizer)
             if self._graphed is None:
                 self.gradient(self.budget.largest_batches())
-            while self._graphed is not None and not self._capture_largest(self._graphed):
-                self._graphed.accumulate()
+            else:
+                self._capture_largest(self._graphed)
             del reserved
         self.step.clear()
 
-    def _capture_largest(self, graphed: GraphedStep) -> bool:
-        """Captures the largest batch; returns False if it did not fit and the plan has divided it further."""
-        plan, largest = self.budget.plan, self.budget.largest_batches()[:1]
-        ((origin, batch, implementations),) = self._shares(largest)
-        try:
-            shapes = () if self._trims else self.budget.every_shape(self.state.update)
-            too_large = graphed.warm_up(share[1:] for share in self._shares(shapes))
-            if too_large and plan is None:  # a plan splits it further when it comes
-                raise TrainingError(self._out_of_memory(too_large[0]))
-            graphed.capture(batch, implementations)
-            return True
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            if plan is None or len(batch.indices) == 1 or self.communicator.size > 1:
-                raise TrainingError(self._out_of_memory(batch)) from error
-        # The tensors of the failed run are released only now, after its exception.
-        self.budget.shrink(origin, len(batch.indices))
-        return False
+    def _capture_largest(self, graphed: GraphedStep) -> None:
+        """Captures the largest batch; one process divides it further while it does not fit its plan."""
+        while True:
+            plan, largest = self.budget.plan, self.budget.largest_batches()[:1]
+            ((origin, batch, implementations),) = self._shares(largest)
+            try:
+                if plan is not None and plan.divides:
+                    graphed.accumulate()
+                shapes = () if self._trims else self.budget.every_shape(self.state.update)
+                too_large = graphed.warm_up(share[1:] for share in self._shares(shapes))
+                if too_large and plan is None:  # a plan splits it further when it comes
+                    raise TrainingError(self._out_of_memory(too_large[0]))
+                return graphed.capture(batch, implementations)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if plan is None or len(batch.indices) == 1 or self.communicator.size > 1:
+                    raise TrainingError(self._out_of_memory(batch)) from error
+            self.budget.shrink(origin, len(batch.indices))  # its exception held the tensors of the failed run
 
     def _shares(
         self, batches: Iterable[AnyBatch], *, trims: bool = False

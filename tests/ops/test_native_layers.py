@@ -16,7 +16,6 @@ from tests.ops.test_native import (  # noqa: F401
     NAN,
     Random,
     Use,
-    assert_frame_untouched,
     assert_near,
     dtypes,
     each_size,
@@ -34,22 +33,6 @@ CELLS = {"lstm": 4, "gru": 3, "ssru": 2}
 """Gates of the cells, in the order of kernels.h."""
 
 
-def dot_weights(query: Tensor, keys: Tensor, padding: Tensor | None) -> Tensor:
-    weights = torch.empty(keys.shape[:2])
-    sizes = dict(zip(("rows", "positions", "size"), keys.shape, strict=True))
-    native.call(
-        "attention_forward",
-        keys.numel(),
-        **sizes,
-        query=query,
-        keys=keys,
-        score=None,
-        padding=padding,
-        weights=weights,
-    )
-    return weights
-
-
 @dtypes
 @each_size
 def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:  # noqa: F811
@@ -62,9 +45,11 @@ def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch
             expected = torch.softmax(
                 torch.einsum("bh,bsh->bs", query.double(), keys[:, :positions].double()), 1
             )
-            alone = dot_weights(query, keys[:, :positions].contiguous(), None)
+            alone = native.attention_forward(query, keys[:, :positions].contiguous(), None, None)
             assert_near(alone, expected, torch.float32)
-            beside = dot_weights(query, keys.masked_fill(padding.unsqueeze(2), NAN), padding)
+            beside = native.attention_forward(
+                query, keys.masked_fill(padding.unsqueeze(2), NAN), None, padding
+            )
             assert beside[:, :positions].equal(alone)
             assert not beside[:, positions:].any()
 

@@ -104,17 +104,17 @@ def predict(
     account.ledger.milliseconds.clear()
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
-    account.notes.append(f"Predicted for {device}; no step was run.")
+    account.notes += [f"Predicted for {device}; no step was run.", *_left_out(models, scopes)]
+    return account
+
+
+def _left_out(models: Sequence[nn.Module], scopes: ModuleScopes) -> Iterator[str]:
+    """Yields notes on what a prediction does not count."""
     if scopes.has_sparse:
-        account.notes.append(
-            "Gradients are sparse; what operators on sparse tensors allocate is not counted."
-        )
+        yield "Gradients are sparse; what operators on sparse tensors allocate is not counted."
     parameters = (parameter for one in models for parameter in one.parameters())
     if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters):
-        account.notes.append(
-            "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
-        )
-    return account
+        yield "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
 
 
 @contextmanager

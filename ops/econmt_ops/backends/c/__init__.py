@@ -217,11 +217,11 @@ def lstm_backward(
     )
 
 
-def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tensor | None) -> Tensor:
-    """Returns the weights (B, S) float32 of additive attention, zero at padded positions.
+def attention_forward(query: Tensor, keys: Tensor, score: Tensor | None, padding: Tensor | None) -> Tensor:
+    """Returns the weights (B, S) float32 of additive attention, or of dot attention, zero at padded positions.
 
     Args:
-        query: (B, A). keys: (B, S, A), of one type. score: (A,) float32.
+        query: (B, A). keys: (B, S, A), of one type. score: (A,) float32, or None for inner products.
         padding: (B, S) bool, or None.
     """
     weights = keys.new_empty(keys.shape[:2], dtype=torch.float32)

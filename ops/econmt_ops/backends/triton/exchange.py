@@ -2,8 +2,7 @@
 
 A cooperative launch keeps all programs resident, so that they may wait for each other. Values written by one program
 are read by the others from the L2 cache; a counter in memory holds the number of programs of a group that have written.
-Waits time out: after a second or more a program stops waiting and continues with NaN. That is far longer than the GPU
-takes to switch to another process and back, also where it does so before all programs of a launch have begun.
+Waits time out: after a second or more, far longer than any step takes, a program stops waiting and continues with NaN.
 """
 
 from __future__ import annotations
