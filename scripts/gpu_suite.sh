@@ -135,7 +135,8 @@ rm -f "$out/seconds.txt" "$out/steps.json" "$out/choices.csv" "$out/profile.html
 workers=()
 if "$python" -c 'import xdist' 2> /dev/null; then
   # A test that compiles many kernels takes two minutes, so that those after it must not wait for its process.
-  workers=(-n "$(($(nproc) > 4 ? $(nproc) - 2 : 2))" --dist worksteal)
+  cores=$(env -u OMP_NUM_THREADS nproc) # which would be that variable where it is set
+  workers=(-n "$((cores > 4 ? cores - 2 : 2))" --dist worksteal)
 fi
 tests() {
   local limit=$1 which=$2

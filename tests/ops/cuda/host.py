@@ -34,8 +34,9 @@ def _library(kernel: str, argument: str, macros: tuple[tuple[str, int], ...]) ->
         shutil.copy(Path(__file__).parent / "host" / "device.cuh", folder)
         (folder / "main.cc").write_text(
             f'#include "{kernel}.cu"\n'
-            f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed, {argument}* its) {{'
-            f" return run_grid(blocks, threads, cluster, shared, seed, [its] {{ {kernel}(*its); }}); }}\n"
+            f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed,'
+            f" int late_block, int late_warp, {argument}* its) {{ return"
+            f" run_grid(blocks, threads, cluster, shared, seed, late_block, late_warp, [its] {{ {kernel}(*its); }}); }}\n"
         )
         options = [
             "-std=c++20",
@@ -60,24 +61,38 @@ class HostKernel(NamedTuple):
     threads: int
     cluster: int
     seed: int
+    late_block: int
+    late_warp: int
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
-        """Runs all blocks, their threads in an order drawn from the seed."""
+        """Runs all blocks, their threads in an order drawn from the seed; those that are late run when no other can."""
         library = _library(self.kernel, self.argument, tuple(self.macros.items()))
         shared = ctypes.c_size_t(shared_bytes)
-        code = library.launch(blocks, self.threads, self.cluster, shared, self.seed, ctypes.byref(argument))
+        order = self.seed, self.late_block, self.late_warp
+        code = library.launch(blocks, self.threads, self.cluster, shared, *order, ctypes.byref(argument))
         assert not code, f"{self.kernel}: {MEANING[code]}"
 
 
-def use_host(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
-    """Lets the kernels serve the CPU; returns the list to which the name of each one that is launched is added."""
+def use_host(
+    monkeypatch: pytest.MonkeyPatch, seed: int, late_block: int = -1, late_warp: int = -1
+) -> list[str]:
+    """Lets the kernels serve the CPU; returns the list to which the name of each one that is launched is added.
+
+    Args:
+        monkeypatch: of the test.
+        seed: of the order of the threads.
+        late_block, late_warp: the block whose threads, or the warp of every block that runs only when no other thread
+            can; -1: none.
+    """
     launches: list[str] = []
 
     def launch_of(name: str, sizes: decoder.DecoderSizes, _device: int) -> decoder._Launch:
         launches.append(name)
         macros = decoder.macros(name, sizes)
         argument = f"{name.capitalize()}Arguments"
-        kernel = HostKernel(f"decoder_{name}", argument, macros, 512, macros["CLUSTER"], seed)
+        kernel = HostKernel(
+            f"decoder_{name}", argument, macros, 512, macros["CLUSTER"], seed, late_block, late_warp
+        )
         return decoder._Launch(kernel, sizes.shared_bytes(name, sizes.stages(name)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoder, "serves", lambda sizes, _device: sizes.are_served())

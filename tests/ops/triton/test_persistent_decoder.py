@@ -76,15 +76,34 @@ def check(tensors: dict[str, Any], lengths: torch.Tensor | None, dtype: torch.dt
     assert_same_function(function, definition, tensors, dtype)
 
 
-def test_two_layers_with_dropout_and_residual_sums(
-    device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks of two steps, so that states are handed on; a row of length 0."""
+def check_two_layers(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout and residual sums; blocks of two steps, so that states are handed on; a row of length 0."""
     monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 2 * 5 * 4 * 64 * 2)
     tensors = arguments(Make(device), 5, 3, 13, 2)
     lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
     seed = torch.tensor(5, device=device)
     check(tensors, lengths, torch.bfloat16, residual=True, dropout=0.4, seed=seed, stash="outputs")
+
+
+def test_two_layers(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_two_layers(device, monkeypatch)
+    assert launches == ["forward", "forward", "backward", "backward"]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"late_block": 0},
+        {"late_block": 7},
+        *(pytest.param({"late_block": block}, marks=pytest.mark.thorough) for block in range(1, 7)),
+        *(pytest.param({"late_warp": warp}, marks=pytest.mark.thorough) for warp in range(16)),
+    ],
+    ids=str,
+)
+def test_threads_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch, late: dict[str, int]) -> None:
+    """Of the eight blocks that share five rows, three have none to attend from."""
+    launches = use_host(monkeypatch, 1, **late)
+    check_two_layers("cpu", monkeypatch)
     assert launches == ["forward", "forward", "backward", "backward"]
 
 

@@ -443,7 +443,8 @@ __device__ void attend(const ForwardArguments& given, const ForwardMemory& memor
       if (waits) begin(row);
       attention.run(positions, group, row, number);
     }
-    if (attention.thread == 0 && group.part >= group.rows) count_up(group.counter);
+    // Only by the warp that has waited: a count that comes early would be taken for that of a block that is late.
+    if (waits && lane == 0 && group.part >= group.rows) count_up(group.counter);
     ++group.written;
   }
 }

@@ -1,5 +1,6 @@
 // The functions of ops/econmt_ops/backends/cuda/device.cuh on a CPU: blocks and threads are coroutines of one process, run
-// in an order drawn at random. Products and copies take place at once. What waits for ever ends the process.
+// in an order drawn at random. Those of one block, or one warp of every block, may be late: they run only when no other
+// thread can. Products and copies take place at once. What waits for ever ends the process.
 #pragma once
 
 #include <ucontext.h>
@@ -96,8 +97,10 @@ inline void enter() {
   swapcontext(&machine.current->context, &machine.scheduler);
 }
 
-// Runs a kernel. Returns 0, or 1 if its threads wait for each other for ever, or 2 if one has written beyond the shared memory.
-inline int run_grid(int blocks, int threads, int cluster, size_t shared_bytes, u32 seed, std::function<void()> kernel) {
+// Runs a kernel; late_block and late_warp: which are late, -1: none. Returns 0, or 1 if its threads wait for each other for
+// ever, or 2 if one has written beyond the shared memory.
+inline int run_grid(int blocks, int threads, int cluster, size_t shared_bytes, u32 seed, int late_block, int late_warp,
+                    std::function<void()> kernel) {
   constexpr size_t STACK = 64 << 10, GUARD = 4096;
   machine = Machine();
   machine.cluster = cluster, machine.threads_of_block = threads, machine.kernel = std::move(kernel);
@@ -120,16 +123,21 @@ inline int run_grid(int blocks, int threads, int cluster, size_t shared_bytes, u
   }
   std::vector<int> alive(machine.threads.size());
   for (size_t i = 0; i < alive.size(); ++i) alive[i] = i;
-  while (!alive.empty()) {
+  // Lets all threads that are late, or all others, run until they wait; returns whether one could.
+  const auto run_those = [&](bool late) {
     bool moved = false;
     const size_t first = machine.draw() % alive.size();
     for (size_t i = 0; i < alive.size(); ++i) {
       Thread& thread = machine.threads[alive[(first + i) % alive.size()]];
-      if (thread.ended || (thread.may_go && !thread.may_go())) continue;
+      const bool is_late = thread.block == late_block || thread.number / 32 == late_warp;
+      if (is_late != late || thread.ended || (thread.may_go && !thread.may_go())) continue;
       thread.may_go = nullptr, moved = true, machine.current = &thread;
       swapcontext(&machine.scheduler, &thread.context);
     }
-    if (!moved) return 1;
+    return moved;
+  };
+  while (!alive.empty()) {
+    if (!run_those(false) && !run_those(true)) return 1;
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](int i) { return machine.threads[i].ended; }), alive.end());
   }
   for (Block& block : machine.blocks)
