@@ -233,10 +233,10 @@ class GraphedStep:
         self.release()
         self._warm.clear()
         self._several = self.step.keeps_gradients = True
-        self.step.prepare(gradients=True)
 
     def release(self) -> None:
-        """Destroys all graphs, even those still referenced elsewhere, and frees their memory."""
+        """Destroys all graphs, even those still referenced elsewhere, and frees their memory and that of gradients."""
+        self.step.optimizer.zero_grad(set_to_none=True)  # the next capture makes them
         self._release()
         self._made_room.clear()
 
@@ -367,6 +367,7 @@ class GraphedStep:
 
     def _capture(self, batch: AnyBatch, implementations: Implementations) -> _Captured:
         step, inputs = self.step, self._inputs(batch)
+        step.prepare(gradients=self._several)
         shape = implementations, batch.positions, inputs.rows
         if shape not in self._warm:
             self._warm_up(inputs, implementations)

@@ -396,6 +396,20 @@ def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
 
 
 @fake
+def test_what_is_released_includes_the_gradients_to_which_batches_add() -> None:
+    step, never = bag_step(), bag_step()
+    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    graphed, always = GraphedStep(step, several=True), GraphedStep(never, several=True)
+    updates = [[one, other], [other, one]]
+    train(step, graphed, updates)
+    assert all(parameter.grad is not None for parameter in step.parameters)
+    graphed.release()
+    assert all(parameter.grad is None for parameter in step.parameters)
+    train(never, always, updates)
+    assert_same(train(step, graphed, updates), train(never, always, updates))
+
+
+@fake
 def test_a_step_that_accumulates_from_now_on_has_graphs_of_several_batches() -> None:
     always, step = bag_step(), bag_step()
     one, other = (some_batches(BagTask(always.task.recipe, VOCABULARY, VOCABULARY), 4)[n] for n in (0, 3))
