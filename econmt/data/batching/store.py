@@ -195,11 +195,15 @@ def prepare(
     """
     data = recipe.data
     meta = _read_meta(folder)
-    fits = meta is not None and _changed_setting(meta, data) is None
+    changed = None if meta is None else _changed_setting(meta, data)
+    fits = meta is not None and changed is None
     try:
         inputs = _find_inputs(data, search, show_progress, fetch=not fits)
         own = _find_own_vocabulary(data, search)
-    except InputError:
+    except InputError as error:
+        if changed is not None:
+            reason = f"{folder} cannot be used without the text: since it was prepared, {changed}"
+            raise InputError(*error.lines, reason) from error
         if not fits:
             raise
         notice(

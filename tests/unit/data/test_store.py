@@ -277,8 +277,11 @@ class TestReuse:
     ) -> None:
         run()
         (corpus / "valid.de").unlink()
-        with pytest.raises(InputError, match="text valid not found"):
+        with pytest.raises(InputError, match="text valid not found") as caught:
             run(max_length=50)
+        assert caught.value.lines[1].endswith(
+            "store cannot be used without the text: since it was prepared, data.max_length changed from 100 to 50"
+        )
 
 
 class TestRefused:
