@@ -202,8 +202,8 @@ def prepare(
         own = _find_own_vocabulary(data, search)
     except InputError as error:
         if changed is not None:
-            reason = f"{folder} cannot be used without the text: since it was prepared, {changed}"
-            raise InputError(*error.lines, reason) from error
+            line = f"{folder} cannot be used without the text: since it was prepared, {changed}"
+            raise InputError(*error.lines, line) from error
         if not fits:
             raise
         notice(

@@ -35,8 +35,8 @@ def _library(kernel: str, argument: str, macros: tuple[tuple[str, int], ...]) ->
         (folder / "main.cc").write_text(
             f'#include "{kernel}.cu"\n'
             f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed,'
-            f" int late_block, int late_warp, {argument}* its) {{ return"
-            f" run_grid(blocks, threads, cluster, shared, seed, late_block, late_warp, [its] {{ {kernel}(*its); }}); }}\n"
+            f" int late_block, int late_warp, int others, {argument}* its) {{ return"
+            f" run_grid(blocks, threads, cluster, shared, seed, late_block, late_warp, others, [its] {{ {kernel}(*its); }}); }}\n"
         )
         options = [
             "-std=c++20",
@@ -63,18 +63,24 @@ class HostKernel(NamedTuple):
     seed: int
     late_block: int
     late_warp: int
+    others: bool
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
         """Runs all blocks, their threads in an order drawn from the seed; those that are late run when no other can."""
         library = _library(self.kernel, self.argument, tuple(self.macros.items()))
         shared = ctypes.c_size_t(shared_bytes)
-        order = self.seed, self.late_block, self.late_warp
+        order = self.seed, self.late_block, self.late_warp, self.others
         code = library.launch(blocks, self.threads, self.cluster, shared, *order, ctypes.byref(argument))
         assert not code, f"{self.kernel}: {MEANING[code]}"
 
 
 def use_host(
-    monkeypatch: pytest.MonkeyPatch, seed: int, late_block: int = -1, late_warp: int = -1
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    late_block: int = -1,
+    late_warp: int = -1,
+    *,
+    others: bool = False,
 ) -> list[str]:
     """Lets the kernels serve the CPU; returns the list to which the name of each one that is launched is added.
 
@@ -83,6 +89,7 @@ def use_host(
         seed: of the order of the threads.
         late_block, late_warp: the block whose threads, or the warp of every block that runs only when no other thread
             can; -1: none.
+        others: True if all others are late instead.
     """
     launches: list[str] = []
 
@@ -91,7 +98,7 @@ def use_host(
         macros = decoder.macros(name, sizes)
         argument = f"{name.capitalize()}Arguments"
         kernel = HostKernel(
-            f"decoder_{name}", argument, macros, 512, macros["CLUSTER"], seed, late_block, late_warp
+            f"decoder_{name}", argument, macros, 512, macros["CLUSTER"], seed, late_block, late_warp, others
         )
         return decoder._Launch(kernel, sizes.shared_bytes(name, sizes.stages(name)))  # type: ignore[arg-type]
 

@@ -90,6 +90,7 @@ def test_two_layers(device: str, launches: list[str], monkeypatch: pytest.Monkey
     assert launches == ["forward", "forward", "backward", "backward"]
 
 
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "late",
     [
@@ -100,9 +101,11 @@ def test_two_layers(device: str, launches: list[str], monkeypatch: pytest.Monkey
     ],
     ids=str,
 )
-def test_threads_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch, late: dict[str, int]) -> None:
+def test_threads_that_are_late_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, late: dict[str, int], others: bool
+) -> None:
     """Of the eight blocks that share five rows, three have none to attend from."""
-    launches = use_host(monkeypatch, 1, **late)
+    launches = use_host(monkeypatch, 1, **late, others=others)
     check_two_layers("cpu", monkeypatch)
     assert launches == ["forward", "forward", "backward", "backward"]
 

@@ -1,6 +1,6 @@
 // The functions of ops/econmt_ops/backends/cuda/device.cuh on a CPU: blocks and threads are coroutines of one process, run
 // in an order drawn at random. Those of one block, or one warp of every block, may be late: they run only when no other
-// thread can. Products and copies take place at once. What waits for ever ends the process.
+// thread can. Or all others are. Products and copies take place at once. What waits for ever ends the process.
 #pragma once
 
 #include <ucontext.h>
@@ -97,9 +97,9 @@ inline void enter() {
   swapcontext(&machine.current->context, &machine.scheduler);
 }
 
-// Runs a kernel; late_block and late_warp: which are late, -1: none. Returns 0, or 1 if its threads wait for each other for
-// ever, or 2 if one has written beyond the shared memory.
-inline int run_grid(int blocks, int threads, int cluster, size_t shared_bytes, u32 seed, int late_block, int late_warp,
+// Runs a kernel. ``block`` and ``warp``: which are late, -1: none; or, if ``others``, which are not. Returns 0, or 1 if its
+// threads wait for each other for ever, or 2 if one has written beyond the shared memory.
+inline int run_grid(int blocks, int threads, int cluster, size_t shared_bytes, u32 seed, int block, int warp, int others,
                     std::function<void()> kernel) {
   constexpr size_t STACK = 64 << 10, GUARD = 4096;
   machine = Machine();
@@ -129,8 +129,8 @@ inline int run_grid(int blocks, int threads, int cluster, size_t shared_bytes, u
     const size_t first = machine.draw() % alive.size();
     for (size_t i = 0; i < alive.size(); ++i) {
       Thread& thread = machine.threads[alive[(first + i) % alive.size()]];
-      const bool is_late = thread.block == late_block || thread.number / 32 == late_warp;
-      if (is_late != late || thread.ended || (thread.may_go && !thread.may_go())) continue;
+      const bool named = thread.block == block || thread.number / 32 == warp;
+      if ((named != bool(others)) != late || thread.ended || (thread.may_go && !thread.may_go())) continue;
       thread.may_go = nullptr, moved = true, machine.current = &thread;
       swapcontext(&machine.scheduler, &thread.context);
     }
@@ -259,7 +259,7 @@ inline u64 operand(const void* tile) { return reinterpret_cast<u64>(tile) >> 4; 
 inline void products_begin() {}
 inline void products_commit() {}
 template <int PENDING>
-void products_wait() {}
+void products_wait() { warp_sync(); }  // a warp multiplies as one
 template <int N>
 void hold(float (&)[N]) {}
 inline float element(u64 start, int row, int k) {
