@@ -61,9 +61,9 @@ class HostKernel(NamedTuple):
     threads: int
     cluster: int
     seed: int
-    late_block: int
-    late_warp: int
-    others: bool
+    late_block: int = -1
+    late_warp: int = -1
+    others: bool = False
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:
         """Runs all blocks, their threads in an order drawn from the seed; those that are late run when no other can."""
