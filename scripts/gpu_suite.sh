@@ -16,19 +16,20 @@
 #   steps.json         the rows of gpu.step
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
 #   profile.html       the page of the profile
-# What an earlier call left there is written over. Every command has a limit, at which it is interrupted and tells what it
-# has until then, and none begins when the time is up; those that are wanted most come first. The code is 1 if a command
-# failed or there was no time for it. Tests run in as many processes as there are cores but two where pytest-xdist is
-# there, and beside them compute-sanitizer, which is left out, and that said, where it is missing. Choices are remembered in a folder of this call's own. Nothing is installed if
-# the Python there has all that is needed (PYTHON, or the .venv of make test, or python3); WHEELS names a folder of wheels
-# for what it lacks, for machines without a network.
+# What an earlier call left there is written over. LIMIT is how many seconds all may take (560). Every command has a
+# limit, at which it is interrupted and tells what it has until then, and none begins when the time is up; those that
+# are wanted most come first. The code is 1 if a command failed or there was no time for it. Tests run in as many
+# processes as there are cores but two where pytest-xdist is there, and beside them compute-sanitizer, which is left
+# out, and that said, where it is missing. Choices are remembered in a folder of this call's own. Nothing is installed
+# if the Python there has all that is needed (PYTHON, or the .venv of make test, or python3); WHEELS names a folder of
+# wheels for what it lacks, for machines without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 out=${1:-${OUT:-results-gpu}}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-deadline=$((SECONDS + 560))
+deadline=$((SECONDS + ${LIMIT:-560}))
 python=${PYTHON:-$( [ -x .venv/bin/python ] && echo .venv/bin/python || echo python3 )}
 # torch.compile in the process itself: its helpers can outlive a command, which then waits for them until its limit.
 export TORCHINDUCTOR_COMPILE_THREADS=1
@@ -141,7 +142,8 @@ fi
 tests() {
   local limit=$1 which=$2
   shift 2
-  step tests "$limit" "$python" -m pytest -m "$which" -p no:cacheprovider -q "$@"
+  # One thread each: the processes would wait for each other's.
+  step tests "$limit" env OMP_NUM_THREADS=1 "$python" -m pytest -m "$which" -p no:cacheprovider -q --durations 15 "$@"
 }
 
 # Nothing here is timed, so that it may run at the same time.
@@ -158,9 +160,9 @@ if command -v compute-sanitizer > /dev/null; then
 else
   echo "gpu_suite: no compute-sanitizer on the PATH" | tee -a "$out/tests.txt"
 fi
-tests 240 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
+tests 290 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
 [ -z "$sanitized" ] || wait "$sanitized" || failed=1
-tests 30 alone
+tests 60 alone
 step speed 50 "$python" -m scripts.bench gpu.step --only W1 W2 --variants auto --seconds 0.3 --json "$out/steps.json"
 step kernels 45 "$python" -m scripts.bench gpu.lstm 64x512
 econmt 35 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
