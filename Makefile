@@ -24,8 +24,8 @@ else
   state := $(VENV)/make
 endif
 
-# Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
-pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal --durations 30
+# A worker a core with one thread is quicker than fewer with more threads: most tests are too small for threads.
+pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 30
 
 .PHONY: install quickstart test test-all thorough lint format type unit slow reference docs environments clean
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call of under ten minutes: the tests marked cuda, compute-sanitizer over small
+# Everything that needs a GPU, in one call of under twenty minutes: the tests marked cuda, compute-sanitizer over small
 # cases, the kernels alone, whole training steps, the profile of iwslt by classes of kernels, training multi30k, what auto
 # chooses, layouts in graphs, and as many thorough variants of tests as there is time for. What it says and measures goes
 # to a folder.
@@ -16,7 +16,7 @@
 #   steps.json         the rows of gpu.step
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
 #   profile.html       the page of the profile
-# What an earlier call left there is written over. LIMIT is how many seconds all may take (560). Every command has a
+# What an earlier call left there is written over. SUITE_SECONDS is how long all may take (1150). Every command has a
 # limit, at which it is interrupted and tells what it has until then, and none begins when the time is up; those that
 # are wanted most come first. The code is 1 if a command failed or there was no time for it. Tests run in as many
 # processes as there are cores but two where pytest-xdist is there, and beside them compute-sanitizer, which is left
@@ -29,7 +29,7 @@ cd "$(dirname "$0")/.."
 out=${1:-${OUT:-results-gpu}}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-deadline=$((SECONDS + ${LIMIT:-560}))
+deadline=$((SECONDS + ${SUITE_SECONDS:-1150}))
 python=${PYTHON:-$( [ -x .venv/bin/python ] && echo .venv/bin/python || echo python3 )}
 # torch.compile in the process itself: its helpers can outlive a command, which then waits for them until its limit.
 export TORCHINDUCTOR_COMPILE_THREADS=1
@@ -160,12 +160,12 @@ if command -v compute-sanitizer > /dev/null; then
 else
   echo "gpu_suite: no compute-sanitizer on the PATH" | tee -a "$out/tests.txt"
 fi
-tests 290 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
+tests 600 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
 [ -z "$sanitized" ] || wait "$sanitized" || failed=1
-tests 60 alone
-step speed 50 "$python" -m scripts.bench gpu.step --only W1 W2 --variants auto --seconds 0.3 --json "$out/steps.json"
-step kernels 45 "$python" -m scripts.bench gpu.lstm 64x512
-econmt 35 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
+tests 90 alone
+step speed 90 "$python" -m scripts.bench gpu.step --only W1 W2 --variants auto --seconds 0.3 --json "$out/steps.json"
+step kernels 60 "$python" -m scripts.bench gpu.lstm 64x512
+econmt 60 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
   # BLEU of the validation text, checkpoint by checkpoint, then of test2016.
   econmt 55 train multi30k "output=$scratch/multi30k" training.device=cuda training.max_seconds=30
@@ -174,11 +174,11 @@ else
   echo "gpu_suite: no multi30k in ECONMT_DATA (${ECONMT_DATA:-not set}), so nothing is trained" | tee -a "$out/speed.txt"
 fi
 step speed 35 "$python" -m scripts.bench gpu.search
-step kernels 35 "$python" -m scripts.bench gpu.output
-step kernels 35 "$python" -m scripts.bench gpu.attention --positions 100
-step speed 20 "$python" -m scripts.bench gpu.step --only GNMT --precision bfloat16 --variants auto --seconds 0.3
-econmt 20 bench select iwslt --device cuda --csv "$out/choices.csv"
-econmt 15 bench layout --paper --graph --device cuda --csv "$out/choices.csv"
+step kernels 70 "$python" -m scripts.bench gpu.output
+step kernels 45 "$python" -m scripts.bench gpu.attention --positions 100
+step speed 40 "$python" -m scripts.bench gpu.step --only GNMT --precision bfloat16 --variants auto --seconds 0.3
+econmt 30 bench select iwslt --device cuda --csv "$out/choices.csv"
+econmt 30 bench layout --paper --graph --device cuda --csv "$out/choices.csv"
 if [ "$(left)" -ge 25 ]; then
   # An interrupt here is no failure: what is left out is variants of tests that ran.
   before=$failed

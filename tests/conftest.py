@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Takes what collecting made out of garbage collection, which would look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def has_cuda() -> bool:

@@ -23,7 +23,7 @@ def test_every_op_is_called_with_every_tensor_that_it_takes(op: str) -> None:
     assert not missing, f"add a call of {op} with {sorted(missing)} to tests/ops/every_op.py"
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("shift", range(len(LAYOUTS)))
 @pytest.mark.parametrize(
     ("problem", "implementation"), [each for each in variants() if each[1] not in ("triton", "compiled")]

@@ -77,6 +77,7 @@ def steps_of(cell: str, reads: Tensor, recurrent: Tensor, bias: Tensor) -> Tenso
     return torch.stack(outputs)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("backwards", [False, True], ids=["ahead", "back"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("cell", CELLS)

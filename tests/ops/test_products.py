@@ -81,6 +81,7 @@ def assert_near(found: Tensor, expected: Tensor, left: Tensor, weight: Tensor) -
     assert ((found.double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.sampled(32)
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=str)

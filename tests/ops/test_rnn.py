@@ -88,6 +88,7 @@ def test_results_and_gradients_are_torchs(
         assert ours(inputs)[0].is_contiguous()
 
 
+@pytest.mark.sampled(24)
 @each_kind
 @each_direction
 @each_layout
@@ -190,6 +191,7 @@ def inputs_like(module: Any) -> Tensor:
     return weight
 
 
+@pytest.mark.sampled(24)
 @each_kind
 @each_direction
 @each_layout

@@ -46,7 +46,7 @@ def outcome(module: Any, call: Any, *arguments: Any, **options: Any) -> list[tor
     ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @each_module
 @pytest.mark.parametrize(
     "given", [{}, {"lengths": LENGTHS, "resets": RESETS}], ids=["plain", "lengths-and-resets"]
@@ -83,7 +83,7 @@ def test_compiled_packed_sequences_and_dropout(kind: str) -> None:
     assert_close([compiled(packed)[0].data], [module(packed)[0].data], 1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @each_module
 def test_exported(kind: str, options: dict[str, Any]) -> None:
     module, inputs = module_and_inputs(kind, options)

@@ -34,7 +34,7 @@ def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @each_variant
 @pytest.mark.parametrize(
     ("dtype", "other"), [(torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")], ids=str
@@ -51,7 +51,7 @@ def test_defaults_change_no_result(
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @each_variant
 def test_checkpointing_changes_no_result(problem: str, implementation: str, device: str) -> None:
     call = dict(problems(device))[problem]

@@ -65,7 +65,9 @@ def test_named_implementations_have_no_forward_mode(op: str) -> None:
             assert_close([function(point)], [wanted], 1e-11)
 
 
-@pytest.mark.parametrize("op", ["linear_recurrence", "gru", pytest.param("sru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "op", ["linear_recurrence", *(pytest.param(op, marks=pytest.mark.thorough) for op in ("gru", "sru"))]
+)
 def test_transforms_within_torch_compile(op: str) -> None:
     torch.compiler.reset()
     function, point = function_of(op)

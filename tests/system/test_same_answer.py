@@ -40,7 +40,7 @@ def test_the_reference_is_what_it_was(kind: str) -> None:
     assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of what does not matter here
 @pytest.mark.parametrize(
     ("kind", "setting"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)

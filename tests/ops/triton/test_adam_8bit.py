@@ -89,7 +89,7 @@ def test_an_overflow_changes_nothing() -> None:
             assert not torch.equal(before[0], after[0])
 
 
-@pytest.mark.parametrize("kind", ["none", "value"])
+@pytest.mark.parametrize("kind", ["none", pytest.param("value", marks=pytest.mark.thorough)])
 def test_a_matrix_in_bfloat16_is_rounded_as_defined(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     found = []
     for kernel in (True, False):

@@ -7,7 +7,7 @@ import pytest
 from tests.ops.layouts import LAYOUTS, check_layouts, variants
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shift", range(len(LAYOUTS)))
 @pytest.mark.parametrize("problem", [name for name, each in variants() if each == "triton"])
 def test_layouts_change_no_result(problem: str, shift: int, device: str) -> None:

@@ -95,8 +95,7 @@ def test_two_layers(device: str, launches: list[str], monkeypatch: pytest.Monkey
     "late",
     [
         {"late_block": 0},
-        {"late_block": 7},
-        *(pytest.param({"late_block": block}, marks=pytest.mark.thorough) for block in range(1, 7)),
+        *(pytest.param({"late_block": block}, marks=pytest.mark.thorough) for block in range(1, 8)),
         *(pytest.param({"late_warp": warp}, marks=pytest.mark.thorough) for warp in range(16)),
     ],
     ids=str,

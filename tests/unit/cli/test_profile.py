@@ -294,7 +294,7 @@ def test_nothing_to_trace_where_no_step_fits(
     assert "there is no step to trace" in ended.err
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("as_json", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_techniques_that_were_measured_are_printed_when_another_fails(
     call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:

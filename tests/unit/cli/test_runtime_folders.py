@@ -236,6 +236,7 @@ def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
 FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "zero", "folder", "null"])
 def test_what_is_no_regular_file_is_refused(whole: Path, tmp_path: Path, file: str, kind: str) -> None:

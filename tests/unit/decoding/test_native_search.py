@@ -109,7 +109,7 @@ PRECISIONS = [torch.float32, torch.bfloat16, torch.int8]
 
 
 @pytest.mark.usefixtures("_level")
-@pytest.mark.sampled(90)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
 @pytest.mark.parametrize("variant", KNOWN)

@@ -130,7 +130,7 @@ def no_word_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation, "DISTINCT", 0.0)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("no_word_twice")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}{CASES.index(case)}")
 def test_agrees_with_the_measured_peak(case: Case) -> None:

@@ -65,7 +65,7 @@ def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> No
         torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "cell",
     [pytest.param(cell, marks=[pytest.mark.slow] if cell == "lnlstm" else []) for cell in (*OTHERS, "lstm")],

@@ -8,7 +8,7 @@ from tests.unit.parallel import pipeline_checks
 from tests.unit.parallel.group import Group
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "check",
@@ -26,7 +26,7 @@ def test_a_pipeline_computes_what_one_process_does(
     group.run(ranks, check)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_a_table_is_looked_up_in_where_its_rows_are(ranks: int, group: Group) -> None:
     group.run(ranks, pipeline_checks.divided_table)
     group.run(ranks, pipeline_checks.tied_tables)

@@ -349,7 +349,10 @@ def _tf32() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_tf32")
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "tf32"])
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("bfloat16", "tf32"))],
+)
 def test_the_plain_loop_learns_and_translates(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

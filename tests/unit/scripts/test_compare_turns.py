@@ -312,7 +312,9 @@ class FakeToolkit(Toolkit):
         return Command([sys.executable, "-S", "-c", program, str(output)])
 
 
-@pytest.mark.parametrize("way", [["--one-by-one"], ["--turn", "0.05"], []])
+@pytest.mark.parametrize(
+    "way", [["--one-by-one"], ["--turn", "0.05"], pytest.param([], marks=pytest.mark.thorough)]
+)
 def test_the_command_measures_in_turns_and_one_by_one(
     way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,7 +86,7 @@ CHANGING = (
 )
 
 
-@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize("changing", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, changing: bool) -> None:
     overrides = DERIVED
     if changing:

@@ -63,6 +63,7 @@ def test_accuracy_counts_the_most_probable_tokens(make_run: MakeRun) -> None:
     assert f"accuracy {rows[-1]['valid_accuracy']:.4f}" in run.said()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "schedule",
     [

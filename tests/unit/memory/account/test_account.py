@@ -29,6 +29,7 @@ def tracked(case: Case) -> memory.Account:
     return account
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_the_sum_is_the_allocators_peak(name: str) -> None:
     def make() -> Callable[[], None]:
@@ -139,6 +140,7 @@ def test_an_unknown_model_is_named_when_it_runs() -> None:
     assert list(account.by_module(1))[:2] == ["words", "places"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_prediction_agrees_with_the_measured_step(name: str) -> None:
     torch.manual_seed(0)
