@@ -128,10 +128,10 @@ def test_dropout_and_weights_of_another_type(name: str, device: str) -> None:
     ("name", "ragged"), [("gilr_lstm", False), ("sru", True), ("min_lstm", True)], ids=str
 )
 def test_chunks_of_steps(name: str, ragged: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that end in the first chunk, at an end of one, and in the last, which is shorter."""
+    """Chunks of two blocks; rows that end in the first, at an end of one, and in the last, which is shorter."""
     monkeypatch.setattr(scan_cells, "_chunks", lambda *_: 3)
-    lengths = torch.tensor([20, 3, 16]).to(device) if ragged else None
-    given = arguments(CASES[name], Make(device), 3 if ragged else 1, 20, 2, 3, 1)
+    lengths = torch.tensor([40, 11, 32]).to(device) if ragged else None
+    given = arguments(CASES[name], Make(device), 3 if ragged else 1, 40, 2, 3, 1)
     options = {"lengths": lengths}
     assert_same_function(function(name, **options), function(name, "reference", **options), given)
 
