@@ -266,7 +266,10 @@ class Budget:
             persists=kind == "cuda" and training.in_graphs,
             outside=outside,
         )
-        return MemoryPlan(budget, planner.allot(), self._decoding_rows(budget, outside))
+        plan = MemoryPlan(budget, planner.allot(), self._decoding_rows(budget, outside))
+        if plan.divides and training.memory_budget != "auto":
+            plan.whole = planner.budget_of_whole_batches()
+        return plan
 
     def _decoding_rows(self, budget: int, outside: int) -> int:
         """Returns how many sentences validation and final test translate together; 1 if none is translated."""

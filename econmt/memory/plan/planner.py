@@ -77,12 +77,16 @@ class BatchBudget(NamedTuple):
 class MemoryPlan:
     """Treatment of the batches of all shapes of a run within ``budget`` bytes.
 
-    Validation translates ``decoding_rows`` sentences together.
+    Validation translates ``decoding_rows`` sentences together. ``whole`` is the memory budget, as a recipe has it, that
+    suffices for undivided batches; empty if it was not asked for.
     """
 
-    def __init__(self, budget: int, allotments: Iterable[BatchBudget], decoding_rows: int) -> None:
+    def __init__(
+        self, budget: int, allotments: Iterable[BatchBudget], decoding_rows: int, whole: str = ""
+    ) -> None:
         self.budget = budget
         self.decoding_rows = decoding_rows
+        self.whole = whole
         self._by_shape = {(entry.source, entry.target): entry for entry in allotments}
 
     def __iter__(self) -> Iterator[BatchBudget]:
@@ -117,7 +121,12 @@ class MemoryPlan:
     def state_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON values."""
         rows = [[*entry[:-1], *entry.implementations] for entry in self]
-        return {"budget": self.budget, "decoding_rows": self.decoding_rows, "allotments": rows}
+        return {
+            "budget": self.budget,
+            "decoding_rows": self.decoding_rows,
+            "allotments": rows,
+            "whole": self.whole,
+        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> MemoryPlan:
@@ -125,7 +134,7 @@ class MemoryPlan:
         count = len(BatchBudget._fields) - 1
         rows = state["allotments"]
         entries = [BatchBudget._make([*row[:count], Implementations(*row[count:])]) for row in rows]
-        return cls(state["budget"], entries, state["decoding_rows"])
+        return cls(state["budget"], entries, state["decoding_rows"], state.get("whole", ""))
 
 
 def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudget:
@@ -172,7 +181,7 @@ class Planner:
         self._budget = budget
         self._limit = usable(budget)
         self._peak = peak
-        self._accumulating = accumulating
+        self._several = self._accumulating = accumulating
         self._width = width
         self._persists = persists
         self._outside = outside
@@ -214,6 +223,17 @@ class Planner:
             return self.allot()
         entries += self._divided(too_large, self._settings[-1]) if too_large else []
         return sorted(entries, key=lambda entry: (entry.target, entry.source))
+
+    def budget_of_whole_batches(self) -> str:
+        """Returns a memory budget, as a recipe has it, with which the leanest setting divides no batch."""
+        peaks = self._peaks(self._settings[-1], self._several)
+        while True:
+            entries = [
+                BatchBudget(*shape, shape.rows, peaks(Shape(shape.rows, *shape[:2])), self._settings[-1])
+                for shape in self._shapes
+            ]
+            if self._holds(entries, peaks):
+                return sufficient_budget(max(entry.peak for entry in entries), self._outside)
 
     def _peaks(self, setting: Implementations, accumulating: bool) -> PeakModel:
         return PeakModel(lambda shape: self._peak(setting, shape, accumulating), self._largest)
@@ -353,7 +373,8 @@ def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:
         if entry.batches:
             groups.setdefault((entry.parts, entry.implementations), []).append(entry)
     whose = f", each of {ranks} ranks" if ranks > 1 else ""
-    result = Table(title=f"plan for a memory budget of {size_text(plan.budget)}{whose}")
+    undivided = f" (training.memory_budget={plan.whole} divides no batch)" if plan.whole else ""
+    result = Table(title=f"plan for a memory budget of {size_text(plan.budget)}{whose}{undivided}")
     for column in ("buckets", "largest", "batches an epoch", "sentences an update", "micro-batches"):
         result.add_column(column, justify="right")
     result.add_column("ops")

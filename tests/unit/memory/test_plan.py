@@ -227,6 +227,11 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
             assert PeakModel(lambda s: peak(AUTO, s, False), shape_of(shapes))(whole) > limit
         if entry.parts > 1:
             assert entry.implementations == LEAN
+    if any(entry.parts > 1 for entry in found):
+        planner = Planner(shapes, LADDER, budget, peak, accumulating=False, width=1, outside=OUTSIDE)
+        enough = parse_size(planner.budget_of_whole_batches()) - OUTSIDE
+        assert enough > budget
+        assert all(entry.parts == 1 for entry in plan(enough))
 
 
 def shape_of(shapes: list[BatchShape]) -> Shape:
@@ -271,6 +276,21 @@ def test_where_gradients_persist_all_batches_add_to_them() -> None:
     for entry in kept.values():
         part = Shape(entry.rows, entry.source, entry.target)
         assert peak(entry.implementations, part, True) <= entry.peak <= usable(1_900_000)
+
+
+@pytest.mark.parametrize("persists", [False, True])
+def test_a_plan_tells_the_budget_with_which_no_batch_is_divided(persists: bool) -> None:
+    """It is told for gradients as they are then, not for those to which parts add."""
+    peak = peaks_of(LINEAR, gradients=800_000)
+
+    def planner(budget: int) -> Planner:
+        return Planner(SAME_ROWS, LADDER, budget, peak, accumulating=False, width=10, persists=persists)
+
+    told = parse_size(planner(1_900_000).budget_of_whole_batches())
+    needed = (100_000 + 100 * 80 * 250) / (1.0 - RESERVE)
+    assert needed < told < 1.1 * needed
+    assert not MemoryPlan(told, planner(told).allot(), 1).divides
+    assert MemoryPlan(1_900_000, planner(1_900_000).allot(), 1).divides
 
 
 def test_a_peak_that_is_exactly_the_limit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +374,7 @@ def test_other_shapes_get_what_the_known_ones_make_of_them() -> None:
 
 def test_halving_is_remembered_for_one_shape() -> None:
     plan = MemoryPlan(
-        1000, [BatchBudget(8, 8, 64, 3, 33, 900, AUTO), BatchBudget(16, 16, 9, 3, 9, 800, LEAN)], 5
+        1000, [BatchBudget(8, 8, 64, 3, 33, 900, AUTO), BatchBudget(16, 16, 9, 3, 9, 800, LEAN)], 5, "2GiB"
     )
     assert plan.halve(plan.find(batch(64, 8, 8)), 32).rows == 16
     assert plan.find(batch(64, 8, 8)).rows == 16
@@ -364,7 +384,7 @@ def test_halving_is_remembered_for_one_shape() -> None:
     assert plan.find(batch(6, 32, 16)).rows == 2
     assert plan.worst.batches == 3
     back = MemoryPlan.from_state_dict(json.loads(json.dumps(plan.state_dict())))
-    assert (back.budget, back.decoding_rows, list(back)) == (1000, 5, list(plan))
+    assert (back.budget, back.decoding_rows, list(back), back.whole) == (1000, 5, list(plan), "2GiB")
     assert next(iter(back)).implementations == AUTO
 
 
@@ -380,6 +400,9 @@ def test_the_table_has_a_row_for_each_treatment() -> None:
     assert cells_of(MemoryPlan(10, words, 1)) == [
         ("2", "16 x 16", "8", "32 to 64", "2 of 16 to 32", describe(LEAN), "9 B")
     ]
+    assert plan_table(MemoryPlan(10, words, 1, "20KiB")).title == (
+        "plan for a memory budget of 10 B (training.memory_budget=20KiB divides no batch)"
+    )
     halved = MemoryPlan(10, [*words, BatchBudget(4, 4, 3, 0, 2, 99, LEAN)], 1)
     assert cells_of(halved) == cells_of(MemoryPlan(10, words, 1))
 

@@ -128,6 +128,7 @@ def test_parts_of_a_divided_batch_are_trimmed_by_themselves(
         return [BatchBudget(*shape, 1, 1, Implementations()) for shape in planner._shapes]
 
     monkeypatch.setattr(Planner, "allot", allot)
+    monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
     monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
     make_run(*DERIVED, "training.memory_budget=1GiB", "training.max_updates=2").train()
     parts = computed[1:]  # the first one is the rehearsal
