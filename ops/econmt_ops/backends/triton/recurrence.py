@@ -31,7 +31,8 @@ _FULL = 2
 _AHEAD, _FAR_AHEAD = 8, 32
 """Steps that a thread prefetches; the second if there are few threads, each of which has to keep more loads in flight:
 for 384 warps, 16 steps of float32 are 1.6 MB, and an H200 transfers about 3 MB within the latency of a load. A
-kernel with twice as many steps takes four times as long to compile."""
+kernel with twice as many steps takes four to eight times as long to compile (32: 20 s), so short rows have half of
+their steps: the other half follows at once."""
 
 _MANY = 8
 """Warps per multiprocessor from which there are enough threads for the shorter prefetch."""
@@ -64,7 +65,8 @@ class TileCut:
         if self.tiled or few:
             self.units = min(self.units, _LINE // _VALUE)
             self.groups = rows * triton.cdiv(hidden, self.units)
-        self.ahead = min(_FAR_AHEAD if few and not self.tiled else _AHEAD, block)
+        far = min(_FAR_AHEAD, max(_AHEAD, triton.next_power_of_2(steps) // 2))
+        self.ahead = min(far if few and not self.tiled else _AHEAD, block)
 
     def _fills_better_tiled(self, like: Tensor) -> bool:
         if self.count == 1 or not like.is_cuda:
