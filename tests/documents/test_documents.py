@@ -185,6 +185,7 @@ _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/pyt
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
+    "CONTRIBUTING.md",
     "README.md",
     "docs/distillation.md",
     "docs/getting-started.md",
@@ -226,6 +227,7 @@ def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: 
         reader.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _pages([page for page in PAGES if quoted_scripts(page)]))
 def test_scripts_that_the_text_of_a_page_names_run(
     page: str, shell: Shell, store: Path, tmp_path: Path
@@ -255,6 +257,7 @@ class ArgumentsReadError(Exception):
     """Raised where a script has read its arguments and would begin its work."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in _every_command() if _script(command)])
 def test_scripts_have_the_options_that_pages_give(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, words = _script(command)

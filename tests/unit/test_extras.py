@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import econmt_environment
 from tests.extras import optional_packages
 
@@ -26,6 +28,7 @@ _FILES = {
 }
 
 
+@pytest.mark.slow
 def test_modules_and_folders_of_missing_extras_are_skipped(tmp_path: Path) -> None:
     for name, text in _FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

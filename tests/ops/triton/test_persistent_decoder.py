@@ -85,6 +85,7 @@ def check_two_layers(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tensors, lengths, torch.bfloat16, residual=True, dropout=0.4, seed=seed, stash="outputs")
 
 
+@pytest.mark.slow
 def test_two_layers(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     check_two_layers(device, monkeypatch)
     assert launches == ["forward", "forward", "backward", "backward"]

@@ -329,6 +329,7 @@ def test_a_line_past_the_longest_is_cut_or_left_out_and_told(call: Call, word_mo
     assert "left out, its translation is empty" in skipped.err
 
 
+@pytest.mark.slow
 def test_a_word_of_a_megabyte_is_not_even_cut_into_tokens(call: Call, subword_model: Path) -> None:
     ended = call(
         "translate", "-m", subword_model, "--max-input-length", "3", text="a" * 1_000_000 + "\na b\n"

@@ -198,6 +198,7 @@ def test_each_rank_holds_a_share_of_the_state(group: Group, text: Path, tmp_path
     assert max(sizes) < 0.55 * whole
 
 
+@pytest.mark.slow
 def test_gradients_may_travel_in_bfloat16(group: Group) -> None:
     sums = group.run(2, jobs.reduced, "bfloat16", reduction="bfloat16")
     exact = group.run(2, jobs.reduced, "float32")

@@ -268,9 +268,10 @@ def runner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize(
     "how",
     [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        ),
     ],
 )
 def test_nothing_stopped_is_left_behind_however_the_run_ends(

@@ -140,6 +140,7 @@ def test_tests_that_call_the_function_come_first_the_most_special_before_the_oth
     assert calls.callers(mutant("tiny/code.py", "never")) == []
 
 
+@pytest.mark.slow
 def test_outcomes(root: Path, tmp_path: Path) -> None:
     mutants = {mutant.change: mutant for mutant in mutants_of(Path("tiny/code.py"), root)}
     copy = Copy(tmp_path / "copy", root, "not slow")

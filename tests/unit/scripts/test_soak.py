@@ -57,6 +57,7 @@ def test_a_command_is_fed_watched_and_ended(tmp_path: Path, monkeypatch: pytest.
         os.kill(started, 0)
 
 
+@pytest.mark.slow
 def test_a_command_that_ends_early_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = soak.main(
         ["run", "--minutes", "1", "--csv", str(tmp_path / "x.csv"), "--", sys.executable, "-c", "pass"]
