@@ -261,7 +261,8 @@ def document(xml: str) -> bytes:
     written = io.BytesIO()
     space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
     with zipfile.ZipFile(written, "w") as archive:
-        archive.writestr("word/document.xml", f'<w:document xmlns:w="{space}">{xml}</w:document>')
+        entry = zipfile.ZipInfo("word/document.xml")  # with a date of its own, not of now
+        archive.writestr(entry, f'<w:document xmlns:w="{space}">{xml}</w:document>')
     return written.getvalue()
 
 

@@ -88,6 +88,12 @@ def room(module: str) -> str:
 
 
 @functools.cache
+def tree_of(file: Path) -> ast.Module:
+    """Returns the syntax tree of a file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported(module: str) -> tuple[str, ...]:
     """Returns the modules that a module imports, in functions and for type annotations too.
 
@@ -97,7 +103,7 @@ def imported(module: str) -> tuple[str, ...]:
 
 
 def _imported(module: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(MODULES[module])):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -157,7 +163,7 @@ def test_nothing_is_too_long_to_read() -> None:
     for module in sorted(MODULES):
         text = MODULES[module].read_text(encoding="utf-8")
         assert len(text.splitlines()) <= LONGEST_MODULE, module
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(MODULES[module])):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = lines(node) - (lines(node.body[0]) if ast.get_docstring(node) else 0)
                 assert length <= LONGEST_FUNCTION, f"{module}.{node.name} has {length} lines"
@@ -172,10 +178,15 @@ def test_nothing_loaded_from_disk_can_execute() -> None:
     loaders = ("pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle")
     calls = {"torch.load", "torch.jit.load", "yaml.load", "yaml.unsafe_load", "eval", "exec"}
     for module, file in MODULES.items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         used = {name.partition(".")[0] for name in imported(module)} & set(loaders)
-        attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-        written = {ast.unparse(each) for each in attributes if ast.unparse(each).startswith("pickle.")}
+        written = {
+            f"pickle.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "pickle"
+        }
         assert not used or (used == {"pickle"} and written == {"pickle.dumps"}), module
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
@@ -204,14 +215,14 @@ NO_SUBJECT = re.compile(r"(Of|That|Those|The same|What|Whether|How|Where|Who|Whi
 
 def test_docstrings_name_their_subject() -> None:
     for file in [*MODULES.values(), *ROOT.glob("scripts/**/*.py")]:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         assert not [(line, text[:60]) for line, text in documented(tree) if NO_SUBJECT.match(text)], file
 
 
 def test_no_two_classes_share_a_name() -> None:
     places: dict[str, list[str]] = {}
     for module, file in MODULES.items():
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert not {name: found for name, found in places.items() if len(found) > 1}
