@@ -228,7 +228,7 @@ def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", _pages([page for page in PAGES if quoted_scripts(page)]))
+@pytest.mark.parametrize("page", [page for page in PAGES if quoted_scripts(page)])
 def test_scripts_that_the_text_of_a_page_names_run(
     page: str, shell: Shell, store: Path, tmp_path: Path
 ) -> None:

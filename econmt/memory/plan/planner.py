@@ -77,8 +77,8 @@ class BatchBudget(NamedTuple):
 class MemoryPlan:
     """Treatment of the batches of all shapes of a run within ``budget`` bytes.
 
-    Validation translates ``decoding_rows`` sentences together. ``whole`` is the memory budget, as a recipe has it, that
-    suffices for undivided batches; empty if it was not asked for.
+    Validation translates ``decoding_rows`` sentences together. ``whole`` is the memory budget, as a recipe has it, with
+    which no batch is divided; it is empty in a plan that divides none and in one for the budget "auto".
     """
 
     def __init__(
@@ -228,10 +228,7 @@ class Planner:
         """Returns a memory budget, as a recipe has it, with which the leanest setting divides no batch."""
         peaks = self._peaks(self._settings[-1], self._several)
         while True:
-            entries = [
-                BatchBudget(*shape, shape.rows, peaks(Shape(shape.rows, *shape[:2])), self._settings[-1])
-                for shape in self._shapes
-            ]
+            entries = self._undivided(self._settings[-1], peaks)
             if self._holds(entries, peaks):
                 return sufficient_budget(max(entry.peak for entry in entries), self._outside)
 
@@ -246,13 +243,15 @@ class Planner:
         if peaks.most <= self._limit:
             return [BatchBudget(*shape, shape.rows, peaks.most, setting) for shape in self._shapes]
         while True:
-            entries = [
-                BatchBudget(*shape, shape.rows, peaks(Shape(shape.rows, *shape[:2])), setting)
-                for shape in self._shapes
-            ]
-            entries = [entry for entry in entries if entry.peak <= self._limit]
+            entries = [entry for entry in self._undivided(setting, peaks) if entry.peak <= self._limit]
             if self._holds(entries, peaks):
                 return entries
+
+    def _undivided(self, setting: Implementations, peaks: PeakModel) -> list[BatchBudget]:
+        return [
+            BatchBudget(*shape, shape.rows, peaks(Shape(shape.rows, *shape[:2])), setting)
+            for shape in self._shapes
+        ]
 
     def _divided(self, shapes: Sequence[BatchShape], setting: Implementations) -> list[BatchBudget]:
         """Returns the treatment of shapes whose batches are divided into micro-batches."""

@@ -265,15 +265,8 @@ def runner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stopped_is_left_behind_however_the_run_ends(
     runner: subprocess.Popen[bytes], tmp_path: Path, how: signal.Signals
 ) -> None:
