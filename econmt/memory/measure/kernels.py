@@ -18,9 +18,9 @@ import torch
 from econmt.engine.devices import shortest_seconds
 
 _PATTERNS = {
-    "optimizer": "multi_tensor_apply|lpnorm|fused_?(adam|sgd)",
-    "loss": "^loss_|log_?softmax|nll_loss",
-    "recurrences": "^lstm_|^cell_|rnn|lstm|elementwise_[fb]p",
+    "optimizer": "multi_tensor_apply|lpnorm|adam|fused_?sgd",
+    "loss": "^loss_|^slice_|log_?softmax|nll_loss",
+    "recurrences": "^(cell|decoder|gru|recurrence|scan)_|rnn|lstm|elementwise_[fb]p",
     "attention": "^attention_|^plain_attention_|softmax|fmha|flash",
     "embedding and dropout": "^embedding_|^dropout_|^reversal_|radix_?sort|compute_grad_weight|vectorized_gather"
     "|indexselect|indexing|index_elementwise|embedding|krn_partial|sum_and_scatter|dropout|distribution_|devicescan"

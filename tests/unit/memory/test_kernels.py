@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import econmt_ops
 from econmt.data.batching.batches import Batch
 from econmt.engine.precision import NAMED
 from econmt.memory import profiling
@@ -108,6 +112,30 @@ TRACE = [
 def test_class_of_a_kernel(kind: str, name: str) -> None:
     assert kernel_class(name) == kind
     assert kind in CLASSES
+
+
+def own_kernels() -> set[str]:
+    """Names of the kernels of econmt_ops: functions for Triton that no other one calls, and kernels in CUDA C++."""
+    folder = Path(econmt_ops.__file__).parent / "backends"
+    functions: set[str] = set()
+    called: set[str] = set()
+    for path in (folder / "triton").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
+                functions.add(node.name)
+                called |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    kernels = {name for name in functions - called if not name.startswith("_")}
+    sources = [path.read_text(encoding="utf-8") for path in (folder / "cuda").glob("*.cu")]
+    return kernels | {name for text in sources for name in re.findall(r"__global__ .*?(\w+)\(const", text)}
+
+
+def test_every_kernel_of_a_step_has_a_class() -> None:
+    kernels = own_kernels()
+    assert {"adam", "decoder_forward", "scan_backward", "lstm_forward", "attention_forward"} <= kernels
+    # Search is no part of a step; the stand-ins for operations of Gluon are no kernels.
+    elsewhere = {"beam_advance", "beam_candidates", "arange", "convert_layout", "full"}
+    assert elsewhere <= kernels
+    assert {name for name in kernels if kernel_class(name) == "other"} == elsewhere
 
 
 def test_a_step_is_summed_up_by_class() -> None:
