@@ -1,4 +1,4 @@
-"""Products of the C library in bfloat16 against float64, over the instruction sets that the machine has."""
+"""Products of the C library against float64, over the types and instruction sets that the machine has."""
 
 from __future__ import annotations
 
@@ -17,9 +17,21 @@ from econmt_ops.backends.c.products import Tiles
 from econmt_ops.core.gemm import Product, multiply
 from econmt_ops.core.outer import add_outer, outer
 
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 pytestmark = pytest.mark.skipif(
-    not products.serves(torch.zeros(1, dtype=torch.bfloat16)),
+    not products.serves(torch.zeros(1, dtype=BFLOAT16)),
     reason="no bfloat16 instructions, or no C library",
+)
+types = pytest.mark.parametrize(
+    "kind",
+    [
+        BFLOAT16,
+        pytest.param(
+            FLOAT32,
+            marks=pytest.mark.skipif(not products.serves(torch.zeros(1)), reason="no processor of AMD"),
+        ),
+    ],
+    ids=str,
 )
 SHAPES = [
     (1, 1, 1),
@@ -32,8 +44,6 @@ SHAPES = [
     (300, 1100, 70),
 ]
 """Rows, inputs and outputs: squares, blocks of rows and of inputs that are full, and not."""
-
-BFLOAT16 = torch.bfloat16
 
 
 @pytest.fixture(params=[2, 3], ids=["dot", "tiles"], autouse=True)
@@ -84,13 +94,14 @@ def assert_near(found: Tensor, expected: Tensor, left: Tensor, weight: Tensor) -
 @pytest.mark.sampled(32)
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=str)
+@types
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("adds", [False, True], ids=["written", "added"])
-def test_product(shape: tuple[int, int, int], dtype: torch.dtype, adds: bool) -> None:
+def test_product(shape: tuple[int, int, int], kind: torch.dtype, dtype: torch.dtype, adds: bool) -> None:
     rows, inputs, outputs = shape
     generator = torch.Generator().manual_seed(1)
-    left = torch.randn(rows, inputs, generator=generator).to(BFLOAT16)
-    weight = torch.randn(outputs, inputs, generator=generator).to(BFLOAT16)
+    left = torch.randn(rows, inputs, generator=generator).to(kind)
+    weight = torch.randn(outputs, inputs, generator=generator).to(kind)
     bias = torch.randn(outputs, generator=generator)
     expected = left.double() @ weight.double().t() + bias.double() + adds
     # float32 operands are rounded as these already are.
@@ -98,7 +109,7 @@ def test_product(shape: tuple[int, int, int], dtype: torch.dtype, adds: bool) ->
     for source in (left, columns(left), wide[0], columns(wide[0]), framed_copy(left)):
         for matrix in (weight, columns(weight), wide[1], columns(wide[1]), framed_copy(weight)):
             out, whole = framed(rows, outputs, dtype)
-            assert Tiles(matrix).multiply(out, source, bias, adds) is out
+            assert Tiles(matrix, kind).multiply(out, source, bias, adds) is out
             assert_near(out, expected, left, weight)
             out.fill_(7.0)
             assert (whole == 7.0).all()
@@ -112,17 +123,19 @@ def framed_copy(matrix: Tensor) -> Tensor:
     return inner
 
 
-def test_a_result_is_independent_of_other_rows_and_outputs() -> None:
-    left, weight = torch.randn(70, 600).to(BFLOAT16), torch.randn(90, 600).to(BFLOAT16)
-    whole = Tiles(weight).multiply(torch.empty(70, 90), left)
-    part = Tiles(weight[40:50]).multiply(torch.empty(3, 10), left[5:8])
+@types
+def test_a_result_is_independent_of_other_rows_and_outputs(kind: torch.dtype) -> None:
+    left, weight = torch.randn(70, 600).to(kind), torch.randn(90, 600).to(kind)
+    whole = Tiles(weight, kind).multiply(torch.empty(70, 90), left)
+    part = Tiles(weight[40:50], kind).multiply(torch.empty(3, 10), left[5:8])
     assert torch.equal(part, whole[5:8, 40:50])
 
 
-def test_nan_and_infinity_reach_their_row_and_output_alone() -> None:
-    left, weight = torch.ones(40, 50, dtype=BFLOAT16), torch.ones(60, 50, dtype=BFLOAT16)
+@types
+def test_nan_and_infinity_reach_their_row_and_output_alone(kind: torch.dtype) -> None:
+    left, weight = torch.ones(40, 50, dtype=kind), torch.ones(60, 50, dtype=kind)
     left[3, 49], weight[59, 0] = float("nan"), float("inf")
-    out = Tiles(weight).multiply(torch.empty(40, 60), left)
+    out = Tiles(weight, kind).multiply(torch.empty(40, 60), left)
     assert out[3].isnan().all()
     assert out[[0, 39], 59].isinf().all()
     out[3], out[:, 59] = 50.0, 50.0
@@ -132,23 +145,31 @@ def test_nan_and_infinity_reach_their_row_and_output_alone() -> None:
 def test_floats_are_rounded_to_nearest_even() -> None:
     values = torch.tensor([[1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 1.0 + 2.0**-8 + 2.0**-20, -3.0e38]])
     identity = torch.eye(4)
-    out = Tiles(identity).multiply(torch.empty(1, 4), values)
+    out = Tiles(identity, BFLOAT16).multiply(torch.empty(1, 4), values)
     assert torch.equal(out, values.to(BFLOAT16).float())
 
 
-def test_products_with_and_without_the_library_agree() -> None:
-    left, weight, bias = (torch.randn(*shape).to(BFLOAT16) for shape in ((9, 40), (50, 40), (50,)))
+@types
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(9, 40, 50), (150, 140, 130)])
+def test_products_with_and_without_the_library_agree(
+    kind: torch.dtype, rows: int, inputs: int, outputs: int
+) -> None:
+    shapes = (rows, inputs), (outputs, inputs), (outputs,)
+    left, weight, bias = (torch.randn(*shape).to(kind) for shape in shapes)
 
     def results() -> list[Tensor]:
         product, plain = Product(weight, bias), Product(weight)
-        into, start = torch.empty(9, 60, dtype=BFLOAT16)[:, 5:55], torch.ones(9, 50, dtype=BFLOAT16)
+        into, start = (
+            torch.empty(rows, outputs + 10, dtype=kind)[:, 5:-5],
+            torch.ones(rows, outputs, dtype=kind),
+        )
         plain.into(into, left, start)
         shared = start.clone()
         share = plain.share(shared, left)
-        total = torch.ones(50, 40)
+        total = torch.ones(outputs, inputs)
         add_outer(total, into.unsqueeze(0), left.unsqueeze(0))
         return [
-            product(left.view(3, 3, 40)),
+            product(left.view(3, -1, inputs)),
             into.clone(),
             shared if share is None else shared + share,
             plain.plus(start.clone(), left),
@@ -164,7 +185,8 @@ def test_products_with_and_without_the_library_agree() -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
         assert one.dtype == other.dtype
-        torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=0.2)
+        near = {"rtol": 1e-5, "atol": 1e-3} if kind == FLOAT32 else {"rtol": 2e-2, "atol": 0.2}
+        torch.testing.assert_close(one.float(), other.float(), **near)
 
 
 def test_nothing_is_multiplied_by_torch() -> None:
@@ -184,9 +206,9 @@ def test_operations_multiply_by_the_library(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(native, "call", call)
     lstm = econmt_ops.LSTM(24, 24, batch_first=True, implementation="recompute")
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", BFLOAT16):
         outputs, _ = lstm(torch.randn(3, 7, 24, requires_grad=True))
-    before = called.count("product_narrow")
+    before = called.count("product_tiles")
     outputs.float().sum().backward()
     # Recomputed gates, h, weights and inputs.
-    assert called.count("product_narrow") - before >= 7 + 4
+    assert called.count("product_tiles") - before >= 7 + 4

@@ -44,15 +44,12 @@ class Layouts:
             _LAYOUTS[_memory_key(weight)] = self
 
     def packed(self, weight: Tensor, calls: int) -> Tensor | Tiles | None:
-        """Returns the packed weight if packing pays for these calls together with all earlier ones, else None.
-
-        The C library reads no other weights, so that for its products packing always pays.
-        """
+        """Returns the packed weight if packing pays for these calls together with all earlier ones, else None."""
         key = (*_memory_key(weight), *weight.shape, *weight.stride())
         self._calls[key] = self._calls.get(key, 0) + calls
-        narrow = products.serves(weight)
-        if key not in self._packed and (narrow or _pays(weight, self._calls[key])):
-            self._packed[key] = _pack(weight, narrow)
+        tiled = weight.dtype if products.serves(weight) else None
+        if key not in self._packed and _pays(weight, self._calls[key], tiled):
+            self._packed[key] = _pack(weight, tiled)
         return self._packed.get(key)
 
 
@@ -65,13 +62,21 @@ def _memory_key(weight: Tensor) -> tuple[int, int]:
     return int(weight.untyped_storage()._cdata), int(weight.storage_offset())
 
 
-def _pays(weight: Tensor, calls: int) -> bool:
+def _pays(weight: Tensor, calls: int, tiled: torch.dtype | None = None) -> bool:
+    """Returns True if packing a weight pays for so many products.
+
+    Args:
+        tiled: Type of the products if the C library computes them. It reads packed weights only, and in bfloat16, where
+            its products are much faster than others, packing always pays.
+    """
+    if tiled is not None:
+        return tiled == torch.bfloat16 or calls >= _PACKING
     return calls >= (_PACKING if weight.is_contiguous() else _PACKING_TRANSPOSED)
 
 
-def _pack(weight: Tensor, narrow: bool) -> Tensor | Tiles:
-    if narrow:
-        return Tiles(weight)
+def _pack(weight: Tensor, tiled: torch.dtype | None) -> Tensor | Tiles:
+    if tiled is not None:
+        return Tiles(weight, tiled)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return packed
 
@@ -79,10 +84,10 @@ def _pack(weight: Tensor, narrow: bool) -> Tensor | Tiles:
 class Product:
     """Product left weight^T + bias with a weight that is prepacked once.
 
-    "packed" is the layout of the C library's products, in bfloat16 where the processor has instructions for them, and
-    otherwise the blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight again,
-    and in float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the weight as
-    it is. Where neither is available, the layout is "transposed", or "row" if transposing does not pay.
+    "packed" is the layout of the C library's products, where it has them for this processor and type, and otherwise the
+    blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight again, and in
+    float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the weight as it is.
+    Where neither is available, the layout is "transposed", or "row" if transposing does not pay.
 
     Args:
         weight: (N, K).
@@ -100,12 +105,13 @@ class Product:
         calls: int = MANY,
         like: Tensor | None = None,
     ) -> None:
-        narrow = products.serves(weight if like is None else like)
+        operand = weight if like is None else like
+        tiled = operand.dtype if products.serves(operand) else None
         if like is not None:
             bias = None if bias is None else bias.to(like.dtype)
             # Only the C library rounds a weight as it packs it.
-            packs = narrow and layout == "packed" and weight.numel() > 0 and is_available(weight)
-            if not packs or _memory_key(weight) in _LAYOUTS:
+            packs = layout == "packed" and weight.numel() > 0 and is_available(weight)
+            if tiled != torch.bfloat16 or not packs or _memory_key(weight) in _LAYOUTS:
                 weight = weight.to(like.dtype)
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._tiles: Tiles | None = None
@@ -114,7 +120,7 @@ class Product:
             if shared is not None:
                 packed = shared.packed(weight, calls)
             else:
-                packed = _pack(weight, narrow) if narrow or _pays(weight, calls) else None
+                packed = _pack(weight, tiled) if _pays(weight, calls, tiled) else None
             if isinstance(packed, Tiles):
                 self._tiles, self._bias = packed, None if bias is None else bias.float().contiguous()
                 return
@@ -200,9 +206,10 @@ def multiply(
         out: (M, N), contiguous, is written; None: a new tensor.
         adds: True to add the product to ``out``; then there is no bias.
     """
-    if products.serves(left) and weight.numel() > 0:
+    if weight.numel() > 0 and products.serves_once(left, len(left), *weight.shape):
         out = left.new_empty(len(left), len(weight)) if out is None else out
-        return Tiles(weight).multiply(out, left, None if bias is None else bias.float().contiguous(), adds)
+        bias = None if bias is None else bias.float().contiguous()
+        return Tiles(weight, left.dtype).multiply(out, left, bias, adds)
     if adds:
         assert out is not None
         assert bias is None

@@ -30,9 +30,9 @@ def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = N
         width: Number of leading columns of the result to return; None: all.
     """
     width = right.shape[1] if width is None else width
-    if products.serves(left):
+    if products.serves_once(left, *left.shape, width):
         product = left.new_empty(left.shape[1], width, dtype=dtype)
-        return products.Tiles(right[:, :width].t()).multiply(product, left.t())
+        return products.Tiles(right[:, :width].t(), left.dtype).multiply(product, left.t())
     right = widened(right)
     if left.is_cuda and left.dtype != dtype == torch.float32:
         product = torch.mm(left.t(), right, out_dtype=torch.float32)
@@ -58,8 +58,8 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
         _add_product(total, left, right, fresh)
         return
     left, right = left[: len(total)], right[:, : total.shape[1]]
-    if products.serves(left) and total.stride(1) == 1:
-        products.Tiles(right.t()).multiply(total, left, adds=not fresh)
+    if products.serves_once(left, *left.shape, total.shape[1]) and total.stride(1) == 1:
+        products.Tiles(right.t(), left.dtype).multiply(total, left, adds=not fresh)
         return
     if left.dtype == torch.float16:
         left, right = left.to(total.dtype), right.to(total.dtype)

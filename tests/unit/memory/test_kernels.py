@@ -121,7 +121,9 @@ def own_kernels() -> set[str]:
     called: set[str] = set()
     for path in (folder / "triton").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
+            if isinstance(node, ast.FunctionDef) and any(
+                "jit" in ast.unparse(d) for d in node.decorator_list
+            ):
                 functions.add(node.name)
                 called |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     kernels = {name for name in functions - called if not name.startswith("_")}

@@ -93,10 +93,10 @@ def serves(like: Tensor) -> bool:
     return library is not None and (library.has_threads or torch.get_num_threads() == 1)
 
 
-def has_products() -> bool:
-    """Returns True if the loaded library multiplies bfloat16 matrices by instructions of this processor."""
+def multiplies(dtype: torch.dtype) -> bool:
+    """Returns True if the loaded library multiplies matrices of this type by instructions of this processor."""
     library = _library()
-    return library is not None and library.has_products
+    return library is not None and dtype in library.multiplies
 
 
 def structure_of(name: str) -> Structure:

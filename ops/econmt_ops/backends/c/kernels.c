@@ -121,6 +121,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 #if __GNUC__ >= 10
   has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
 #endif
+  has_floats = level == 2 && __builtin_cpu_is("amd");
   has_amx = most > 2 && has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
 #endif
@@ -129,7 +130,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here and in library.py when the meaning of a function or field changes, so that a library built earlier is not
  * called. */
-EXPORT int econmt_version(void) { return 5; }
+EXPORT int econmt_version(void) { return 6; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -145,7 +146,7 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(best_words);
   SIZE(weight);
   SIZE(pack_weight);
-  SIZE(product_narrow);
+  SIZE(product_tiles);
   SIZE(layer_sequence);
   SIZE(ssru_forward);
   SIZE(beam_search);
@@ -256,25 +257,38 @@ EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {
   return spread(PICK(best_words), a, a->rows, threads, 0, a->vocabulary, NULL);
 }
 
+/* Requests 2 MB pages for memory that is about to be overwritten: faulting in pages of 4 KB would take as long as writing it.
+ * Partial pages at both ends are left unchanged. */
+static void in_large_pages(void *memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uintptr_t page = (uintptr_t)1 << 21;
+  uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1), end = ((uintptr_t)memory + (uintptr_t)bytes) & ~(page - 1);
+  if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* a hint only */
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
 #if HAS_PRODUCTS
-EXPORT int econmt_has_products(void) { return has_narrow; }
+EXPORT int econmt_has_products(int exact) { return exact ? has_floats : has_narrow; }
 
 EXPORT int econmt_pack_weight(const struct pack_weight *a, int64_t threads) {
+  in_large_pages(a->tiles, UP(a->outputs, SIDE) * UP(a->inputs, 32) * (a->exact ? 4 : 2));
   return spread(pack_weight_dot, a, UP(a->outputs, SIDE) / SIDE, threads, 0, 0, NULL);
 }
 
 /* Threads divide the rows, or the outputs if there are few rows. */
-EXPORT int econmt_product_narrow(const struct product_narrow *a, int64_t threads) {
+EXPORT int econmt_product_tiles(const struct product_tiles *a, int64_t threads) {
   struct shared_product shared = {a, a->rows >= threads * 2 * SIDE};
   int64_t squares = UP(shared.by_rows ? a->rows : a->outputs, SIDE) / SIDE;
-  return spread(product_narrow, &shared, squares, threads < squares ? threads : squares, 0, product_scratch(a), NULL);
+  return spread(product_tiles, &shared, squares, threads < squares ? threads : squares, 0, product_scratch(a), NULL);
 }
 #else
-EXPORT int econmt_has_products(void) { return 0; }
+EXPORT int econmt_has_products(int exact) { return (void)exact, 0; }
 
 EXPORT int econmt_pack_weight(const struct pack_weight *a, int64_t threads) { return (void)a, (void)threads, 1; }
 
-EXPORT int econmt_product_narrow(const struct product_narrow *a, int64_t threads) { return (void)a, (void)threads, 1; }
+EXPORT int econmt_product_tiles(const struct product_tiles *a, int64_t threads) { return (void)a, (void)threads, 1; }
 #endif
 
 /* Each thread handles some rows. */
@@ -327,18 +341,6 @@ EXPORT int econmt_losses(const struct losses *a, int64_t threads) {
 
 EXPORT int econmt_add_rows(const struct add_rows *a, int64_t threads) {
   return spread(PICK(add_rows), a, a->size, threads, 0, 0, NULL);
-}
-
-/* Requests 2 MB pages for memory that is about to be overwritten: faulting in pages of 4 KB would take as long as writing it.
- * Partial pages at both ends are left unchanged. */
-static void in_large_pages(void *memory, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const uintptr_t page = (uintptr_t)1 << 21;
-  uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1), end = ((uintptr_t)memory + (uintptr_t)bytes) & ~(page - 1);
-  if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* a hint only */
-#else
-  (void)memory, (void)bytes;
-#endif
 }
 
 /* Returns the number of tasks; a task is a range of columns of a row. */

@@ -146,22 +146,23 @@ struct weight {
 
 enum { FLOATS, BFLOATS, BYTES };
 
-/* Brings a weight into the tiles that product_narrow reads: N outputs in groups of 32, K inputs in groups of 32, zero-padded. */
+/* Brings a weight into the tiles that product_tiles reads: N outputs in groups of 32, K inputs in groups of 32, zero-padded. */
 struct pack_weight {
-  int64_t outputs, inputs, narrow;
-  const void *values;                  /* any (N, K) */
-  int64_t output_stride, input_stride; /* strides of values, one of them 1 */
-  uint16_t *tiles;                     /* bfloat16 (N / 16, K / 32, 16, 16, 2): outputs, inputs, pairs of inputs, outputs, pair */
+  int64_t outputs, inputs, narrow, exact; /* exact: 1 for tiles of floats */
+  const void *values;                     /* any (N, K) */
+  int64_t output_stride, input_stride;    /* strides of values, one of them 1 */
+  /* bfloat16 (N / 16, K / 32, 16, 16, 2): outputs, inputs, pairs of inputs, outputs, pair; or float (N / 16, K / 32, 32, 16). */
+  void *tiles;
 };
 
-/* left weight^T + bias in bfloat16, summed in float32. */
-struct product_narrow {
+/* left weight^T + bias, summed in float32: in bfloat16, or exact, in float32. */
+struct product_tiles {
   int64_t rows, inputs, outputs, narrow; /* narrow: 1 if the output is bfloat16, else it is float */
   int64_t adds;                          /* 1: the product is added to the output */
-  int64_t left_narrow;
-  const void *left;                      /* any (M, K), rounded to bfloat16 */
+  int64_t left_narrow, exact;            /* exact: the left factor and the tiles have floats */
+  const void *left;                      /* any (M, K), rounded to bfloat16 unless exact */
   int64_t left_row, left_input;          /* its strides, one of them 1 */
-  const uint16_t *weight;                /* as written by pack_weight */
+  const void *weight;                    /* as written by pack_weight */
   const float *bias;                     /* (N); or NULL */
   void *output;                          /* any (M, N), is written */
   int64_t output_stride;

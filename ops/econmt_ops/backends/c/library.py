@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_VERSION = 5
+_VERSION = 6
 """Version that econmt_version in kernels.c returns."""
 
 _HEADER = Path(__file__).with_name("kernels.h")
@@ -112,7 +112,7 @@ class Library:
         functions: Kernels by the name of their structure.
         has_threads: True if kernels run on PyTorch's threads.
         level: Instruction set level in use, see kernels.c.
-        has_products: True if the processor has instructions for products of bfloat16 matrices.
+        multiplies: Types of the matrices that it multiplies on this processor.
     """
 
     def __init__(self, path: Path, most: int = 3) -> None:
@@ -134,7 +134,11 @@ class Library:
         self.has_threads = threads is not None
         library.econmt_start.argtypes = [_POINTER] * 3 + [ctypes.c_int]
         self.level: int = library.econmt_start(*(threads or (None, None, None)), most)
-        self.has_products = bool(library.econmt_has_products())
+        self.multiplies = frozenset(
+            dtype
+            for exact, dtype in enumerate((torch.bfloat16, torch.float32))
+            if library.econmt_has_products(exact)
+        )
         self.functions: dict[str, Any] = {}
         for name, structure in self.structures.items():
             function = getattr(library, f"econmt_{name}", None)

@@ -1,8 +1,8 @@
-/* Products of bfloat16 matrices with float sums, for processors with AMX or with AVX-512's bfloat16 instructions.
+/* Products with float sums: of bfloat16 matrices by AMX or by AVX-512's bfloat16 instructions, and of float matrices by AVX-512.
  *
- * Both factors are brought into tiles of 16 rows (or outputs) and 32 inputs, 1 KB each: those of the left factor row by row, those
- * of the weight pair of inputs by pair of inputs, as both instruction sets read them. No code is made for a shape, so that a
- * new shape costs nothing.
+ * Both factors are brought into tiles of 16 rows (or outputs) and 32 inputs: those of the left factor row by row, those of the
+ * weight input by input, or pair of inputs by pair of inputs, as the instructions read them. No code is made for a shape, so
+ * that a new shape costs nothing.
  */
 
 #if VARIANTS && __GNUC__ >= 10 && (!defined(__linux__) || __GNUC__ >= 11)
@@ -11,7 +11,8 @@
 #define TILE 512       /* values of a tile */
 #define SIDE 32        /* rows and outputs of a square of two times two tiles */
 #define ROWS_PACKED 256 /* rows whose tiles stay in the L2 cache */
-#define DEEP 1024      /* inputs whose tiles of one square of the weight stay in the L2 cache beside those of the rows */
+/* Inputs whose tiles of one square of the weight stay in the L2 cache beside those of the rows. */
+#define DEEP(value) (2048 / (int64_t)sizeof(value))
 #define UP(x, multiple) (((x) + (multiple) - 1) / (multiple) * (multiple))
 
 #pragma GCC push_options
@@ -75,66 +76,102 @@ static INLINE void pack_tile(uint16_t *to, const void *values, int64_t row_strid
   for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * 32, lines[i]);
 }
 
-/* Brings a matrix into tiles; those of 16 rows follow each other. */
-static INLINE void pack(uint16_t *to, const void *values, int64_t row_stride, int64_t input_stride, int64_t rows,
-                        int64_t inputs, int64_t narrow, int paired) {
-  int64_t size = narrow ? 2 : 4;
-  for (int64_t row = 0; row < rows; row += 16)
-    for (int64_t k = 0; k < inputs; k += 32, to += TILE) {
-      const char *from = (const char *)values + (row * row_stride + k * input_stride) * size;
-      pack_tile(to, from, row_stride, input_stride, rows - row, inputs - k, narrow, paired);
+/* As pack_tile, in float; ``paired``: input by input. */
+static INLINE void pack_float_tile(float *to, const float *values, int64_t row_stride, int64_t input_stride, int64_t rows,
+                                   int64_t inputs, int paired) {
+  int by_rows = input_stride == 1;
+  int64_t lines_there = by_rows ? rows : inputs, values_there = by_rows ? inputs : rows;
+  for (int64_t half = 0; half < 2; half++) {
+    __m512i lines[16];
+    int64_t first = by_rows ? 0 : 16 * half, at = by_rows ? 16 * half : 0, count = values_there - at;
+    __mmask16 mask = (__mmask16)(count >= 16 ? 0xffff : count > 0 ? (1u << count) - 1 : 0);
+    for (int64_t i = 0; i < 16; i++) {
+      const float *line = values + (first + i) * (by_rows ? row_stride : input_stride) + at;
+      lines[i] = first + i < lines_there ? _mm512_maskz_loadu_epi32(mask, line) : _mm512_setzero_si512();
     }
+    if (by_rows == paired) transpose_16(lines);
+    for (int64_t i = 0; i < 16; i++) _mm512_storeu_si512(to + (paired ? (16 * half + i) * 16 : i * 32 + 16 * half), lines[i]);
+  }
+}
+
+/* Brings a matrix into tiles of bfloat16 (or, if they are exact, float); those of 16 rows follow each other. */
+static INLINE void pack(void *tiles, const void *values, int64_t row_stride, int64_t input_stride, int64_t rows,
+                        int64_t inputs, int64_t narrow, int paired, const int exact) {
+  int64_t size = narrow ? 2 : 4, high = UP(rows, 16) / 16, wide = UP(inputs, 32) / 32, count = high * wide;
+  int by_rows = input_stride == 1;
+  for (int64_t i = 0; i < count; i++) { /* in the order in which the values lie in memory */
+    int64_t row = by_rows ? i / wide : i % high, k = by_rows ? i % wide : i / high;
+    const char *from = (const char *)values + (16 * row * row_stride + 32 * k * input_stride) * size;
+    int64_t rows_left = rows - 16 * row, inputs_left = inputs - 32 * k, at = (row * wide + k) * TILE;
+    if (exact)
+      pack_float_tile((float *)tiles + at, (const float *)from, row_stride, input_stride, rows_left, inputs_left, paired);
+    else
+      pack_tile((uint16_t *)tiles + at, from, row_stride, input_stride, rows_left, inputs_left, narrow, paired);
+  }
 }
 
 /* Handles squares of outputs begin to end. */
 static void pack_weight_dot(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct pack_weight *a = given;
   (void)scratch;
-  int64_t wide = UP(a->inputs, 32), size = a->narrow ? 2 : 4;
-  for (int64_t square = begin; square < end; square++) {
-    int64_t at = square * SIDE, count = a->outputs - at < SIDE ? a->outputs - at : SIDE;
-    uint16_t *to = (uint16_t *)a->tiles + at * wide;
-    pack(to, (const char *)a->values + at * a->output_stride * size, a->output_stride, a->input_stride, count, a->inputs,
-         a->narrow, 1);
-    if (count <= 16) memset(to + 16 * wide, 0, (size_t)(16 * wide) * sizeof *to);
-  }
+  int64_t wide = UP(a->inputs, 32), size = a->narrow ? 2 : 4, tile = a->exact ? 4 : 2;
+  int64_t at = begin * SIDE, count = a->outputs - at < (end - begin) * SIDE ? a->outputs - at : (end - begin) * SIDE;
+  char *to = (char *)a->tiles + at * wide * tile;
+  const char *from = (const char *)a->values + at * a->output_stride * size;
+  if (a->exact)
+    pack(to, from, a->output_stride, a->input_stride, count, a->inputs, 0, 1, 1);
+  else
+    pack(to, from, a->output_stride, a->input_stride, count, a->inputs, a->narrow, 1, 0);
+  if (count % SIDE && count % SIDE <= 16) memset(to + UP(count, 16) * wide * tile, 0, (size_t)(16 * wide * tile));
 }
 
-/* Adds the product of ``tiles`` tiles of two times 16 rows and two times 16 outputs to the sums, (2, 2, 16, 16). */
-static INLINE void square_dot(const uint16_t *left, int64_t left_stride, const uint16_t *weight, int64_t weight_stride,
-                              int64_t tiles, int64_t rows_left, int fresh, float *sums) {
-  for (int part = 0; part < 4 && 8 * part < rows_left; part++) {
-    const uint16_t *rows = left + (part / 2) * left_stride + part % 2 * 8 * 32;
-    float *first = sums + part / 2 * 512 + part % 2 * 128, *second = first + 256;
-    __m512 a[8], b[8];
-#pragma GCC unroll 8
-    for (int row = 0; row < 8; row++) {
-      a[row] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(first + row * 16);
-      b[row] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(second + row * 16);
-    }
-    for (int64_t k = 0; k < tiles * TILE; k += TILE)
-      for (int pair = 0; pair < 16; pair++) {
-        __m512bh w = (__m512bh)_mm512_loadu_si512(weight + k + pair * 32);
-        __m512bh v = (__m512bh)_mm512_loadu_si512(weight + weight_stride + k + pair * 32);
-#pragma GCC unroll 8
-        for (int row = 0; row < 8; row++) {
-          int32_t two;
-          memcpy(&two, rows + k + row * 32 + pair * 2, sizeof two);
-          __m512bh x = (__m512bh)_mm512_set1_epi32(two);
-          a[row] = _mm512_dpbf16_ps(a[row], x, w);
-          b[row] = _mm512_dpbf16_ps(b[row], x, v);
-        }
-      }
-#pragma GCC unroll 8
-    for (int row = 0; row < 8; row++) {
-      _mm512_storeu_ps(first + row * 16, a[row]);
-      _mm512_storeu_ps(second + row * 16, b[row]);
-    }
+/* Adds the product of ``tiles`` tiles of two times 16 rows and two times 16 outputs to the sums, (2, 2, 16, 16). A line of a
+ * weight's tile has ``width`` values; ``pick`` spreads those of a row, and ``add`` multiplies and adds. */
+#define SQUARE(name, value, width, pick, add)                                                                          \
+  static INLINE void name(const value *left, int64_t left_stride, const value *weight, int64_t weight_stride,          \
+                          int64_t tiles, int64_t rows_left, int fresh, float *sums) {                                  \
+    for (int part = 0; part < 4 && 8 * part < rows_left; part++) {                                                     \
+      const value *rows = left + (part / 2) * left_stride + part % 2 * 8 * 32;                                         \
+      float *first = sums + part / 2 * 512 + part % 2 * 128, *second = first + 256;                                    \
+      __m512 a[8], b[8];                                                                                               \
+      _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                      \
+        a[row] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(first + row * 16);                                      \
+        b[row] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(second + row * 16);                                     \
+      }                                                                                                                \
+      for (int64_t k = 0; k < tiles * TILE; k += TILE)                                                                 \
+        for (int line = 0; line < TILE / width; line++) {                                                              \
+          __m512i w = _mm512_loadu_si512(weight + k + line * width);                                                   \
+          __m512i v = _mm512_loadu_si512(weight + weight_stride + k + line * width);                                   \
+          _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                  \
+            __m512i x = pick(rows + k + row * 32 + line * (width / 16));                                               \
+            a[row] = add(a[row], x, w);                                                                                \
+            b[row] = add(b[row], x, v);                                                                                \
+          }                                                                                                            \
+        }                                                                                                              \
+      _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                      \
+        _mm512_storeu_ps(first + row * 16, a[row]);                                                                    \
+        _mm512_storeu_ps(second + row * 16, b[row]);                                                                   \
+      }                                                                                                                \
+    }                                                                                                                  \
   }
+
+static INLINE __m512i pick_32_bits(const void *values) {
+  int32_t bits;
+  memcpy(&bits, values, sizeof bits);
+  return _mm512_set1_epi32(bits);
 }
+
+static INLINE __m512 add_pairs(__m512 sum, __m512i x, __m512i w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+
+static INLINE __m512 add_floats(__m512 sum, __m512i x, __m512i w) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(w), sum);
+}
+
+SQUARE(square_dot, uint16_t, 32, pick_32_bits, add_pairs)
+SQUARE(square_float, float, 16, pick_32_bits, add_floats)
 
 /* Writes a square of sums to the output, from a row and an output on. */
-static INLINE void finish_square(const struct product_narrow *a, int64_t row, int64_t at, const float *sums) {
+static INLINE void finish_square(const struct product_tiles *a, int64_t row, int64_t at, const float *sums) {
   int64_t rows = a->rows - row < SIDE ? a->rows - row : SIDE;
   for (int half = 0; half < 2 && at + 16 * half < a->outputs; half++) {
     int64_t from = at + 16 * half, count = a->outputs - from;
@@ -202,33 +239,34 @@ static INLINE void square_amx(const uint16_t *left, int64_t left_stride, const u
 #endif
 
 /* Floats of scratch: tiles of a block of rows and, if the inputs are divided, its sums. */
-static int64_t product_scratch(const struct product_narrow *a) {
-  int64_t rows = UP(a->rows < ROWS_PACKED ? a->rows : ROWS_PACKED, SIDE), deep = a->inputs < DEEP ? UP(a->inputs, 32) : DEEP;
-  return rows * deep / 2 + (a->inputs > DEEP ? rows * UP(a->outputs, SIDE) : 0) + 1024 + 32;
+static int64_t product_scratch(const struct product_tiles *a) {
+  int64_t rows = UP(a->rows < ROWS_PACKED ? a->rows : ROWS_PACKED, SIDE), most = a->exact ? DEEP(float) : DEEP(uint16_t);
+  int64_t deep = a->inputs < most ? UP(a->inputs, 32) : most;
+  return rows * deep / (a->exact ? 1 : 2) + (a->inputs > most ? rows * UP(a->outputs, SIDE) : 0) + 1024 + 32;
 }
 
-/* Computes rows and outputs in squares; ``by_rows``: begin and end count squares of rows, else of outputs. */
-#define PRODUCT_NARROW(name, square)                                                                                   \
-  static void name(const struct product_narrow *a, int64_t first_row, int64_t last_row, int64_t first, int64_t last,   \
+/* Computes rows and outputs in squares. */
+#define PRODUCT(name, value, exact, square)                                                                            \
+  static void name(const struct product_tiles *a, int64_t first_row, int64_t last_row, int64_t first, int64_t last,    \
                    float *scratch) {                                                                                   \
     float *sums = (float *)UP((uintptr_t)scratch, 64);                                                                 \
-    uint16_t *tiles = (uint16_t *)(sums + 1024);                                                                       \
-    int64_t wide = UP(a->inputs, 32), size = a->left_narrow ? 2 : 4;                                                   \
+    value *tiles = (value *)(sums + 1024);                                                                             \
+    const value *weight = a->weight;                                                                                   \
+    int64_t wide = UP(a->inputs, 32), size = a->left_narrow ? 2 : 4, most = DEEP(value);                               \
     for (int64_t row = first_row; row < last_row; row += ROWS_PACKED) {                                                \
       int64_t rows = last_row - row < ROWS_PACKED ? last_row - row : ROWS_PACKED;                                      \
       int64_t some = a->rows - row < rows ? a->rows - row : rows;                                                      \
-      float *totals = (float *)(tiles + rows * (wide < DEEP ? wide : DEEP));                                           \
-      for (int64_t k = 0; k < wide; k += DEEP) {                                                                       \
-        int64_t deep = wide - k < DEEP ? wide - k : DEEP, inputs = a->inputs - k < DEEP ? a->inputs - k : DEEP;        \
+      float *totals = (float *)(tiles + rows * (wide < most ? wide : most));                                           \
+      for (int64_t k = 0; k < wide; k += most) {                                                                       \
+        int64_t deep = wide - k < most ? wide - k : most, inputs = a->inputs - k < most ? a->inputs - k : most;        \
         const char *from = (const char *)a->left + (row * a->left_row + k * a->left_input) * size;                     \
-        pack(tiles, from, a->left_row, a->left_input, some, inputs, a->left_narrow, 0);                                \
-        if (some % SIDE && some % SIDE <= 16) memset(tiles + UP(some, 16) * deep, 0, (size_t)(16 * deep) * 2);         \
-        int ends = k + DEEP >= wide;                                                                                   \
+        pack(tiles, from, a->left_row, a->left_input, some, inputs, a->left_narrow, 0, exact);                         \
+        if (some % SIDE && some % SIDE <= 16) memset(tiles + UP(some, 16) * deep, 0, (size_t)(16 * deep) * sizeof(value)); \
+        int ends = k + most >= wide;                                                                                   \
         for (int64_t at = first; at < last; at += SIDE)                                                                \
           for (int64_t i = 0; i < some; i += SIDE) {                                                                   \
-            float *to = wide > DEEP ? totals + (at - first) * rows + i * SIDE : sums;                                  \
-            square(tiles + i * deep, 16 * deep, a->weight + at * wide + k * 16, 16 * wide, deep / 32, some - i, k == 0, \
-                   to);                                                                                                \
+            float *to = wide > most ? totals + (at - first) * rows + i * SIDE : sums;                                  \
+            square(tiles + i * deep, 16 * deep, weight + at * wide + k * 16, 16 * wide, deep / 32, some - i, k == 0, to); \
             if (ends) finish_square(a, row + i, at, to);                                                               \
           }                                                                                                            \
       }                                                                                                                \
@@ -237,25 +275,30 @@ static int64_t product_scratch(const struct product_narrow *a) {
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
-PRODUCT_NARROW(product_by_dot, square_dot)
+PRODUCT(product_by_dot, uint16_t, 0, square_dot)
+PRODUCT(product_of_floats, float, 1, square_float)
 #if defined(__linux__)
 #pragma GCC target("amx-tile,amx-int8,amx-bf16")
-PRODUCT_NARROW(product_by_amx, square_amx)
+PRODUCT(product_by_amx, uint16_t, 0, square_amx)
 #endif
 #pragma GCC pop_options
 
 struct shared_product {
-  const struct product_narrow *product;
+  const struct product_tiles *product;
   int by_rows;
 };
 
-static void product_narrow(const void *given, int64_t begin, int64_t end, float *scratch) {
+static void product_tiles(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct shared_product *shared = given;
-  const struct product_narrow *a = shared->product;
+  const struct product_tiles *a = shared->product;
   int64_t rows[2] = {0, UP(a->rows, SIDE)}, outputs[2] = {0, UP(a->outputs, SIDE)};
   int64_t *part = shared->by_rows ? rows : outputs;
   part[0] = begin * SIDE;
   part[1] = end * SIDE;
+  if (a->exact) {
+    product_of_floats(a, rows[0], rows[1], outputs[0], outputs[1], scratch);
+    return;
+  }
 #if defined(__linux__)
   if (has_amx_narrow) {
     begin_tiles();

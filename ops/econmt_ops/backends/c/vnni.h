@@ -1,7 +1,7 @@
 /* Sums of 8-bit products by AVX-512 VNNI, one instruction for four products of a lane and their sum, and by AMX, one
  * instruction for 16 rows times 16 outputs. */
 
-static int has_vnni, has_narrow, has_amx, has_amx_narrow;
+static int has_vnni, has_narrow, has_floats, has_amx, has_amx_narrow;
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vnni")
