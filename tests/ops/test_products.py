@@ -189,6 +189,18 @@ def test_products_with_and_without_the_library_agree(
         torch.testing.assert_close(one.float(), other.float(), **near)
 
 
+@types
+def test_the_left_factor_is_brought_to_the_type_of_the_products(kind: torch.dtype) -> None:
+    left, weight = torch.randn(5, 40).to(BFLOAT16), torch.randn(30, 40).to(BFLOAT16)
+    for other in (left, left.float()):
+        assert_near(
+            Tiles(weight, kind).multiply(torch.empty(5, 30), other),
+            left.double() @ weight.double().t(),
+            left,
+            weight,
+        )
+
+
 def test_nothing_is_multiplied_by_torch() -> None:
     weight = torch.randn(5, 3).to(BFLOAT16)
     assert multiply(weight[:0], weight).shape == (0, 5)

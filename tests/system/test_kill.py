@@ -7,9 +7,7 @@ from scripts.kill_campaign import main
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["--kinds", "translation, one process", "--kills", "2", "--updates", "8", "--seed", "5"]) == 0
-    )
+    assert main(["--kinds", "translation, one process", "--kills", "2", "--updates", "8", "--seed", "5"]) == 0
     assert "2 kills: nothing was lost" in capsys.readouterr().out
 
 

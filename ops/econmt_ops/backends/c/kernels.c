@@ -121,15 +121,15 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 #if __GNUC__ >= 10
   has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
 #endif
-  has_floats = level == 2 && __builtin_cpu_is("amd");
+  has_floats = has_narrow && __builtin_cpu_is("amd");
   has_amx = most > 2 && has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
 #endif
   return level;
 }
 
-/* Incremented here and in library.py when the meaning of a function or field changes, so that a library built earlier is not
- * called. */
+/* Incremented here, in library.py and in econmt_runtime when the meaning of a function or field changes, so that a library built
+ * earlier is not called. */
 EXPORT int econmt_version(void) { return 6; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */

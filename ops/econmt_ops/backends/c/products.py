@@ -10,7 +10,6 @@ from econmt_ops.backends import c as library
 _SQUARE = 32
 """Outputs, and inputs, to a multiple of which a weight is padded."""
 
-
 _LEAST = 128
 """Fewest rows, inputs and outputs for which one float32 product is not slower than MKL's, by measurement on Zen 4."""
 
@@ -48,7 +47,7 @@ class Tiles:
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        weight = _strided(weight.detach())
+        weight = _strided(weight.detach().float() if dtype == torch.float32 else weight.detach())
         self.outputs, self.inputs = weight.shape
         self._tiles = weight.new_empty(_padded(self.outputs) * _padded(self.inputs), dtype=dtype)
         library.call(
@@ -69,11 +68,13 @@ class Tiles:
 
         Args:
             out: float32 or bfloat16, with a contiguous last axis.
-            left: float32, which bfloat16 products round, or bfloat16, with any strides.
+            left: float32 or bfloat16, with any strides; it is brought to the type of the products.
             bias: (N,) float32, contiguous; or None.
             adds: True to add to ``out``.
         """
-        left = _strided(left)
+        exact = self._tiles.dtype == torch.float32
+        left = _strided(left.float() if exact else left)
+        assert out.dtype in (torch.float32, torch.bfloat16)
         library.call(
             "product_tiles",
             len(left) * self.outputs,
@@ -82,7 +83,7 @@ class Tiles:
             outputs=self.outputs,
             narrow=out.dtype == torch.bfloat16,
             adds=adds,
-            exact=self._tiles.dtype == torch.float32,
+            exact=exact,
             left_narrow=left.dtype == torch.bfloat16,
             left=left.data_ptr(),
             left_row=left.stride(0),
