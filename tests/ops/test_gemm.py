@@ -75,7 +75,8 @@ def test_calls_share_what_is_laid_out_as_long_as_they_say(monkeypatch: pytest.Mo
         return how(weight, tiled)
 
     monkeypatch.setattr(gemm, "_pack", pack)
-    monkeypatch.setattr(products, "serves", lambda like: False)  # the C library packs both ways equally fast
+    # oneDNN's rule: that of the C library does not ask how a weight is stored.
+    monkeypatch.setattr(products, "serves", lambda like: False)
     make = Make("cpu", torch.float32)
     left, weight, other = make(2, 19), make(21, 19), make(21, 19)
     shared = Layouts([weight])

@@ -190,7 +190,7 @@ def test_products_with_and_without_the_library_agree(
 
 
 @types
-def test_the_left_factor_is_brought_to_the_type_of_the_products(kind: torch.dtype) -> None:
+def test_factors_are_brought_to_the_type_of_the_products(kind: torch.dtype) -> None:
     left, weight = torch.randn(5, 40).to(BFLOAT16), torch.randn(30, 40).to(BFLOAT16)
     for other in (left, left.float()):
         assert_near(

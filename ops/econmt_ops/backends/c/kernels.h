@@ -148,7 +148,7 @@ enum { FLOATS, BFLOATS, BYTES };
 
 /* Brings a weight into the tiles that product_tiles reads: N outputs in groups of 32, K inputs in groups of 32, zero-padded. */
 struct pack_weight {
-  int64_t outputs, inputs, narrow, exact; /* exact: 1 for tiles of floats */
+  int64_t outputs, inputs, narrow, exact; /* exact: 1 for tiles of floats, of values that are floats */
   const void *values;                     /* any (N, K) */
   int64_t output_stride, input_stride;    /* strides of values, one of them 1 */
   /* bfloat16 (N / 16, K / 32, 16, 16, 2): outputs, inputs, pairs of inputs, outputs, pair; or float (N / 16, K / 32, 32, 16). */

@@ -118,16 +118,13 @@ static void pack_weight_dot(const void *given, int64_t begin, int64_t end, float
   int64_t at = begin * SIDE, count = a->outputs - at < (end - begin) * SIDE ? a->outputs - at : (end - begin) * SIDE;
   char *to = (char *)a->tiles + at * wide * tile;
   const char *from = (const char *)a->values + at * a->output_stride * size;
-  if (a->exact)
-    pack(to, from, a->output_stride, a->input_stride, count, a->inputs, 0, 1, 1);
-  else
-    pack(to, from, a->output_stride, a->input_stride, count, a->inputs, a->narrow, 1, 0);
+  pack(to, from, a->output_stride, a->input_stride, count, a->inputs, a->narrow, 1, a->exact != 0);
   if (count % SIDE && count % SIDE <= 16) memset(to + UP(count, 16) * wide * tile, 0, (size_t)(16 * wide * tile));
 }
 
 /* Adds the product of ``tiles`` tiles of two times 16 rows and two times 16 outputs to the sums, (2, 2, 16, 16). A line of a
- * weight's tile has ``width`` values; ``pick`` spreads those of a row, and ``add`` multiplies and adds. */
-#define SQUARE(name, value, width, pick, add)                                                                          \
+ * weight's tile has ``width`` values, 32 bits of an output; ``add`` multiplies and adds. */
+#define SQUARE(name, value, width, add)                                                                                \
   static INLINE void name(const value *left, int64_t left_stride, const value *weight, int64_t weight_stride,          \
                           int64_t tiles, int64_t rows_left, int fresh, float *sums) {                                  \
     for (int part = 0; part < 4 && 8 * part < rows_left; part++) {                                                     \
@@ -143,7 +140,7 @@ static void pack_weight_dot(const void *given, int64_t begin, int64_t end, float
           __m512i w = _mm512_loadu_si512(weight + k + line * width);                                                   \
           __m512i v = _mm512_loadu_si512(weight + weight_stride + k + line * width);                                   \
           _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                  \
-            __m512i x = pick(rows + k + row * 32 + line * (width / 16));                                               \
+            __m512i x = spread_32_bits(rows + k + row * 32 + line * (width / 16));                                     \
             a[row] = add(a[row], x, w);                                                                                \
             b[row] = add(b[row], x, v);                                                                                \
           }                                                                                                            \
@@ -155,7 +152,7 @@ static void pack_weight_dot(const void *given, int64_t begin, int64_t end, float
     }                                                                                                                  \
   }
 
-static INLINE __m512i pick_32_bits(const void *values) {
+static INLINE __m512i spread_32_bits(const void *values) {
   int32_t bits;
   memcpy(&bits, values, sizeof bits);
   return _mm512_set1_epi32(bits);
@@ -167,8 +164,8 @@ static INLINE __m512 add_floats(__m512 sum, __m512i x, __m512i w) {
   return _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(w), sum);
 }
 
-SQUARE(square_dot, uint16_t, 32, pick_32_bits, add_pairs)
-SQUARE(square_float, float, 16, pick_32_bits, add_floats)
+SQUARE(square_dot, uint16_t, 32, add_pairs)
+SQUARE(square_float, float, 16, add_floats)
 
 /* Writes a square of sums to the output, from a row and an output on. */
 static INLINE void finish_square(const struct product_tiles *a, int64_t row, int64_t at, const float *sums) {
