@@ -33,6 +33,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _CHARACTERS_A_TOKEN = 50
 """Characters per token of the longest source; longer lines are cut before tokenization."""
 
+_NAMED_LINES = 3
+"""Lines longer than those of the training text that warnings name; the others are counted."""
+
 
 class Entry(NamedTuple):
     """One translation: its text, its score, and its log-probability."""
@@ -138,7 +141,7 @@ class RuntimeTranslator:
                 raise RuntimeInputError(
                     f"line {number}: the character U+{ord(found[0]):04X} is not allowed in text; remove it"
                 )
-        sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
+        sources = self._encode(lines, first)
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         batches = list(self._batches(order, sources))
         results = [RuntimeTranslation("", 0.0, 0.0)] * len(lines)
@@ -175,21 +178,28 @@ class RuntimeTranslator:
             yield order[at : at + size]
             at += size
 
-    def _encode(self, line: str, number: int) -> list[int]:
-        """Returns the ids of a line; warns if it is too long, and cuts it to the limit."""
-        cap, usual = self.config["max_input_length"], self.config["max_length"]
-        characters = cap * _CHARACTERS_A_TOKEN
-        ids = self._source.encode(line[:characters]) if line.strip() else []
-        if len(ids) > cap or len(line) > characters:
-            self._warn(
-                f"line {number}: more than the {cap:,} tokens that a source may have; only the beginning is translated"
-            )
-        elif len(ids) > usual:
-            self._warn(
-                f"line {number}: {len(ids)} source tokens, more than the {usual} that the model was trained on; the "
-                "translation may be poor or incomplete"
-            )
-        return ids[:cap]
+    def _encode(self, lines: Sequence[str], first: int) -> list[list[int]]:
+        """Returns the ids of lines, cut to the limit; warns of lines that are too long."""
+        cap, usual, longer = self.config["max_input_length"], self.config["max_length"], 0
+        characters, sources = cap * _CHARACTERS_A_TOKEN, []
+        for number, line in enumerate(lines, first):
+            ids = self._source.encode(line[:characters]) if line.strip() else []
+            if len(ids) > cap or len(line) > characters:
+                self._warn(
+                    f"line {number}: more than the {cap:,} tokens that a source may have; only the beginning is "
+                    "translated"
+                )
+            elif len(ids) > usual:
+                longer += 1
+                if longer <= _NAMED_LINES:
+                    self._warn(
+                        f"line {number}: {len(ids)} source tokens, more than the {usual} that the model was trained "
+                        "on; the translation may be poor or incomplete"
+                    )
+            sources.append(ids[:cap])
+        if longer > _NAMED_LINES:
+            self._warn(f"further lines of more than {usual} source tokens: {longer - _NAMED_LINES:,}")
+        return sources
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[RuntimeHypothesis]]:
         lengths = np.array([len(ids) for ids in sources])

@@ -55,6 +55,8 @@ _CHARACTERS_A_TOKEN = 50
 Longer lines than ``max_input_length`` tokens of this size are cut before they are tokenised, which takes minutes for a
 word of megabytes.
 """
+_NAMED_LINES = 3
+"""Lines of a chunk, longer than those of the training text, that warnings name; the others are counted."""
 
 
 class _Sentence(NamedTuple):
@@ -284,7 +286,7 @@ class Translator:
     ) -> list[list[int]]:
         """Returns the ids of lines, cut or left out past ``max_input_length``; warns of lines that are too long."""
         most, tell = self.options.max_input_length, self.warn or (lambda _: None)
-        characters = most * _CHARACTERS_A_TOKEN
+        characters, longer = most * _CHARACTERS_A_TOKEN, 0
 
         def name_of(index: int, stream: int | None) -> str:
             names = [where, *self.factor_files]
@@ -304,10 +306,16 @@ class Translator:
                 )
                 sources[index] = ids[:most] if cut else []
             elif self.max_length is not None and length > self.max_length:
-                tell(
-                    f"{location}: {length} source tokens, more than the {self.max_length} of the training text; the "
-                    "translation may be poor or incomplete"
-                )
+                longer += 1
+                if longer <= _NAMED_LINES:
+                    tell(
+                        f"{location}: {length} source tokens, more than the {self.max_length} of the training text; "
+                        "the translation may be poor or incomplete"
+                    )
+        if longer > _NAMED_LINES:
+            tell(
+                f"{where}: further lines of more than {self.max_length} source tokens: {longer - _NAMED_LINES:,}"
+            )
         return sources
 
     def with_terms(self, request: Request, text: str) -> SourceTerms:

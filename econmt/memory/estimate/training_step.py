@@ -6,8 +6,9 @@ multiply each distinct one once.
 
 For ``device="cuda"`` the fake tensors are CPU tensors, because PyTorch without CUDA has no others, and the rest is
 assumed: sizes are rounded up to blocks of 512 bytes, the caching allocator's segments are simulated, cuBLAS has the
-workspaces that PyTorch gives it, and PyTorch's LSTMs run in cuDNN, which is assumed to keep gates, cell states and
-outputs of every step and to need a workspace of one layer's gates.
+workspaces that PyTorch gives it, sums need the buffers that they need on an H100 or H200, and PyTorch's LSTMs run in
+cuDNN, which is assumed to keep gates, cell states and outputs of every step and to need a workspace of one layer's
+gates.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from econmt.engine.outside_memory import ASSUMED, workspace_bytes
 from econmt.engine.precision import Precision, precision_of
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt.memory.estimate.gpu_reductions import REDUCTIONS
 from econmt.memory.estimate.shape_cache import ShapeCache
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.storages import BLOCK, Storage
@@ -80,6 +82,7 @@ def estimate_step(
             _CPU,
             block=BLOCK if cuda else 1,
             replacements=ON_GPU if cuda else REPLACEMENTS,
+            workspace=REDUCTIONS.get if cuda else None,
             run=ShapeCache(mode),
         )
         workspaces = (

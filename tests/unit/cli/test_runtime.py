@@ -340,6 +340,10 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     assert "trained on" in said[0]
     assert "only the beginning is translated" in said[1]
     assert most > usual
+    said.clear()
+    translator.translate(["a " * (usual + 1)] * 5)
+    assert [line.split(":")[0] for line in said[:3]] == ["line 1", "line 2", "line 3"]
+    assert said[3:] == [f"further lines of more than {usual} source tokens: 2"]
 
 
 @pytest.mark.parametrize("lines", ["a b c", ["a", 1], None])

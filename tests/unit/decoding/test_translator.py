@@ -182,6 +182,19 @@ def test_long_lines_are_translated_and_warned_of_by_number() -> None:
     assert warnings[0].startswith("test.en:3: 8 source tokens, more than the 4 ")
 
 
+def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
+    warnings: list[str] = []
+    made = translator(max_length=2, warn=warnings.append, chunk_size=9)
+    list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
+    assert [line.partition(" ")[0] for line in warnings] == [
+        "test.en:1:",
+        "test.en:2:",
+        "test.en:3:",
+        "test.en:",
+    ]
+    assert warnings[3] == "test.en: further lines of more than 2 source tokens: 2"
+
+
 def test_a_very_long_line_cannot_run_away() -> None:
     class Endless(ToyModel):
         """Never ends by itself."""
