@@ -8,7 +8,7 @@ from pathlib import Path
 from econmt.cli.option_groups import option
 from econmt.cli.options import TextRecipe, VerifyOption
 from econmt.config.recipe import Recipe, TextData
-from econmt.data.batching.batches import bucket_rule, derived_rule, training_batches
+from econmt.data.batching.batches import bucket_rule, derived_rule, longer_than, training_batches
 from econmt.data.batching.bucket_shapes import Counts, Derived
 from econmt.data.batching.buckets import bucket_table, count_lengths
 from econmt.data.batching.padding import (
@@ -75,9 +75,15 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
         _row("", 8, ("", "source", "target", "", "too", ""), 12),
         _row("text", 8, ("pairs", "tokens", "tokens", "unknown", "long", "empty"), 12),
     ]
+    stores, longest = {"valid": prepared.valid, "test": prepared.test}, recipe.pairs.max_length
+    kept = {split: int(longer_than(store, longest).sum()) for split, store in stores.items() if store}
     lines += [
-        _split_line(split, statistics[split]) for split in ("train", "valid", "test") if split in statistics
+        _split_line(split, statistics[split], kept.get(split, 0))
+        for split in ("train", "valid", "test")
+        if split in statistics
     ]
+    if any(kept.values()):
+        lines.append("Training leaves out pairs that are too long; valid and test keep them.")
     lines += ["", _row("tokens a sentence", 20, ("least", "25 %", "50 %", "75 %", "95 %", "99 %", "most"), 7)]
     for side in ("source", "target"):
         quantiles = length_quantiles(getattr(prepared.train, f"{side}_lengths"))
@@ -117,10 +123,13 @@ def _row(title: str, width: int, cells: Sequence[str], cell_width: int) -> str:
     return f"{title:<{width}}" + "".join(f"{cell:>{cell_width}}" for cell in cells)
 
 
-def _split_line(split: str, counts: dict[str, int]) -> str:
+def _split_line(split: str, counts: dict[str, int], kept: int) -> str:
+    """Returns a row of the table; ``kept``: pairs that are too long for training and are kept."""
     unknown = counts["source_unknown"] + counts["target_unknown"]
     values = (counts["pairs"], counts["source_tokens"], counts["target_tokens"], unknown)
-    return _row(split, 8, [f"{value:,}" for value in (*values, counts["too_long"], counts["empty"])], 12)
+    return _row(
+        split, 8, [f"{value:,}" for value in (*values, counts["too_long"] + kept, counts["empty"])], 12
+    )
 
 
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:

@@ -40,6 +40,9 @@ from econmt.training.hooks import Hook, HookError, Judged
 from econmt.training.progress import Progress
 from econmt.training.progress import perplexity as perplexity_of
 
+_NOTABLE = 0.01
+"""Share of validation pairs, longer than those of the training text, from which they are told."""
+
 
 class Abandoned(Exception):  # noqa: N818  not an error
     """Validation was abandoned because the run has to stop now."""
@@ -366,10 +369,16 @@ def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
     """
     if recipe.task != "translation":
         return []
-    limit = recipe.decoding.max_input_length
-    count, pairs = int(longer_than(prepared.valid, limit).sum()), len(prepared.valid)
+    pairs, usual, limit = len(prepared.valid), recipe.pairs.max_length, recipe.decoding.max_input_length
+    notes, untrained = [], int(longer_than(prepared.valid, usual).sum())
+    if untrained >= _NOTABLE * pairs:
+        notes.append(
+            f"{untrained:,} of {pairs:,} validation pairs have more tokens than data.max_length {usual:,}: training "
+            "leaves such pairs out, and their translations may be poor"
+        )
+    count = int(longer_than(prepared.valid, limit).sum())
     if count == 0:
-        return []
+        return notes
     problem = (
         f"{count:,} of {pairs:,} validation pairs have more tokens than decoding.max_input_length {limit:,}"
     )
@@ -377,7 +386,10 @@ def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
         raise InputError(
             f"{problem}: no pair remains for validation; raise it, or use other text as data.valid"
         )
-    return [f"{problem}: perplexity leaves them out, and only the beginning of longer sources is translated"]
+    notes.append(
+        f"{problem}: perplexity leaves them out, and only the beginning of longer sources is translated"
+    )
+    return notes
 
 
 def make_translator(

@@ -56,6 +56,23 @@ def test_report(econmt: Command) -> None:
     assert "fixed buckets of width 16 (this recipe)" in out
 
 
+def test_pairs_too_long_for_training_are_counted_where_they_are_kept(econmt: Command) -> None:
+    _, whole, _ = econmt("data.test=test")
+    lengths = {"train": 200, "valid": len(open_prepared(Path("model/prepared")).valid)}
+    _, out, _ = econmt("data.test=test", "data.max_length=14", "--output", "short")
+    rows = {row[0]: row for row in map(str.split, out.splitlines()) if len(row) == 7 and row[0] in lengths}
+    kept = open_prepared(Path("short"))
+    longer = [
+        max(pair) > 14 for pair in zip(kept.valid.source_lengths, kept.valid.target_lengths, strict=True)
+    ]
+    assert 0 < sum(longer) < len(longer) == lengths["valid"]
+    assert rows["valid"][1::4] == [str(len(longer)), str(sum(longer))]
+    assert int(rows["train"][1]) + int(rows["train"][5]) == lengths["train"]
+    note = "Training leaves out pairs that are too long; valid and test keep them."
+    assert note in out
+    assert note not in whole
+
+
 def test_report_of_derived_buckets(econmt: Command) -> None:
     code, out, err = econmt("training.max_buckets=5", "training.batch.size=8")
     assert (code, err) == (0, "")

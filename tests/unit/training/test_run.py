@@ -444,6 +444,12 @@ def test_validation_pairs_that_are_too_long_are_told_of(
         "validation pairs have more tokens than decoding.max_input_length 4: perplexity leaves" in run.said()
     )
     assert "max_input_length" not in whole.said()
+    short = make_run("training.max_updates=2", "data.max_length=4", name="short")
+    short.train()
+    assert (
+        "validation pairs have more tokens than data.max_length 4: training leaves such pairs" in short.said()
+    )
+    assert "data.max_length" not in whole.said()
     assert metrics(run.folder)[-1]["valid_perplexity"] != metrics(whole.folder)[-1]["valid_perplexity"]
     monkeypatch.setattr(validation, "longer_than", lambda store, _: np.ones(len(store), dtype=bool))
     with pytest.raises(InputError, match="no pair remains for validation"):
