@@ -8,8 +8,8 @@ Example::
     for translation in translator.translate(["A dog runs.", "Two men talk."]):
         print(translation.score, translation.text)
 
-``econmt export --runtime`` writes the folder, including a copy of econmt_ops' C library. The packages ``econmt`` and
-``econmt_ops`` are not needed.
+``econmt export --runtime`` writes the folder, or one file that holds the same, including a copy of econmt_ops' C
+library. The packages ``econmt`` and ``econmt_ops`` are not needed.
 """
 
 from __future__ import annotations

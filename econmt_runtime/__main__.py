@@ -1,4 +1,4 @@
-"""Command ``python -m econmt_runtime FOLDER``, which translates standard input, one sentence per line."""
+"""Command ``python -m econmt_runtime FOLDER_OR_FILE``, which translates standard input, one sentence per line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(folder: str | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description="Translate text, one sentence per line, without PyTorch.")
     if folder is None:
-        parser.add_argument("folder", help="folder written by econmt export --runtime")
+        parser.add_argument("folder", help="folder or file written by econmt export --runtime")
     parser.add_argument("-i", "--input", help="text file to translate (default: standard input)")
     parser.add_argument(
         "-b", "--beam-size", type=int, help="number of hypotheses per sentence (default: the recipe's)"

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from econmt_runtime.cells import CELLS, DECODER_CELLS
 from econmt_runtime.errors import RuntimeInputError
-from econmt_runtime.files import AGAIN, checksum, read_file
+from econmt_runtime.files import AGAIN, FILE_NAME, checksum, read_file
 
 FORMAT = "econmt-runtime-2"
 _LARGEST = 1 << 20
 _COUNT, _WIDTH = range(1, 65), range(1, 65_537)
 _TOKENS = range(1, 1_000_001)
 _CELLS, _DECODER_CELLS = frozenset(CELLS), frozenset(DECODER_CELLS)
-_FILE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 KEYS: dict[str, Any] = {
     "name": str,
@@ -132,7 +130,7 @@ def _wrong(value: Any, kind: Any, key: str) -> str | None:
 def _wrong_file(files: dict[str, Any], vocabularies: list[str]) -> str | None:
     """Returns a description of the error in the file names and their checksums; None if they are valid."""
     for name, expected in files.items():
-        if not _FILE.fullmatch(name):
+        if not FILE_NAME.fullmatch(name):
             return f"files: {name!r} is not the name of a file in this folder"
         if not isinstance(expected, str):
             return f"files: the checksum of {name} is not a string"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from econmt_runtime.errors import RuntimeInputError
 
 LARGEST = 1 << 30
 """Largest size, in bytes, of a file that is read as a whole."""
+
+FILE_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+"""Names of files below a folder, from which none leads out of it."""
 
 AGAIN = "export the model again"
 _BLOCK = 1 << 20

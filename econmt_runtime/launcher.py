@@ -1,7 +1,7 @@
-"""Translates standard input, one sentence per line: python FOLDER < text.
+"""Translates standard input, one sentence per line: python FOLDER < text, or python FILE.pyz < text.
 
-``econmt export --runtime`` writes this file as the ``__main__.py`` of a folder, with the checksums of the modules in
-the folder's ``econmt_runtime``. They are verified before any of these modules is imported.
+``econmt export --runtime`` writes this file as the ``__main__.py`` of a folder or zip file, with the checksums of the
+modules in its ``econmt_runtime``. They are verified before any of these modules is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import importlib.util
 import os
 import stat
 import sys
+import zipimport
+import zlib
 from pathlib import Path
 
 MODULES: dict[str, str] = {}
@@ -35,10 +37,10 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 
 class Finder:
-    """Finder of the folder's modules.
+    """Finder of the modules of a folder or zip file.
 
     Args:
-        package: The folder's ``econmt_runtime``. sources: Sources by file name.
+        package: Its ``econmt_runtime``. sources: Sources by file name.
     """
 
     def __init__(self, package: Path, sources: dict[str, bytes]) -> None:
@@ -63,9 +65,9 @@ class Finder:
 
 def read_sources(package: Path) -> dict[str, bytes]:
     """Reads the modules; exits with a message and code 2 if one has changed since it was exported."""
-    sources = {}
+    sources, read = {}, _read if package.parent.is_dir() else _read_member
     for name, checksum in MODULES.items():
-        sources[name] = _read(package / name)
+        sources[name] = read(package / name)
         if hashlib.sha256(sources[name]).hexdigest() != checksum:
             sys.stderr.write(
                 f"econmt_runtime: error: {package / name}: absent or changed since it was exported; export the model "
@@ -85,8 +87,16 @@ def _read(path: Path) -> bytes:
         return b""
 
 
+def _read_member(path: Path) -> bytes:
+    """Reads a module from the zip file that runs; returns nothing if it is absent or damaged."""
+    try:
+        return zipimport.zipimporter(str(path.parents[1])).get_data(str(path))
+    except (OSError, ImportError, EOFError, zlib.error):
+        return b""
+
+
 def run(folder: Path) -> int:
-    """Runs the command line for a folder and returns the exit code."""
+    """Runs the command line for a folder or zip file and returns the exit code."""
     package = folder / "econmt_runtime"
     sys.meta_path.insert(0, Finder(package, read_sources(package)))
     sys.path[:] = [entry for entry in sys.path if Path(entry) != folder]  # import nothing else from it

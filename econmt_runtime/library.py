@@ -46,13 +46,17 @@ _WEIGHT = "kind inputs outputs *values *sums *scales *bias"
 _functions: dict[str, tuple[Any, Any]] = {}
 
 
-def library_file() -> Path | None:
-    """Returns the library's path in this package or in econmt_ops, without importing it; None if missing."""
-    path = _library_in(Path(__file__).parent)
+def library_file(package: Path | None = None) -> Path | None:
+    """Returns the library's path in this package or in econmt_ops, without importing it; None if missing.
+
+    Args:
+        package: Folder to which this package was unpacked; None if it was not.
+    """
+    path = _library_in(package or Path(__file__).parent)
     if path is None:
-        package = importlib.util.find_spec("econmt_ops")
-        if package is not None and package.origin is not None:
-            path = _library_in(Path(package.origin).parent / "backends" / "c")
+        spec = importlib.util.find_spec("econmt_ops")
+        if spec is not None and spec.origin is not None:
+            path = _library_in(Path(spec.origin).parent / "backends" / "c")
     return path
 
 
@@ -61,15 +65,15 @@ def _library_in(folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def start() -> None:
-    """Loads the library.
+def start(package: Path | None = None) -> None:
+    """Loads the library; see :func:`library_file`.
 
     Raises:
         RuntimeInputError: If the library is missing, of another version, or built for another machine.
     """
     if _functions:
         return
-    path = library_file()
+    path = library_file(package)
     if path is None:
         raise RuntimeInputError(
             "the C library _kernels is missing; export the model again where econmt_ops has its C library built"

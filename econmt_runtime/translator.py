@@ -1,7 +1,8 @@
-"""Translation of lines of text with a folder written by ``econmt export --runtime``."""
+"""Translation of lines of text with a folder or file written by ``econmt export --runtime``."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt_runtime import library
+from econmt_runtime.archive import unpacked
 from econmt_runtime.arrays import read_arrays
 from econmt_runtime.checks import check_files, read_config
 from econmt_runtime.errors import RuntimeInputError
@@ -58,7 +60,7 @@ class RuntimeTranslator:
     """Translator of lines of text with one model.
 
     Args:
-        folder: Folder written by ``econmt export --runtime``.
+        folder: Folder or file written by ``econmt export --runtime``.
         beam_size: Number of hypotheses per sentence; None for the recipe's value.
         shortlist: Number of lexicon translations per source word that a translation may use, if the folder has a
             lexicon; None for all, 0 to ignore the lexicon.
@@ -81,8 +83,14 @@ class RuntimeTranslator:
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.folder = Path(folder)
-        self.config = read_config(self.folder / MODEL_FILE)
-        check_files(self.folder, self.config["files"])
+        self._threads, self._warn = threads, warn
+        with unpacked(self.folder) as files:
+            self._open(files, beam_size, shortlist, nbest_size)
+
+    def _open(self, folder: Path, beam_size: int | None, shortlist: int | None, nbest_size: int) -> None:
+        """Reads and checks the files of a folder, and the options; see the class."""
+        self.config = read_config(folder / MODEL_FILE)
+        check_files(folder, self.config["files"])
         decoding = {**self.config["decoding"], "nbest_size": nbest_size}
         if beam_size is not None:
             decoding["beam_size"] = beam_size
@@ -97,17 +105,19 @@ class RuntimeTranslator:
             )
         if shortlist is not None and shortlist < 0:
             raise RuntimeInputError(f"shortlist {shortlist}: use 0, to ignore the lexicon, or more")
-        if threads < 1:
-            raise RuntimeInputError(f"threads {threads}: use 1 or more")
-        library.start()
-        self._source, self._target = load_vocabularies(self.folder, self.config["vocabulary_files"])
-        arrays = read_arrays(self.folder / ARRAYS_FILE, self.config["arrays"])
+        if self._threads < 1:
+            raise RuntimeInputError(f"threads {self._threads}: use 1 or more")
+        # Modules that run from the same file have no library beside them: it was unpacked, too.
+        from_this_file = os.path.realpath(Path(__file__).parents[1]) == os.path.realpath(self.folder)
+        library.start(folder / "econmt_runtime" if from_this_file else None)
+        self._source, self._target = load_vocabularies(folder, self.config["vocabulary_files"])
+        arrays = read_arrays(folder / ARRAYS_FILE, self.config["arrays"])
         try:
             check_shapes(arrays, self.config, self._source.size, self._target.size)
             self._model = RuntimeModel(arrays, self.config)
         except (KeyError, TypeError, ValueError) as error:
             raise RuntimeInputError(
-                f"{self.folder / ARRAYS_FILE}: does not fit {MODEL_FILE} ({error}); export the model again"
+                f"{folder / ARRAYS_FILE}: does not fit {MODEL_FILE} ({error}); export the model again"
             ) from error
         self._size = len(arrays["output.bias"])
         self._lexicon: Ids | None = None
@@ -117,7 +127,6 @@ class RuntimeTranslator:
             raise RuntimeInputError(
                 f"{self.folder}: has no lexicon; export the model with a lexicon, or use no shortlist"
             )
-        self._threads, self._warn = threads, warn
 
     def translate(self, lines: Sequence[str], first: int = 1) -> list[RuntimeTranslation]:
         """Translates lines of raw text, one sentence per line; a blank line has an empty translation.
@@ -224,5 +233,5 @@ class RuntimeTranslator:
 
 
 def load(folder: Path | str, **options: Any) -> RuntimeTranslator:
-    """Loads a folder; ``options`` are the keyword arguments of :class:`RuntimeTranslator`."""
+    """Loads a folder or file; ``options`` are the keyword arguments of :class:`RuntimeTranslator`."""
     return RuntimeTranslator(folder, **options)

@@ -112,7 +112,7 @@ class Suite:
         self.econmt("profile", "quickstart", "--estimate")
 
     def export(self) -> None:
-        """Exports a folder that translates without PyTorch, and compares its translations."""
+        """Exports a folder and a file that translate without PyTorch, and compares their translations."""
         if not self.library:
             said = self.econmt("export", "--runtime", "model", "runtime", code=2).stderr
             expect(NEEDS_LIBRARY in said, said)
@@ -120,6 +120,8 @@ class Suite:
         self.econmt("export", "--runtime", "model", "runtime")
         expected = self._translated()
         expect(self.run(sys.executable, "runtime", text=TEXT).stdout == expected, "python FOLDER differs")
+        self.econmt("export", "--runtime", "model", "runtime.pyz")
+        expect(self.run(sys.executable, "runtime.pyz", text=TEXT).stdout == expected, "python FILE differs")
         code = (
             "import sys, econmt_runtime\n"
             "found = econmt_runtime.load('runtime').translate(sys.stdin.read().split('\\n')[:-1])\n"

@@ -21,14 +21,20 @@ from econmt.export.runtime import export_runtime
 def export(
     context: typer.Context,
     folder: Path = argument(..., help="Model folder."),
-    destination: Path = argument(..., help="Folder to create."),
+    destination: Path = argument(
+        ..., help="Folder to create; with --runtime a file if its name ends in .pyz."
+    ),
     hub: bool = option(False, help="Also write a model card for the Hugging Face Hub."),
     licence: str | None = option(
         None,
         "--license",
         help="With --hub: licence of the model by the Hub's name, such as apache-2.0 or other.",
     ),
-    runtime: bool = option(False, help="Write a folder that translates without PyTorch: python FOLDER."),
+    runtime: bool = option(
+        False,
+        help="Write a folder that translates without PyTorch: python FOLDER. A name that ends in .pyz makes one "
+        "compressed file: python FILE.",
+    ),
     precision: Literal["float32", "int8"] | None = option(
         None,
         help="With --runtime: precision of the matrices.",
@@ -53,6 +59,8 @@ def export(
       econmt export runs/multi30k multi30k-en-de --hub --license cc-by-nc-4.0
       econmt export --runtime runs/multi30k multi30k-runtime
       python multi30k-runtime < test.en
+      econmt export --runtime runs/multi30k multi30k.pyz
+      python multi30k.pyz < test.en
     """
     if runtime and hub:
         raise InputError("--hub and --runtime cannot be combined; leave out one of them")

@@ -1,8 +1,9 @@
-"""Exports models to folders for ``econmt_runtime``, which translates without PyTorch.
+"""Exports models to folders or single files for ``econmt_runtime``, which translates without PyTorch.
 
 ``model.json`` describes the model, its search, and the checksums of all files. ``arrays.safetensors`` holds the weights
 in the layout of the search's products, named after the parts of :class:`econmt_runtime.model.RuntimeModel`. The
-vocabulary, the runtime's modules and the C library are included, so that ``python FOLDER`` translates.
+vocabulary, the runtime's modules and the C library are included, so that ``python FOLDER`` translates. A single file is
+a zip file of such a folder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import importlib.machinery
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
 from econmt.config.model import unfused_key
 from econmt.config.recipe import CodesSubwords, Decoding, Recipe, WordSubwords
+from econmt.data.files import whole_file, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
@@ -37,6 +42,8 @@ from econmt_ops.core.int8 import in_groups, rounded
 from econmt_ops.core.weights import LowRank
 
 RUNTIME_FORMAT = "econmt-runtime-2"
+FILE_SUFFIX = ".pyz"
+"""End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
@@ -50,6 +57,9 @@ _UNSUPPORTED_SEARCH = (
     "word_penalty",
     "repetition_penalty",
 )
+_LARGEST_FILE = 1 << 30
+"""Largest number of bytes that one file holds, equal to econmt_runtime.files.LARGEST."""
+_INTERPRETER = b"#!/usr/bin/env python3\n"
 _LAUNCHER = "launcher.py"
 _NO_MODULES = "MODULES: dict[str, str] = {}"
 
@@ -61,9 +71,10 @@ def export_runtime(
     lexicon: Path | None = None,
     top: int | None = None,
 ) -> Path:
-    """Writes a folder that translates without PyTorch.
+    """Writes a folder that translates without PyTorch, or one compressed file.
 
     Args:
+        destination: Folder to create; if its name ends in ``.pyz``, zip file with the content of the folder.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.
@@ -76,6 +87,9 @@ def export_runtime(
     """
     loaded = load_model(folder)
     check_supported(loaded.recipe, folder)
+    one_file = destination.suffix == FILE_SUFFIX
+    if one_file and destination.exists():
+        raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
     library = _library()
     tensors = _tensors(loaded.model)
@@ -88,7 +102,7 @@ def export_runtime(
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    with new_folder(folder, destination) as temporary:
+    with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
         package = temporary / "econmt_runtime"
         package.mkdir()
@@ -104,6 +118,33 @@ def export_runtime(
         config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in rest}
         write_text(temporary / "model.json", json.dumps(_signed(config), indent=1) + "\n")
     return destination
+
+
+@contextmanager
+def _new_file(source: Path, output: Path) -> Iterator[Path]:
+    """Creates a zip file ``output``, which must be new, of a folder that the block fills; see :func:`new_folder`."""
+    with writing(output), tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "runtime"
+        with new_folder(source, folder) as temporary:
+            yield temporary
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in files)
+        if size > _LARGEST_FILE:
+            raise InputError(
+                f"{output}: {size:,} bytes, more than the {_LARGEST_FILE:,} of one file; export to a folder, "
+                f"whose name does not end in {FILE_SUFFIX}"
+            )
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(output) as stream:
+            stream.write(_INTERPRETER)
+            with zipfile.ZipFile(stream, "w") as archive:
+                for path in files:
+                    # Always of 1980, so that the same model gives the same bytes.
+                    member = zipfile.ZipInfo(path.relative_to(folder).as_posix())
+                    member.external_attr = 0o644 << 16
+                    archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+            mode = Path(stream.name).stat().st_mode
+            Path(stream.name).chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may run it
 
 
 def _main_module(package: Path) -> str:
