@@ -127,16 +127,24 @@ class Side:
         pipe = subprocess.PIPE
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
         words = [str(word) for word in command]
+        self._name = name
         self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment)
         self.turns: list[Turn] = []
 
     def take_turn(self, updates: int) -> Turn:
-        """Runs some updates while the other side waits."""
+        """Runs some updates while the other side waits; exits with a message if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{updates}\n")
-        self._process.stdin.flush()
-        self.turns.append(Turn(*json.loads(self._process.stdout.readline())))
+        try:
+            self._process.stdin.write(f"{updates}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            answer = ""
+        else:
+            answer = self._process.stdout.readline()
+        if not answer:
+            sys.exit(f"{self._name}: ended with code {self._process.wait()}; the reason stands above")
+        self.turns.append(Turn(*json.loads(answer)))
         return self.turns[-1]
 
     def close(self) -> None:
