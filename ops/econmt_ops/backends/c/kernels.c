@@ -44,12 +44,14 @@
   (((((kind) == FLOATS ? 4 : (kind) == BFLOATS ? 2 : 1) * (inputs)) + FILLED - 1) / FILLED * FILLED)
 #define PRODUCT_SCRATCH(rows, wide) ((rows) + ((rows) + ROWS_AT_ONCE) * ROW_BYTES(wide) / 4 + 16)
 
-typedef float sixteen __attribute__((vector_size(64)));
 typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratch);
+
+/* What sums of 8-bit products have added to each value of a row: 128, see round_row, or 0 if they take signed values. */
+static int32_t offset = 128;
 
 #include "search_room.h"
 
-#define SUMS_OF_16(x) x
+#define SUMS_OF_16 sums_of_16_plain
 #define NARROW_SUMS_OF_16(x) x
 #define BEGIN_SUMS
 #define END_SUMS
@@ -64,6 +66,9 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 #include <immintrin.h>
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
+#include "sums_avx2.h"
+#undef SUMS_OF_16
+#define SUMS_OF_16 sums_of_16_signed
 #define NAME(x) x##_avx2
 #define LANES 8
 #include "variant.h"
@@ -78,7 +83,7 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 #undef BEGIN_SUMS
 #undef END_SUMS
 #define NARROW_SUMS_OF_16(x) (has_amx_narrow ? narrow_sums_of_16_amx : has_narrow ? narrow_sums_of_16_dot : x)
-#define SUMS_OF_16(x) (has_amx ? sums_of_16_amx : has_vnni ? sums_of_16_vnni : x)
+#define SUMS_OF_16 (has_amx ? sums_of_16_amx : has_vnni ? sums_of_16_vnni : sums_of_16_signed)
 #define BEGIN_SUMS if (has_amx) begin_tiles()
 #define END_SUMS if (has_amx) end_tiles()
 #pragma GCC push_options
@@ -118,6 +123,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
     level = 2;
   if (level > most) level = most;
   has_vnni = level == 2 && __builtin_cpu_supports("avx512vnni");
+  offset = level && !has_vnni ? 0 : 128;
 #if __GNUC__ >= 10
   has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
 #endif

@@ -623,8 +623,9 @@ static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *r
   return odd == 0.0f ? largest / 127.0f : odd;
 }
 
+#if LANES == 0
 /* Sums of 16 outputs for a few rows, reading the group's weights once for all of them. */
-static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
+static void sums_of_16_plain(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
                              int64_t rows, int32_t (*restrict sums)[16]) {
   for (int64_t row = 0; row < rows; row++) {
     int32_t sum[16] = {0};
@@ -639,6 +640,7 @@ static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64
     memcpy(sums[row], sum, sizeof sum);
   }
 }
+#endif
 
 /* As sums_of_16, in bfloat16. */
 static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, int64_t rows,
@@ -655,19 +657,32 @@ static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t
   }
 }
 
-/* Sums of a few rows of floats and one or two groups of 16 outputs, kept in registers. */
+#if LANES == 16
+#define WIDTH 16
+#elif LANES == 8
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define VECTORS (16 / WIDTH)
+
+typedef float NAME(vector) __attribute__((vector_size(4 * WIDTH)));
+
+/* Sums of a few rows of floats and one or two groups of 16 outputs, kept in registers: the compiler keeps vectors that are
+ * wider than those in memory. */
 static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs, const float *weight, const int rows,
                               const int groups, float (*sums)[16]) {
-  sixteen sum[24], w[2];
-  for (int k = 0; k < rows * groups; k++) sum[k] = (sixteen){0};
+  NAME(vector) sum[40], w[2 * VECTORS];
+  const int each = groups * VECTORS;
+  for (int k = 0; k < rows * each; k++) sum[k] = (NAME(vector)){0};
   for (int64_t k = 0; k < inputs; k++) {
-    for (int group = 0; group < groups; group++) memcpy(&w[group], weight + (group * inputs + k) * 16, sizeof w[group]);
+    for (int n = 0; n < each; n++) memcpy(&w[n], weight + (n / VECTORS * inputs + k) * 16 + n % VECTORS * WIDTH, sizeof w[n]);
     for (int row = 0; row < rows; row++)
-      for (int group = 0; group < groups; group++) sum[row * groups + group] += w[group] * left[row * stride + k];
+      for (int n = 0; n < each; n++) sum[row * each + n] += w[n] * left[row * stride + k];
   }
   for (int row = 0; row < rows; row++)
-    for (int group = 0; group < groups; group++)
-      memcpy(sums[group * ROWS_AT_ONCE + row], &sum[row * groups + group], sizeof sum[0]);
+    for (int n = 0; n < each; n++)
+      memcpy(sums[n / VECTORS * ROWS_AT_ONCE + row] + n % VECTORS * WIDTH, &sum[row * each + n], sizeof sum[0]);
 }
 
 /* Sums of all rows; those of the second group are ROWS_AT_ONCE rows after those of the first. */
@@ -677,15 +692,20 @@ static INLINE void NAME(sums_of_groups)(const float *left, int64_t stride, int64
 #define TILES(count)                        \
   for (; row + count <= rows; row += count) \
   NAME(tile)(left + row * stride, stride, inputs, weight, count, groups, sums + row)
-#if LANES == 16
+#if WIDTH == 16
   TILES(12);
 #endif
+#if WIDTH > 4 || defined(__aarch64__) /* others have too few registers */
   TILES(5);
   TILES(4);
+#endif
   TILES(2);
   TILES(1);
 #undef TILES
 }
+
+#undef VECTORS
+#undef WIDTH
 
 static void NAME(sums_of_16_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
                                     float (*sums)[16]) {
@@ -703,12 +723,12 @@ static INLINE void NAME(finish)(const struct weight *w, int64_t at, int64_t coun
                                 const float *start, float *output) {
   float values[16];
   if (w->kind == BYTES) {
-    const int32_t *restrict sum = sums, *restrict shift = w->sums + at;
+    const int32_t *restrict sum = sums, *restrict shift = w->sums + at, more = offset;
     const float *restrict scales = w->scales + at;
     if (count == 16) {
-      SIMD for (int64_t k = 0; k < 16; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+      SIMD for (int64_t k = 0; k < 16; k++) values[k] = (float)(sum[k] - more * shift[k]) * (step * scales[k]);
     } else {
-      for (int64_t k = 0; k < count; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+      for (int64_t k = 0; k < count; k++) values[k] = (float)(sum[k] - more * shift[k]) * (step * scales[k]);
     }
   } else {
     memcpy(values, sums, sizeof values);
@@ -759,7 +779,7 @@ static void NAME(multiply)(const struct weight *w, const float *left, int64_t le
       for (int64_t n = 0, groups; n < all; n += 16 * groups) {
         groups = LANES == 16 && w->kind == FLOATS && all - n > 16 ? 2 : 1;
         if (w->kind == BYTES)
-          SUMS_OF_16(NAME(sums_of_16))(own, stride, wide, (const int8_t *)w->values + (at + n) * wide, some, sums.whole[n / 16]);
+          SUMS_OF_16(own, stride, wide, (const int8_t *)w->values + (at + n) * wide, some, sums.whole[n / 16]);
         else if (w->kind == BFLOATS)
           NARROW_SUMS_OF_16(NAME(sums_of_16_narrow))
           (own, stride, wide, (const uint16_t *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
