@@ -23,7 +23,17 @@ EXCLUDED_DATA = {"econmt_ops.backends.c": ["*.c", "[!k]*.h"]}
 def extensions(prefix: str = "") -> list[Extension]:
     """Returns the C library; ``prefix`` leads from the folder of the running setup.py to this one."""
     folder = f"{prefix}econmt_ops/backends/c"
-    headers = ("kernels", "variant", "sums_avx2", "vnni", "products", "scan_cells", "search", "search_room")
+    headers = (
+        "kernels",
+        "variant",
+        "sums_avx2",
+        "sums_dot",
+        "vnni",
+        "products",
+        "scan_cells",
+        "search",
+        "search_room",
+    )
     library = Extension(
         "econmt_ops.backends.c._kernels",
         [f"{folder}/kernels.c"],

@@ -51,7 +51,14 @@ static int32_t offset = 128;
 
 #include "search_room.h"
 
+#if defined(__aarch64__) && (defined(__ARM_FEATURE_DOTPROD) || (defined(__linux__) && defined(__GNUC__) && !defined(__clang__)))
+#include "sums_dot.h"
+#define HAS_DOT 1
+#define SUMS_OF_16 (has_dot ? sums_of_16_dot : sums_of_16_plain)
+#else
+#define HAS_DOT 0
 #define SUMS_OF_16 sums_of_16_plain
+#endif
 #define NARROW_SUMS_OF_16(x) x
 #define BEGIN_SUMS
 #define END_SUMS
@@ -107,7 +114,8 @@ static thread_function *thread_number, *thread_count;
 static int level;
 
 /* Sets the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads, and the highest instruction set to use:
- * 0 the baseline of the architecture, 1 AVX2, 2 AVX-512, 3 AMX too. Returns the one that is used, of the first three. */
+ * 0 the baseline of the architecture, 1 AVX2 or Arm's dot products, 2 AVX-512, 3 AMX too. Returns the one that is used, of the
+ * first three. */
 EXPORT int econmt_start(void *start, void *number, void *count, int most) {
   /* A caller without threads keeps those that another part of the process has set. */
   if (!start && parallel) return level;
@@ -132,6 +140,12 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
   has_floats = has_narrow && __builtin_cpu_is("amd");
   has_amx = most > 2 && has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
+#elif HAS_DOT
+  has_dot = most > 0 && ask_for_dot();
+  level = has_dot;
+  offset = has_dot ? 0 : 128;
+#else
+  (void)most;
 #endif
   return level;
 }

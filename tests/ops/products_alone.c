@@ -1,0 +1,76 @@
+/* Compares the C library's products with sums in double, without Python: products_alone LEVEL, the highest instruction set.
+ * Prints the level that is used, and the largest error of each kind of weight relative to the largest result. */
+
+#include "kernels.c"
+
+#include <stdio.h>
+
+static uint32_t state = 1;
+
+static float any(void) {
+  state = state * 1664525u + 1013904223u;
+  return (float)(int32_t)state / 2147483648.0f;
+}
+
+static double compare(int kind, int64_t rows, int64_t inputs, int64_t outputs) {
+  int64_t wide = WIDE(kind, inputs), groups = (outputs + 15) / 16, size = kind == FLOATS ? 4 : kind == BFLOATS ? 2 : 1;
+  int64_t width = kind == FLOATS ? inputs : wide / size, together = kind == FLOATS ? 1 : kind == BFLOATS ? 2 : 4;
+  float *left = malloc((size_t)(rows * inputs) * 4), *weight = malloc((size_t)(outputs * inputs) * 4);
+  float *output = malloc((size_t)(rows * outputs) * 4), *scales = malloc((size_t)outputs * 4), *bias = malloc((size_t)outputs * 4);
+  float *scratch = malloc((size_t)PRODUCT_SCRATCH(rows, wide) * 4);
+  int32_t *totals = calloc((size_t)groups * 16, 4);
+  char *values = calloc((size_t)(groups * 16 * width), (size_t)size);
+  for (int64_t k = 0; k < rows * inputs; k++) left[k] = any();
+  for (int64_t n = 0; n < outputs; n++) {
+    scales[n] = 0.01f + 0.001f * (float)(n % 7);
+    bias[n] = any();
+    for (int64_t k = 0; k < inputs; k++) {
+      int64_t at = (n / 16 * (width / together) + k / together) * 16 * together + n % 16 * together + k % together;
+      float value = any();
+      if (kind == BYTES) {
+        int8_t byte = (int8_t)(value * 127.4f);
+        values[at] = byte;
+        totals[n] += byte;
+        value = (float)byte * scales[n];
+      } else if (kind == BFLOATS) {
+        uint16_t two = narrow_plain(value);
+        memcpy(values + at * 2, &two, 2);
+        value = widen_plain(two);
+      } else {
+        memcpy(values + at * 4, &value, 4);
+      }
+      weight[n * inputs + k] = value;
+    }
+  }
+  struct weight w = {kind, inputs, outputs, values, totals, scales, bias};
+  multiply_plain(&w, left, inputs, rows, NULL, 0, output, outputs, scratch);
+  double error = 0, most = 0;
+  for (int64_t row = 0; row < rows; row++) {
+    float largest = 0;
+    for (int64_t k = 0; k < inputs; k++) largest = fmaxf(largest, fabsf(left[row * inputs + k]));
+    for (int64_t n = 0; n < outputs; n++) {
+      double expected = bias[n];
+      for (int64_t k = 0; k < inputs; k++) {
+        double value = left[row * inputs + k];
+        if (kind == BYTES) value = nearbyint((float)value * (127.0f / largest)) * (largest / 127.0f);
+        if (kind == BFLOATS) value = widen_plain(narrow_plain((float)value));
+        expected += value * weight[n * inputs + k];
+      }
+      error = fmax(error, fabs(expected - output[row * outputs + n]));
+      most = fmax(most, fabs(expected));
+    }
+  }
+  free(left), free(weight), free(output), free(scales), free(bias), free(scratch), free(totals), free(values);
+  return error / most;
+}
+
+int main(int count, char **words) {
+  printf("%d\n", econmt_start(NULL, NULL, NULL, count > 1 ? atoi(words[1]) : 3));
+  const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 17}, {16, 64, 16}, {65, 66, 33}, {13, 256, 100}};
+  for (int kind = 0; kind < 3; kind++) {
+    double worst = 0;
+    for (int k = 0; k < 5; k++) worst = fmax(worst, compare(kind, sizes[k][0], sizes[k][1], sizes[k][2]));
+    printf("%d %g\n", kind, worst);
+  }
+  return 0;
+}
