@@ -1,5 +1,5 @@
-/* Sums of 8-bit products by AVX2. Its instruction for them adds two to 16 bits, which the 255 of an unsigned byte would exceed:
- * rows are made signed, of at most 127, and their signs are given to the weights. */
+/* Sums of 8-bit products by AVX2. Its instruction for bytes adds two products in 16 bits, too few for unsigned bytes of up to
+ * 255. Rows are therefore made signed, of at most 127 in size, and their signs are moved to the weights. */
 
 /* Sums of up to 4 rows, kept in registers. */
 static INLINE void signed_tile(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, const int rows,
