@@ -96,10 +96,12 @@ class _Arrays:
         self.arrays = arrays
 
     def expect(self, name: str, shape: tuple[int, ...], kind: npt.DTypeLike = np.float32) -> None:
-        """Raises ShapeError if an array has another shape or type."""
+        """Raises ShapeError if an array has another shape or type, or a value that has no negative in its type."""
         array = self.arrays[name]
         if array.shape != shape or array.dtype != kind:
             raise ShapeError(f"'{name}' is {array.dtype} {array.shape}, expected {np.dtype(kind)} {shape}")
+        if array.dtype == np.int8 and array.size and int(array.min()) < -127:
+            raise ShapeError(f"'{name}' contains -128, which not all processors multiply exactly")
 
     def vector(self, name: str, size: int) -> None:
         """Raises ShapeError if an array is not a float32 vector of this size."""

@@ -6,6 +6,7 @@ The setup.py of the repository, which packages econmt_ops with econmt, takes the
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
@@ -23,22 +24,11 @@ EXCLUDED_DATA = {"econmt_ops.backends.c": ["*.c", "[!k]*.h"]}
 def extensions(prefix: str = "") -> list[Extension]:
     """Returns the C library; ``prefix`` leads from the folder of the running setup.py to this one."""
     folder = f"{prefix}econmt_ops/backends/c"
-    headers = (
-        "kernels",
-        "variant",
-        "sums_avx2",
-        "sums_dot",
-        "vnni",
-        "products",
-        "scan_cells",
-        "search",
-        "search_room",
-    )
     library = Extension(
         "econmt_ops.backends.c._kernels",
         [f"{folder}/kernels.c"],
         # A source distribution holds them too.
-        depends=[f"{prefix}setup.py", *(f"{folder}/{name}.h" for name in headers)],
+        depends=[f"{prefix}setup.py", *sorted(map(str, Path(folder).glob("*.h")))],
         libraries=["m"],
         # They come after the flags with which Python itself was built, and the last ones count.
         extra_compile_args=[

@@ -243,6 +243,9 @@ def test_every_array_is_compared_with_the_rest(word_model: Path, tmp_path: Path,
         for wrong in (longer, shorter, array[..., None], array.astype(np.float64)):
             with pytest.raises(ShapeError):
                 check_shapes({**arrays, name: wrong}, config, *sizes)
+        if array.dtype == np.int8:
+            with pytest.raises(ShapeError, match="contains -128"):
+                check_shapes({**arrays, name: np.full_like(array, -128)}, config, *sizes)
         if not name.endswith(".bias") and name not in OPTIONAL:
             with pytest.raises((ShapeError, KeyError)):
                 check_shapes({key: value for key, value in arrays.items() if key != name}, config, *sizes)

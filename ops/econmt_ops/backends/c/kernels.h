@@ -109,7 +109,7 @@ struct product_int8 {
   int64_t rows, inputs, outputs;
   const float *left; /* (B, K) */
   int64_t left_stride;
-  const int8_t *weight; /* (N / 16, K / 4, 16, 4) */
+  const int8_t *weight; /* (N / 16, K / 4, 16, 4), from -127 to 127 */
   const int32_t *sums;  /* (N / 16, 16) sum of each output's weights */
   const float *scales;  /* (N) scale of each output's weights */
   const float *bias;    /* (N); or NULL */
