@@ -62,7 +62,7 @@ def main(folder: str | None = None) -> int:
             translator, file_chunks(Path(arguments.input)) if arguments.input else input_chunks(), show
         )
     except BrokenPipeError:
-        sys.stderr.close()
+        _drop_output()
         return 0
     except KeyboardInterrupt:
         return 130
@@ -77,6 +77,7 @@ def main(folder: str | None = None) -> int:
         return 2
     except OSError as error:
         _tell(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        _drop_output()
         return 2
     return 0
 
@@ -85,6 +86,11 @@ def _tell(line: str) -> None:
     """Prints one line on standard error, with control characters escaped."""
     shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
     print(f"econmt_runtime: {shown}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Sends what is left in standard output to the null device: Python flushes it at exit, and would end with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_output() -> None:

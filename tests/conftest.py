@@ -106,14 +106,21 @@ class RunEconmt(Protocol):
 
 
 def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process that runs econmt from this checkout, quickly and without colours."""
+    """The environment of a process that runs econmt from this checkout, quickly and without colours.
+
+    Output is held back as it is for users, whatever PYTHONUNBUFFERED says.
+    """
     fixed = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "ops")]),
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "COLUMNS": "120",
     }
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("ECONMT_")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("ECONMT_") and key != "PYTHONUNBUFFERED"
+    }
     return {**kept, **fixed, **(env or {})}
 
 

@@ -374,6 +374,17 @@ def test_the_temporary_folder_is_gone_before_the_first_translation(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_told_in_a_line(whole: Path, temporary: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, whole],
+            input=TEXT, stdout=full, stderr=subprocess.PIPE, env=econmt_environment(), check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, b"econmt_runtime: error: No space left on device\n")
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
 def test_unpacking_that_is_interrupted_leaves_nothing(
     whole: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
