@@ -33,11 +33,13 @@ class TextStatistics(Record):
     Attributes:
         pairs: Number of pairs.
         chosen: Number of pairs whose translation is not the teacher's best, but closer to the reference.
+        kept: Number of pairs that have the reference itself.
         ratio: Characters of the targets divided by those of the sources.
     """
 
     pairs: int
     chosen: int
+    kept: int = 0
     ratio: float
 
 
@@ -61,7 +63,8 @@ def make_text(
     """Writes the teacher's translations as parallel text, unless the folder has it already.
 
     Of several translations, the one with the highest sentence BLEU against the reference is taken (Kim and Rush, 2016,
-    sequence-level interpolation).
+    sequence-level interpolation). The reference itself is taken if that translation is empty, and for pairs that are
+    longer than those of the teacher's training text.
 
     Args:
         folder: Folder of the text. shards: Translations.
@@ -107,7 +110,8 @@ def _write(
     processes: int,
     say: Callable[[str], object],
 ) -> TextStatistics:
-    lengths, pairs, chosen = [0, 0], 0, 0
+    lengths, pairs, chosen, kept = [0, 0], 0, 0, 0
+    too_long = shards.teacher.longer_than_training()
     with ExitStack() as stack:
         files = [
             stack.enter_context(Path(f"{prefix}.{language}").open("w", encoding="utf-8", newline="\n"))
@@ -116,12 +120,16 @@ def _write(
         chunks = choose(_chunks(shards, references), tokenizer_of(languages[1]).name, processes)
         for chunk, best in chunks:
             targets = [texts[index] for texts, index in zip(chunk.translations, best, strict=True)]
+            for index, reference in enumerate(chunk.references or ()):
+                fails = not targets[index] or (too_long and too_long(chunk.sources[index], reference))
+                if reference and fails:
+                    targets[index], best[index], kept = reference, 0, kept + 1
             for side, (file, lines) in enumerate(zip(files, (chunk.sources, targets), strict=True)):
                 lengths[side] += sum(map(len, lines))
                 file.writelines(f"{line}\n" for line in lines)
             pairs, chosen = pairs + len(best), chosen + sum(index > 0 for index in best)
             say(f"choosing translations: {pairs:,} of {shards.lines:,} lines")
-    return TextStatistics(pairs=pairs, chosen=chosen, ratio=lengths[1] / max(1, lengths[0]))
+    return TextStatistics(pairs=pairs, chosen=chosen, kept=kept, ratio=lengths[1] / max(1, lengths[0]))
 
 
 def _chunks(shards: Shards, references: Path | None) -> Iterator[Candidates]:

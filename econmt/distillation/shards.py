@@ -32,7 +32,8 @@ class Shards:
     each line, a JSON list of them, best first.
 
     Attributes:
-        folder: The folder. lines: Number of lines of the text. size: Number of lines in a shard.
+        folder: The folder. teacher: Who translates.
+        lines: Number of lines of the text. size: Number of lines in a shard.
         digest: Checksum of everything that the translations depend on.
     """
 
@@ -49,7 +50,7 @@ class Shards:
         Raises:
             InputError: They come from others; the message names what differs.
         """
-        self.folder, self._teacher, self._source = folder, teacher, source
+        self.folder, self.teacher, self._source = folder, teacher, source
         recorded = read_inputs(folder / INPUTS_FILE, folder)
         held = folder.is_dir() and any(
             path.name != INPUTS_FILE and not path.name.startswith(".") for path in folder.iterdir()
@@ -82,7 +83,7 @@ class Shards:
 
     def path(self, number: int) -> Path:
         """Returns the file of a shard."""
-        return self.folder / f"{number:05d}.{'txt' if self._teacher.nbest_size == 1 else 'jsonl'}"
+        return self.folder / f"{number:05d}.{'txt' if self.teacher.nbest_size == 1 else 'jsonl'}"
 
     def _length(self, number: int) -> int:
         return min(self.size, self.lines - number * self.size)
@@ -103,8 +104,8 @@ class Shards:
         kept = len(range(-(-self.lines // self.size))) - len(missing)
         if kept:
             notice(f"{self.folder}: {kept:,} of {kept + len(missing):,} shards are complete and are kept")
-        say(f"loading {self._teacher.name}")
-        teacher = open_teacher(self._teacher)
+        say(f"loading {self.teacher.name}")
+        teacher = open_teacher(self.teacher)
         progress = _Estimate(sum(map(self._length, missing)), say)
         wanted = set(missing)
         for number, lines in enumerate(_chunks(self._source, self.size)):
@@ -112,7 +113,7 @@ class Shards:
                 first = number * self.size + 1
                 lists = teacher.translate(lines, str(self._source), first, progress.done)
                 rows = [
-                    each[0] if self._teacher.nbest_size == 1 else json.dumps(each, ensure_ascii=False)
+                    each[0] if self.teacher.nbest_size == 1 else json.dumps(each, ensure_ascii=False)
                     for each in lists
                 ]
                 write_atomically(self.path(number), "".join(f"{row}\n" for row in rows).encode())
@@ -135,7 +136,7 @@ class Shards:
                 yield lines[row], self._translations(line, self.path(number), row + 1)
 
     def _translations(self, row: str, path: Path, line: int) -> list[str]:
-        if self._teacher.nbest_size == 1:
+        if self.teacher.nbest_size == 1:
             return [row]
         try:
             texts = json.loads(row)

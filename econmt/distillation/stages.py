@@ -114,6 +114,11 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
         if wanted.target is not None:
             count = f"{text.statistics.chosen:,} of {text.statistics.pairs:,} lines"
             notice(f"the references chose another translation than the teacher's best for {count}")
+            if kept := text.statistics.kept:
+                notice(
+                    f"the reference itself is learnt for {kept:,} line{'s' * (kept > 1)}, longer than data.max_length "
+                    "of the teacher or without a translation"
+                )
         notice(f"training the student in {model.path}")
         run_recipe(recipe, search, console=console)
         with status_line() as say:

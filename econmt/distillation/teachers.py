@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.config.recipe import Recipe
-from econmt.data.text.subwords import vocabulary_files
+from econmt.data.text.subwords import load_vocabularies, vocabulary_files
 from econmt.errors import InputError
 from econmt.export.model_folder import recipe_of
 
@@ -140,6 +140,26 @@ class TeacherChoice:
             "--beam-size": str(self.beam_size or "the model's"),
             "--nbest-size": str(self.nbest_size),
         }
+
+    def longer_than_training(self) -> Callable[[str, str], bool] | None:
+        """Returns a function that says whether a source or its reference is longer than the teacher's training text.
+
+        Translations of such lines are often cut short. None: nothing is known, as of teachers that are not of econmt.
+        """
+        recipe = self.recipe
+        if recipe is None:
+            return None
+        assert self.folder is not None
+        vocabularies, most = load_vocabularies(self.folder), recipe.pairs.max_length
+
+        def longer(*pair: str) -> bool:
+            # A token has a byte or more, so that short lines need not be cut into tokens.
+            return any(
+                len(text.encode()) >= most and len(side.encode(text)) > most
+                for side, text in zip(vocabularies.sides, pair, strict=True)
+            )
+
+        return longer
 
     def with_nbest(self, size: int | None) -> TeacherChoice:
         """Returns this teacher with several translations of each line; None: as many as the beam has, at most five.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from econmt.config.recipe import load_recipe
 from econmt.distillation import measuring, stages, timing
 from econmt.distillation.teachers import TeacherChoice
 from econmt.distillation.timing import TimedTranslations
@@ -119,11 +120,42 @@ def test_a_model_folder_teaches_by_the_references(
     assert max(map(len, lists)) == 2
     texts = (folder / "out/text/train.trg").read_text().splitlines()
     assert all(text in options for text, options in zip(texts, lists, strict=True))
+    assert "the reference itself" not in done.err
     without = call(*command)
     assert without.code == 2
     assert "other inputs: --beam-size 2 -> the model's; --nbest-size 2 -> 1" in without.err
     assert call(*command, "-t", "train.trg", "--nbest-size", 3).err.startswith(
         "econmt: error: --nbest-size 3: more than the teacher's beam size of 2"
+    )
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("side", ["src", "trg"])
+def test_lines_longer_than_the_teacher_learnt_keep_their_reference(
+    folder: Path, word_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """One line or reference has a token too many, one as many as may be."""
+    monkeypatch.chdir(folder)
+    most = load_recipe(word_model / "recipe.yaml").pairs.max_length
+    texts = {name: (folder / f"train.{name}").read_text().splitlines() for name in ("src", "trg")}
+    word = texts[side][0].split()[0]
+    for row, length in ((3, most + 1), (5, most)):
+        texts[side][row] = " ".join([word] * length)
+    for name, lines in texts.items():
+        (folder / f"long.{name}").write_text("".join(f"{line}\n" for line in lines))
+    command = ["distill", word_model, "-s", "long.src", "-t", "long.trg", "-r", "small.yaml", "-o", side]
+    done = call(*command)
+    assert done.code == 0, done.err
+    assert (
+        "the reference itself is learnt for 1 line, longer than data.max_length of the teacher or" in done.err
+    )
+    learnt = (folder / side / "text/train.trg").read_text().splitlines()
+    assert learnt[3] == texts["trg"][3]
+    lists = [
+        json.loads(line) for line in (folder / side / "translations/00000.jsonl").read_text().splitlines()
+    ]
+    assert all(
+        text in options for row, (text, options) in enumerate(zip(learnt, lists, strict=True)) if row != 3
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,30 @@ LISTS = [
 ]
 
 
+class FakeTeacher:
+    """Teacher whose training text has lines of up to ``most`` characters."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def longer_than_training(self) -> Callable[[str, str], bool]:
+        return lambda source, target: max(len(source), len(target)) > self._most
+
+
 class FakeShards:
     """Translations of three lines."""
 
     digest, lines = "0123456789abcdef", 3
 
+    def __init__(self, lists: list[tuple[str, list[str]]], most: int) -> None:
+        self._lists, self.teacher = lists, FakeTeacher(most)
+
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
-        return iter(LISTS)
+        return iter(self._lists)
 
 
 def made(folder: Path, references: Path | None = None, **more: Any) -> Any:
-    shards: Any = FakeShards()
+    shards: Any = FakeShards(more.get("lists", LISTS), more.get("most", 100))
     return make_text(
         folder / "text", shards, ("en", "de"), references, more.get("trained"), 2, lambda _: None
     )
@@ -58,6 +71,27 @@ def test_the_closest_translations_are_taken(tmp_path: Path) -> None:
     references.write_text("ein Hund\n\nzwei Kater\n")
     made(tmp_path, references)
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Kater\n"
+
+
+def test_references_are_kept_where_the_teacher_fails(tmp_path: Path) -> None:
+    """An empty translation, and a line or a reference longer than the teacher's training text."""
+    references = tmp_path / "references.de"
+    references.write_text("der Hund rennt schnell los, und los\n\nzwei Kater\n")
+    lists = [*LISTS[:2], ("two cats", ["", ""])]
+    text = made(tmp_path, references, lists=lists)
+    assert (tmp_path / "text/train.de").read_text() == "der Hund rennt schnell los\n\nzwei Kater\n"
+    assert (text.statistics.chosen, text.statistics.kept) == (1, 1)
+    for name, most, first in (
+        ("most", 9, "los, und los"),
+        ("reference", 30, "los, und los"),
+        ("none", 40, "los"),
+    ):
+        text = made(tmp_path / name, references, lists=lists, most=most)
+        lines = (tmp_path / name / "text/train.de").read_text().split("\n")
+        assert lines[0] == f"der Hund rennt schnell {first}", name
+        assert (text.statistics.chosen, text.statistics.kept) == ((1, 1) if name == "none" else (0, 2)), name
+    made(tmp_path / "alone", lists=lists, most=9)
+    assert (tmp_path / "alone/text/train.de").read_text() == "ein Hund\n\n\n", "without references"
 
 
 def test_nearest_is_by_sentence_bleu_and_the_first_of_equal_ones() -> None:
