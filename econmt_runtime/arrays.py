@@ -114,14 +114,14 @@ class RuntimeProduct:
         more = (arrays.get(f"{name}.{part}") for part in ("bias", "steps", "sums"))
         return cls(arrays[f"{name}.weight"], *more)
 
-    def for_sequence(self, inputs: int) -> Any:
-        """Returns the weight, of K inputs, for `library.layer_sequence`; it is valid while this object exists."""
+    def structure(self, inputs: int) -> Any:
+        """Returns the weight, of K inputs, for kernels that compute more than one product."""
         values = self._weight
         if self._steps is None:
             if self._grouped is None:
                 self._grouped = _aligned(_in_groups(self._weight.T, 1))
             values = self._grouped
-        return library.sequence_weight(inputs, self.outputs, values, self.bias, self._steps, self._sums)
+        return library.weight_structure(inputs, self.outputs, values, self.bias, self._steps, self._sums)
 
     def __call__(self, left: Floats, start: Floats | None = None) -> Floats:
         """Returns the product of left (R, K), plus ``start`` (R, N), which may be overwritten."""
@@ -143,20 +143,16 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return copy
 
 
-def _prepack(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """Returns an int8 weight (N, K) in the C library's layout, and the sum of each output's values."""
+def _in_groups(weight: npt.NDArray[Any], multiple: int) -> npt.NDArray[np.int32]:
+    """Returns a weight (N, K) in the C library's layout (N / 16, K / n, 16), with n inputs in four bytes.
+
+    The weight is filled with zeros to a multiple of 16 outputs and of ``multiple`` inputs.
+    """
     outputs, inputs = weight.shape
-    filled = np.zeros((outputs + -outputs % LANES, inputs + -inputs % FILLED), np.int8)
+    filled = np.zeros((outputs + -outputs % LANES, inputs + -inputs % multiple), weight.dtype)
     filled[:outputs, :inputs] = weight
-    return _in_groups(filled, GROUP), filled.sum(1, dtype=np.int32)
-
-
-def _in_groups(weight: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
-    """Returns a weight (N, K) in groups (N / 16, K / n, 16, n) of n inputs, outputs filled with zeros."""
-    outputs, inputs = weight.shape
-    filled = np.zeros((outputs + -outputs % LANES, inputs), weight.dtype)
-    filled[:outputs] = weight
-    return filled.reshape(-1, LANES, inputs // group, group).transpose(0, 2, 1, 3)
+    fours = filled.view(np.int32)
+    return fours.reshape(-1, LANES, fours.shape[1]).swapaxes(1, 2)
 
 
 class Table:
@@ -185,5 +181,11 @@ class Table:
         chosen = slice(None) if words is None else words
         if self._steps is None:
             return RuntimeProduct(self._weight[chosen], bias[chosen])
-        groups, sums = _prepack(self._weight[chosen])
-        return RuntimeProduct(groups, bias[chosen], self._steps[chosen], sums)
+        weight = self._weight[chosen]
+        sums = np.zeros(len(weight) + -len(weight) % LANES, np.int32)
+        weight.sum(1, out=sums[: len(weight)])
+        return RuntimeProduct(_in_groups(weight, FILLED), bias[chosen], self._steps[chosen], sums)
+
+    def structure(self, bias: Floats, words: Ids) -> Any:
+        """Returns the weight of the product with the rows of the given words, for `library.products_by_owner`."""
+        return self.product(bias, words).structure(self._weight.shape[1])

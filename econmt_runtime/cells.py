@@ -39,7 +39,7 @@ class RuntimeLayer:
         self, table: Floats, places: Ids, lengths: Ids, outputs: Floats, last: Floats, *, backwards: bool
     ) -> None:
         """Runs all steps of an encoder layer; see `library.layer_sequence`."""
-        recurrent = None if self.recur is None else self.recur.for_sequence(outputs.shape[2])
+        recurrent = None if self.recur is None else self.recur.structure(outputs.shape[2])
         library.layer_sequence(
             self.number, recurrent, table, places, lengths, outputs, last, backwards=backwards
         )

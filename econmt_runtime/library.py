@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ STRUCTURES = {
     "output_stride *owners plain",
     "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
     "output_stride",
+    "products_by_owner": "rows most *left left_stride *weights *owners *output output_stride",
     "ssru_forward": "rows hidden *sums sums_stride *before *after *h",
     "layer_sequence": "rows positions hidden cell backwards *recurrent *table *places *lengths *outputs outputs_stride "
     "*last last_stride",
@@ -128,7 +130,7 @@ def _rows(array: Floats) -> Floats:
 _Weight = _structure("weight", _WEIGHT)
 
 
-def sequence_weight(
+def weight_structure(
     inputs: int,
     outputs: int,
     values: npt.NDArray[Any],
@@ -136,9 +138,12 @@ def sequence_weight(
     steps: Floats | None,
     sums: npt.NDArray[np.int32] | None,
 ) -> Any:
-    """Returns the structure of a weight (N, K) in the library's layout, float32 or int8; the arrays must outlive it."""
-    arrays = (None if each is None else each.ctypes.data for each in (values, sums, steps, bias))
-    return _Weight(0 if steps is None else 2, inputs, outputs, *arrays)
+    """Returns the structure of a weight (N, K) in the library's layout, float32 or int8."""
+    arrays = values, sums, steps, bias
+    addresses = (None if each is None else each.ctypes.data for each in arrays)
+    structure = _Weight(0 if steps is None else 2, inputs, outputs, *addresses)
+    structure.arrays = arrays  # which it must not outlive
+    return structure
 
 
 def layer_sequence(
@@ -156,7 +161,7 @@ def layer_sequence(
 
     Args:
         cell: Number of the cell in kernels.h.
-        recurrent: Result of `sequence_weight`, or None for a cell without such a product.
+        recurrent: Result of `weight_structure`, or None for a cell without such a product.
         table: (M, G H), the inputs' share of the gates. places: (T, B), row of the table for each position.
         lengths: (B,), at least 1.
         outputs: (T, B, H), written at a sentence's own positions; may be columns of a wider array.
@@ -243,27 +248,51 @@ def int8_product(
     return output
 
 
-def best_words(
-    logits: Floats, count: int, barred: Floats | None, owners: Ids, skipped: Ids
-) -> tuple[Floats, Ids, Floats]:
+def weight_array(weights: Sequence[Any]) -> Any:
+    """Returns an array of results of `weight_structure`."""
+    array = (_Weight * len(weights))(*weights)
+    array.weights = weights  # which it must not outlive
+    return array
+
+
+def products_by_owner(weights: Any, most: int, left: Floats, owners: Ids) -> Floats:
+    """Computes left (R, K) times the weights of the rows' sentences, plus their biases.
+
+    Args:
+        weights: Result of `weight_array`, a weight (., K) per sentence.
+        most: N, at least the outputs of each weight.
+        left: (R, K).
+        owners: Sentence of each row, (R,), ascending.
+
+    Returns:
+        Products (R, N), -inf beyond the outputs of a row's weight.
+    """
+    left, owners = _rows(left), np.ascontiguousarray(owners)
+    output = np.empty((len(left), most), np.float32)
+    _call(
+        "products_by_owner",
+        len(left), most, left, _row(left), ctypes.addressof(weights), owners, output, _row(output),
+    )  # fmt: skip
+    return output
+
+
+def best_words(logits: Floats, count: int, skipped: Ids) -> tuple[Floats, Ids, Floats]:
     """Returns the ``count`` most probable words of each row.
 
     Args:
         logits: (R, V).
-        barred: Values (B, V) to add to the logits of a sentence's rows, or None.
-        owners: Sentence of each row, (R,).
+        count: Number of words per row.
         skipped: Two words that are never returned, (2,).
 
     Returns:
         Log-probabilities (R, count) in descending order, their words, and the log-probability (R,) of word 3 (EOS).
     """
-    logits, owners = _rows(logits), np.ascontiguousarray(owners)
-    barred = None if barred is None else np.ascontiguousarray(barred)
+    logits = _rows(logits)
     rows, vocabulary = logits.shape
     values, words = np.full((rows, count), -np.inf, np.float32), np.zeros((rows, count), np.int64)
     end = np.empty(rows, np.float32)
     _call(
         "best_words",
-        rows, vocabulary, count, logits, _row(logits), barred, owners, skipped, values, words, end,
+        rows, vocabulary, count, logits, _row(logits), None, None, skipped, values, words, end,
     )  # fmt: skip
     return values, words, end

@@ -1,11 +1,13 @@
 """Translation model: encodes whole sentences and decodes one word at a time.
 
 B sentences, S source positions, R rows (hypotheses), H decoder size, A attention size, E encoder size, V target
-vocabulary, N words of a batch.
+vocabulary, N words of an output layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,16 +46,18 @@ class State(NamedTuple):
 
 
 class OutputLayer(NamedTuple):
-    """Output layer for the words that a batch may use.
+    """Output layer for the words that the sentences of a batch may use.
 
     Attributes:
-        product: Product for N words. words: Their ids, (N,), ascending, or None for all words. barred: (B, N), -inf
-            where a sentence may not use a word; or None.
+        product: Returns the logits (R, N) for its inputs (R, .) and the sentences of the rows (R,).
+        size: N, the most words that a sentence may use.
+        words: Ids (B, N) of each sentence's words, ascending, then zeros, which have logits of -inf. None if all
+            sentences may use all words.
     """
 
-    product: RuntimeProduct
+    product: Callable[[Floats, Ids], Floats]
+    size: int
     words: Ids | None
-    barred: Floats | None
 
 
 class RuntimeEncoder:
@@ -200,11 +204,16 @@ class RuntimeModel:
         """Returns the output layer for sentences that may use the words ``allowed`` (B, V); None for all."""
         if allowed is None:
             if self._whole is None:
-                self._whole = OutputLayer(self._output.product(self._output_bias, None), None, None)
+                product = self._output.product(self._output_bias, None)
+                self._whole = OutputLayer(lambda left, _: product(left), product.outputs, None)
             return self._whole
-        words = np.flatnonzero(allowed.any(0))
-        barred = np.where(np.ascontiguousarray(allowed[:, words]), np.float32(0.0), np.float32(-np.inf))
-        return OutputLayer(self._output.product(self._output_bias, words), words, barred)
+        lists = [np.flatnonzero(row) for row in allowed]
+        size = max(len(own) for own in lists)
+        words = np.zeros((len(lists), size), np.int64)
+        for row, own in zip(words, lists, strict=True):
+            row[: len(own)] = own
+        weights = library.weight_array([self._output.structure(self._output_bias, own) for own in lists])
+        return OutputLayer(partial(library.products_by_owner, weights, size), size, words)
 
     def step(
         self, words: Ids, sources: RuntimeSources, state: State, output: OutputLayer
@@ -232,7 +241,7 @@ class RuntimeModel:
             share = shares[:, self._query_size :]
             attentional = library.weighted_sums(share, weights, sources.values, state.owners, squash=True)
         read = attentional if self._readout is None else self._readout(attentional)
-        return output.product(read), State(state.owners, tuple(layers), attentional)
+        return output.product(read, state.owners), State(state.owners, tuple(layers), attentional)
 
     def _bottom(self, share: Floats, state: State) -> tuple[Floats, tuple[Floats, ...]]:
         """Returns output and states of the bottom layer, given the input's part of its gates."""

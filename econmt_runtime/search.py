@@ -71,7 +71,7 @@ def beam_search(
     count, beam = len(source), options.beam_size
     sources, state = model.encode(source, padding)
     output = model.output_layer(allowed)
-    width = min(beam, output.product.outputs)
+    width = min(beam, output.size)
     skipped = np.array([PAD, BOS])
     tokens, owners, totals = np.full(count, BOS), np.arange(count), np.zeros(count)
     slots = np.zeros(count, np.int64)
@@ -82,9 +82,9 @@ def beam_search(
     position = 0
     while len(owners):
         position += 1
-        words = tokens if output.words is None else output.words[tokens]
+        words = tokens if output.words is None else output.words[owners, tokens]
         logits, state = model.step(words, sources, state, output)
-        values, numbers, end = library.best_words(logits, width, output.barred, owners, skipped)
+        values, numbers, end = library.best_words(logits, width, skipped)
         last = position > limits[owners]
         if last.any():
             values[last], numbers[last, 0] = -np.inf, EOS
@@ -117,10 +117,10 @@ def beam_search(
         state = state.select(parents, owners)
     return [
         [
-            _read(entry, trace, output.words)
+            _read(entry, trace, None if output.words is None else output.words[sentence])
             for entry in sorted(entries, key=lambda entry: -entry[0])[: options.nbest_size]
         ]
-        for entries in ended
+        for sentence, entries in enumerate(ended)
     ]
 
 

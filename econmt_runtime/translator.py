@@ -27,7 +27,7 @@ MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 _FEWEST_ROWS, _MOST_ROWS, _POSITIONS = 48, 100, 2000
 """Hypotheses that grow together: at least and at most, and between them as many as have so many source positions.
 
-With more, intermediate results leave the CPU's caches, and a batch of long sentences has most words of the vocabulary.
+With more, intermediate results leave the CPU's caches.
 """
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -12,6 +12,27 @@ static float any(void) {
   return (float)(int32_t)state / 2147483648.0f;
 }
 
+/* Returns the largest difference from ``output`` where half of the rows have a weight of half the outputs. */
+static double compare_owners(const struct weight *w, const float *left, int64_t rows, const float *output, float *scratch) {
+  int64_t most = w->outputs + 3, *owners = malloc((size_t)rows * sizeof *owners);
+  struct weight weights[2] = {*w, *w};
+  float *found = malloc((size_t)(rows * most) * 4);
+  double error = 0;
+  weights[1].outputs = w->outputs / 2;
+  for (int64_t row = 0; row < rows; row++) owners[row] = row >= rows / 2;
+  for (int64_t k = 0; k < rows * most; k++) found[k] = NAN;
+  struct products_by_owner a = {rows, most, left, w->inputs, weights, owners, found, most};
+  products_by_owner_plain(&a, 0, rows, scratch);
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t n = 0; n < most; n++) {
+      float value = found[row * most + n];
+      if (n >= weights[owners[row]].outputs ? value != -INFINITY : value != value) error = INFINITY;
+      if (n < weights[owners[row]].outputs) error = fmax(error, fabsf(value - output[row * w->outputs + n]));
+    }
+  free(owners), free(found);
+  return error;
+}
+
 static double compare(int kind, int64_t rows, int64_t inputs, int64_t outputs) {
   int64_t wide = WIDE(kind, inputs), groups = (outputs + 15) / 16, size = kind == FLOATS ? 4 : kind == BFLOATS ? 2 : 1;
   int64_t width = kind == FLOATS ? inputs : wide / size, together = kind == FLOATS ? 1 : kind == BFLOATS ? 2 : 4;
@@ -44,7 +65,7 @@ static double compare(int kind, int64_t rows, int64_t inputs, int64_t outputs) {
   }
   struct weight w = {kind, inputs, outputs, values, totals, scales, bias};
   multiply_plain(&w, left, inputs, rows, NULL, 0, output, outputs, scratch);
-  double error = 0, most = 0;
+  double error = compare_owners(&w, left, rows, output, scratch), most = 0;
   for (int64_t row = 0; row < rows; row++) {
     float largest = 0;
     for (int64_t k = 0; k < inputs; k++) largest = fmaxf(largest, fabsf(left[row * inputs + k]));

@@ -165,6 +165,7 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(attention_backward);
   SIZE(weight_gradient);
   SIZE(product_int8);
+  SIZE(products_by_owner);
   SIZE(best_words);
   SIZE(weight);
   SIZE(pack_weight);
@@ -273,6 +274,11 @@ EXPORT int econmt_combine_forward(const struct combine_forward *a, int64_t threa
 EXPORT int econmt_product_int8(const struct product_int8 *a, int64_t threads) {
   int64_t rows = threads > 1 ? a->rows / threads + 1 : a->rows, wide = WIDE(BYTES, a->inputs);
   return spread(PICK(product_int8), a, a->rows, threads, 0, PRODUCT_SCRATCH(rows, wide), NULL);
+}
+
+EXPORT int econmt_products_by_owner(const struct products_by_owner *a, int64_t threads) {
+  int64_t rows = threads > 1 ? a->rows / threads + 1 : a->rows, wide = WIDE(a->weights->kind, a->weights->inputs);
+  return spread(PICK(products_by_owner), a, a->rows, threads, 0, PRODUCT_SCRATCH(rows, wide), NULL);
 }
 
 EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {

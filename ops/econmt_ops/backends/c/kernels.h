@@ -168,6 +168,17 @@ struct product_tiles {
   int64_t output_stride;
 };
 
+/* left weight^T + bias, with a weight for each owner of rows: the words that a sentence may use, for its hypotheses. */
+struct products_by_owner {
+  int64_t rows, most; /* most: N, at least the outputs of each weight */
+  const float *left;  /* (B, K) */
+  int64_t left_stride;
+  const struct weight *weights; /* of one kind, with K inputs each */
+  const int64_t *owners;        /* (B) index of each row's weight; those with the same weight are neighbours */
+  float *output;                /* (B, N), is written; -inf beyond the outputs of a row's weight */
+  int64_t output_stride;
+};
+
 /* All steps of a layer in one direction, over B rows of T steps at most; G gates of its cell: 4, 3 and 2. */
 struct layer_sequence {
   int64_t rows, positions, hidden, cell; /* cell: of the enum below */

@@ -807,6 +807,18 @@ static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, fl
                  a->output + begin * a->output_stride, a->output_stride, scratch);
 }
 
+static void NAME(products_by_owner)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct products_by_owner *a = given;
+  for (int64_t row = begin, next; row < end; row = next) {
+    const struct weight *w = a->weights + a->owners[row];
+    float *output = a->output + row * a->output_stride;
+    for (next = row + 1; next < end && a->owners[next] == a->owners[row]; next++) continue;
+    NAME(multiply)(w, a->left + row * a->left_stride, a->left_stride, next - row, NULL, 0, output, a->output_stride, scratch);
+    for (int64_t k = 0; k < next - row; k++)
+      for (int64_t n = w->outputs; n < a->most; n++) output[k * a->output_stride + n] = -INFINITY;
+  }
+}
+
 /* Returns log sum exp of the logits: logits minus this are log-probabilities. */
 static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
   float top = -INFINITY, sum = 0.0f;
