@@ -111,7 +111,7 @@ def _write(
     say: Callable[[str], object],
 ) -> TextStatistics:
     lengths, pairs, chosen, kept = [0, 0], 0, 0, 0
-    too_long = shards.teacher.longer_than_training()
+    too_long = None if references is None else shards.teacher.longer_than_training()
     with ExitStack() as stack:
         files = [
             stack.enter_context(Path(f"{prefix}.{language}").open("w", encoding="utf-8", newline="\n"))

@@ -22,7 +22,6 @@ FLAGS = [
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
-    "-static",
 ]
 ARM, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 CASES = [

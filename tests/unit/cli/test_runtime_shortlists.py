@@ -53,7 +53,7 @@ def load_with_lexicon(made: Path, beam: int) -> RuntimeTranslator:
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_translations_are_those_of_a_whole_output_layer_without_the_other_words(
-    made: Path, beam: int, monkeypatch: pytest.MonkeyPatch
+    made: Path, beam: int
 ) -> None:
     translator = load_with_lexicon(made, beam)
     lists = [translator._allowed(np.array([[*ids, EOS]])) for ids in translator._encode(LINES, 1)]
