@@ -53,7 +53,6 @@ class AttentionalArguments(NamedTuple):
         first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
         seed, device_seed, first_row: as returned by `split_seed`.
         overwrites: True if the backward pass may overwrite the gradient of the outputs.
-        narrows: True to compute float32 arguments in float16; see `econmt_ops.attentional_lstm.narrow`.
     """
 
     inputs: Tensor
@@ -84,7 +83,6 @@ class AttentionalArguments(NamedTuple):
     stash: str
     backend: str
     overwrites: bool
-    narrows: bool
 
     def blocks(self) -> list[tuple[int, int]]:
         """Returns the blocks of steps as (begin, end)."""

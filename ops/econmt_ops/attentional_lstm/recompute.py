@@ -17,9 +17,10 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import AttentionArguments, attend
-from econmt_ops.attentional_lstm import narrow
+from econmt_ops.attentional_lstm.backward import Backward
+from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, Result
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -39,9 +40,9 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     AttentionalArguments,
     Result,
-    forward=narrow.forward,
-    fake=narrow.empty_result,
-    backward=narrow.backward,
+    forward=lambda call, keep: forward(AttentionalProblem(call), keep),
+    fake=empty_result,
+    backward=lambda call, stash, incoming: Backward(AttentionalProblem(call), stash, incoming).run(),
     saves=lambda call: [
         *AttentionalArguments._fields,
         *("outputs", "h", "c", "gates"),
@@ -100,7 +101,6 @@ def attentional_lstm(
             stash,
             backend,
             options.overwrites,
-            narrow.narrows(inputs, backend),
         )
     )
     layers = tuple(zip(result.last_h.unbind(0), result.last_c.unbind(0), strict=True))
