@@ -115,9 +115,7 @@ class LayerPlan:
             settings.reverse,
             (state is not None, lengths is not None, self.has_resets, self.keeps_cells, self.keeps_sums),
         )
-        self._parts = [
-            (programs, (steps, batch, *part, self._first_slot)) for programs, *part in parts
-        ]
+        self._parts = [(programs, (steps, batch, *part, self._first_slot)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
         self._column_sums = layer_kernels.column_sums
         # Only in the usual case do all gradients follow from one launch.

@@ -65,7 +65,22 @@ class Walk(NamedTuple):
                 (launch,), parts = backward_launch(
                     self.partition, size, types, backwards, (True, self.resets, True, True)
                 )
-                tensors = x, weights, exchange, exact, exact, x, x, x, x, exact, lengths, resets, counters, exact
+                tensors = (
+                    x,
+                    weights,
+                    exchange,
+                    exact,
+                    exact,
+                    x,
+                    x,
+                    x,
+                    x,
+                    exact,
+                    lengths,
+                    resets,
+                    counters,
+                    exact,
+                )
                 more: tuple[int, ...] = (4096, 8192)
                 strides: tuple[int, ...] = (512, 512)
             else:

@@ -80,7 +80,9 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int, padde
     assert not matrix[:, size:].any()
     # Each row is multiplied by a power of two, so that float16 holds it.
     assert (factors.log2() == factors.log2().round()).all()
-    torch.testing.assert_close(square.double() / factors.double()[:, None], recurrent.double(), rtol=5e-4, atol=0)
+    torch.testing.assert_close(
+        square.double() / factors.double()[:, None], recurrent.double(), rtol=5e-4, atol=0
+    )
     if biases:
         torch.testing.assert_close(bias, torch.stack(given[:biases]).sum(0))
     assert workspace.tolist() == [0] * 5 + [7] * 4

@@ -15,8 +15,8 @@ from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.lstm import reference, triton
 
-TOLERANCE = 3e-3
-"""Of TF32; cuDNN's own error is about 1e-3."""
+TOLERANCE = 8e-3
+"""Of single rows whose other products are in TF32 on a GPU; cuDNN's own errors of whole tensors are 1e-3 and less."""
 
 
 def _row_error(got: Tensor, want: Tensor) -> float:
@@ -40,7 +40,9 @@ class Case:
 
         self.inputs = draw(batch, steps, size)
         self.weights = LSTMWeights(
-            draw(4 * hidden, size, scale=0.4), draw(4 * hidden, hidden, scale=0.2), draw(4 * hidden, scale=0.1)
+            draw(4 * hidden, size, scale=0.4),
+            draw(4 * hidden, hidden, scale=0.2),
+            draw(4 * hidden, scale=0.1),
         )
         self.state: tuple[Tensor, Tensor] | None = None
         self.lengths: Tensor | None = None
@@ -80,7 +82,9 @@ class Case:
         (want_outputs, *want_last), (want_inputs, *want_weights) = self.run(exact=True)
         assert _row_error(outputs, want_outputs) < tolerance
         assert _row_error(inputs, want_inputs) < tolerance
-        for number, (got, want) in enumerate(zip([*last, *weights], [*want_last, *want_weights], strict=True)):
+        for number, (got, want) in enumerate(
+            zip([*last, *weights], [*want_last, *want_weights], strict=True)
+        ):
             assert _tensor_error(got, want) < tolerance, number
 
 

@@ -240,7 +240,9 @@ def _narrowed(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """
     largest = torch.linalg.vector_norm(tensor, torch.inf, (1, 2)).clamp(1e-30, 1e30)
     units = torch.exp2(largest.log2().ceil() - 14.0)
-    scaled = torch.mul(tensor, units.reciprocal()[:, None, None], out=tensor.new_empty(tensor.shape, dtype=torch.float16))
+    scaled = torch.mul(
+        tensor, units.reciprocal()[:, None, None], out=tensor.new_empty(tensor.shape, dtype=torch.float16)
+    )
     return scaled, units
 
 

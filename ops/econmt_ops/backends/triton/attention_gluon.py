@@ -194,7 +194,9 @@ def attention_forward(
             v, v_next = v_next, v_later
             v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
         there = begin + place < length
-        scores = gl.where(there, _scores(k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST)
+        scores = gl.where(
+            there, _scores(k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST
+        )
         kept = gl.where(number == begin // ROWS, _column(scores, KEPT), kept)
         if running:
             higher = gl.maximum(top, scores)
@@ -341,7 +343,9 @@ def attention_backward(
             dalpha += given.to(gl.float32)
         de = gl.where(there, alpha * (dalpha - delta), 0.0)
         gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
-        dq += _query_gradient(_column(de, KEYS), k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST)
+        dq += _query_gradient(
+            _column(de, KEYS), k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST
+        )
     total = gl.sum(gl.convert_layout(dq, FLAT), 0)
     feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
     if KIND == "dot":
@@ -357,7 +361,18 @@ def attention_backward(
 def _plain() -> tuple[Any, Any]:
     """Returns the two kernels in plain Triton."""
     names: dict[str, Any] = {"gl": portable}
-    helpers = (_inside, _column, _load_tile, _vector, _store, _length, _unit_of, _normalise, _scores, _weighted)
+    helpers = (
+        _inside,
+        _column,
+        _load_tile,
+        _vector,
+        _store,
+        _length,
+        _unit_of,
+        _normalise,
+        _scores,
+        _weighted,
+    )
     for helper in (*helpers, _query_gradient):
         names[helper.fn.__name__] = portable.twin(helper, names)
     return portable.twin(attention_forward, names), portable.twin(attention_backward, names)

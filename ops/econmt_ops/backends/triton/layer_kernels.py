@@ -54,7 +54,9 @@ def _copy(tile, matrix, lengths, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: 
 
 
 @triton.jit
-def _narrow(tile, matrix, factors, count, row_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _narrow(
+    tile, matrix, factors, count, row_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Copies ROWS rows of a matrix in float16, each times a power of two that is written to ``factors``."""
     given, made = matrix
     at = tile * ROWS + tl.arange(0, ROWS)
@@ -96,7 +98,16 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, facto
         if (program >= recurrent_first) & (program < rest_first):
             if NARROW:
                 matrix = recurrent, cast_recurrent
-                _narrow(program - recurrent_first, matrix, factors, 4 * H, recurrent_row, H, TILE // H_BLOCK, H_BLOCK)
+                _narrow(
+                    program - recurrent_first,
+                    matrix,
+                    factors,
+                    4 * H,
+                    recurrent_row,
+                    H,
+                    TILE // H_BLOCK,
+                    H_BLOCK,
+                )
             else:
                 matrix = recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row
                 _copy(program - recurrent_first, matrix, lengths, H, H, TILE // H_BLOCK, H_BLOCK, False)

@@ -238,7 +238,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
     if RING:
         of_i, of_f, of_g, of_o = _inverse_factors(factors + direction * 4 * H + unit, unit < H, H)
         if (begin == 0) & (WAIT or end == 0):
-            first = ((direction * T + _positions(0, length, backwards)).to(tl.int64) * B + row)[:, None] * (4 * H)
+            first = ((direction * T + _positions(0, length, backwards)).to(tl.int64) * B + row)[:, None] * (
+                4 * H
+            )
             mask = (length > 0)[:, None] & owned
             share = tl.load(sums + first + unit[None, :] + 2 * H, mask=mask, other=0.0)
             _tell_largest(slots, 0, row, there, T, B, direction, tl.maximum(tl.abs(share), tl.abs(c)))
@@ -255,7 +257,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         anew = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         if RING:
             following = _positions(step + 1, length, backwards)
-            share = sums + ((direction * T + following).to(tl.int64) * B + row)[:, None] * (4 * H) + unit[None, :]
+            share = (
+                sums + ((direction * T + following).to(tl.int64) * B + row)[:, None] * (4 * H) + unit[None, :]
+            )
             next_g = tl.load(share + 2 * H, mask=(step + 1 < length)[:, None] & owned, other=0.0)
         if WAIT:
             spins = wait(counter, (number + 1 if RING else number) * PARTS, spins)
@@ -421,9 +425,13 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         of_i, of_f, of_g, of_o = _inverse_factors(factors + direction * 4 * H + unit, unit < H, H)
         most = tl.maximum(tl.maximum(of_i, of_f), tl.maximum(of_g, of_o))
         if (end == T) & (WAIT or begin == T):
-            first = (_positions(T - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row)[:, None]
+            first = (_positions(T - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row)[
+                :, None
+            ]
             mask = (length == T)[:, None] & owned
-            given = tl.load(doutputs + first + direction * H + unit[None, :], mask=mask, other=0.0).to(tl.float32)
+            given = tl.load(doutputs + first + direction * H + unit[None, :], mask=mask, other=0.0).to(
+                tl.float32
+            )
             largest = tl.maximum(tl.abs(given), tl.where(mask, tl.abs(dh_last), 0.0))
             _tell_largest(slots, T - 1, row, there, T, B, direction, tl.maximum(largest, tl.abs(dc)) * most)
             if WAIT:
@@ -442,7 +450,9 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         new = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         follows = _begins(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
         if RING:
-            earlier = _positions(step - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row
+            earlier = (
+                _positions(step - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row
+            )
             mask = ((step > 0) & (step <= length))[:, None] & owned
             given = tl.load(doutputs + earlier[:, None] + direction * H + unit[None, :], mask=mask, other=0.0)
             next_largest = tl.maximum(
@@ -478,7 +488,9 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                 x_i, x_f, x_g, x_o = d_i * of_i, d_f * of_f, d_g * of_g, d_o * of_o
                 _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], narrowed(x_i, given),
                              narrowed(x_f, given), narrowed(x_g, given), narrowed(x_o, given), owned, H)  # fmt: skip
-                largest = tl.maximum(tl.maximum(tl.abs(x_i), tl.abs(x_f)), tl.maximum(tl.abs(x_g), tl.abs(x_o)))
+                largest = tl.maximum(
+                    tl.maximum(tl.abs(x_i), tl.abs(x_f)), tl.maximum(tl.abs(x_g), tl.abs(x_o))
+                )
                 largest = tl.maximum(largest, tl.maximum(tl.abs(dc), next_largest) * most)
                 earlier = tl.maximum(step - 1, 0)
                 _tell_largest(slots, earlier, row, there & (step > 0), T, B, direction, largest)
