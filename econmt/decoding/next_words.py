@@ -68,7 +68,7 @@ class NextWords:
             return []
         prepared = with_small_prefix(request) if in_capitals else request
         of_terms = with_terms.terms, with_terms.spans
-        constraints = translator.constraint_compiler.of(prepared, where, *of_terms) or DecodingConstraints()
+        constraints = translator.constraint_compiler.of(prepared, where, *of_terms)
         with evaluation_mode(translator.models), torch.inference_mode():
             log_probs = self._after(source, constraints.prefix)
             values, tokens = log_probs.topk(min(_TRIED * most, len(log_probs)))

@@ -119,7 +119,7 @@ class LoadedModels:
         tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
         factor = self.model.recipe.decoding.max_output_factor
         most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
-        if constraints is not None and len(constraints.ids) > most:
+        if len(constraints.ids) > most:
             raise Refused(
                 413,
                 f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most "

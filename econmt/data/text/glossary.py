@@ -51,9 +51,16 @@ class Glossary:
 
     A term occurs where its whole words follow one another. A term without capitals matches regardless of case. Of
     overlapping terms the one that begins first is taken, and of these the longest.
+
+    Args:
+        terms: the phrases and their translations. places: file and line of each phrase, for messages.
+
+    Attributes:
+        terms: the phrases and their translations.
     """
 
-    def __init__(self, terms: Mapping[str, str]) -> None:
+    def __init__(self, terms: Mapping[str, str], places: Mapping[str, str] | None = None) -> None:
+        self.terms, self._places = terms, places or {}
         self._terms: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
         for source, target in terms.items():
             words = units(source)
@@ -63,6 +70,10 @@ class Glossary:
         for alike in self._terms.values():
             # Of two terms that differ in case, the one with capitals matches text with the same capitals.
             alike.sort(key=lambda term: _has_no_capitals(term[0]))
+
+    def name_of(self, source: str) -> str:
+        """Returns the name of a term in messages, with its file and line if it has them."""
+        return f"{self._places.get(source, 'glossary')}: {source} = {self.terms[source]}"
 
     def occurrences(self, text: str) -> list[Occurrence]:
         """Returns all terms in a sentence, in order."""
@@ -117,7 +128,8 @@ def read_glossary(path: Path) -> Glossary:
 
 def parse_glossary(lines: Iterable[str], where: str) -> Glossary:
     """Makes a glossary of lines; raises as :func:`parse_terms`."""
-    return Glossary(parse_terms(lines, where))
+    terms, numbers = _numbered_terms(lines, where)
+    return Glossary(terms, {source: f"{where}:{number}" for source, number in numbers.items()})
 
 
 def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
@@ -127,6 +139,11 @@ def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
         InputError: A line has not two columns or a blank side, or a term has two translations; the message names
             ``where`` and the line.
     """
+    return _numbered_terms(lines, where)[0]
+
+
+def _numbered_terms(lines: Iterable[str], where: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Reads terms as :func:`parse_terms`; returns their translations and the numbers of their lines."""
     terms: dict[str, str] = {}
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -139,7 +156,7 @@ def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
                 f"{where}:{number}: {source!r} has another translation in line {numbers[source]}; a term has one"
             )
         numbers.setdefault(source, number)
-    return terms
+    return terms, numbers
 
 
 def checked_term(source: str, target: str, where: str) -> tuple[str, str]:

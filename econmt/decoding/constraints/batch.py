@@ -18,7 +18,7 @@ from econmt.data.text.vocabulary import EOS
 from econmt.decoding.constraints.anchors import Anchors
 from econmt.decoding.constraints.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints.inclusion import Automata, Phrase, Phrases, share_out
-from econmt.decoding.search.beam import Places, SearchOptions, highest, places_of
+from econmt.decoding.search.beam import Places, SearchOptions, highest, length_penalty, places_of
 
 _RISKY = -2
 """Column of the candidates that complete an avoided phrase unless the word continues."""
@@ -55,7 +55,8 @@ class ConstrainedContinuations:
         self, constraints: Sequence[DecodingConstraints], joins: Tensor, options: SearchOptions
     ) -> None:
         flags = joins.tolist()
-        self._beam, self._block, self._joins = options.beam_size, options.block_ngram_repeat, joins
+        self._options, self._beam, self._joins = options, options.beam_size, joins
+        self._block = options.block_ngram_repeat
         self._automata = Automata([Phrases(each.phrases, flags) for each in constraints], joins)
         self._prefixes = [each.prefix for each in constraints]
         longest = max(len(prefix) for prefix in self._prefixes) + 1
@@ -65,20 +66,18 @@ class ConstrainedContinuations:
         self._owners = torch.arange(len(constraints))
         spans = [[*each.spans, *[()] * (len(each.phrases) - len(each.spans))] for each in constraints]
         self._ignored: Tensor | None = None
+        self._usual_penalties = torch.ones(len(constraints))
         self._anchors = Anchors([each.phrases for each in constraints], spans, self._automata)
         self._history = torch.zeros(len(constraints), 0, dtype=torch.int64)
         self._avoidances = [each.avoidances for each in constraints]
         self._reached = [(START,) * len(each.avoidances) for each in constraints]
         self._avoids = any(self._avoidances)
 
-    def limits(self, limits: Tensor) -> Tensor:
-        """Returns ``limits`` (B,), increased where prefix and constraints would not fit."""
+    def limits(self, limits: Tensor, lengths: Tensor) -> Tensor:
+        """See :meth:`ContinuationChooser.limits`."""
+        self._usual_penalties = length_penalty(lengths + self._anchors.growth, self._options)
         least = [len(prefix) + needed for prefix, needed in zip(self._prefixes, self._needed, strict=True)]
         return torch.maximum(limits, torch.tensor(least))
-
-    def usual_lengths(self, lengths: Tensor) -> Tensor:
-        """Returns the lengths of the sources with their terms translated."""
-        return lengths + self._anchors.growth
 
     def extend(
         self,
@@ -101,18 +100,17 @@ class ConstrainedContinuations:
         values, tokens = self._continuations(log_probs, room, withheld)
         after = self._automata.after(self._states, self._owners, tokens, self._ignored)
         remaining = self._automata.remaining(after)
-        costs = given = torch.zeros_like(values, dtype=torch.float64)
+        costs = None
         if self._anchors.any:
             outside = remaining >= self._automata.remaining(self._states)[:, None]
-            costs = self._anchors.costs()[:, None] * outside
-            given = values.double().masked_fill(outside | (values == -torch.inf), 0.0)
+            costs = self._anchors.costs(values, tokens, outside)
             values = values.masked_fill(self._lost(sentences, free)[:, None], -torch.inf)
         needed = remaining.clone()
         needed[:, _RISKY] += 1  # a word that is avoided unless it continues needs room to do so
         values = values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf)
         shape = len(free), self._beam, values.shape[1]
         grid = totals.new_full(shape, -torch.inf)
-        grid[sentences, places] = totals[:, None] + values - costs
+        grid[sentences, places] = totals[:, None] + values - (0.0 if costs is None else costs)
         # Hypotheses with all phrases get a separate bank from the next token on; otherwise those that complete their
         # last phrase now would always replace them.
         settled = (remaining == 0) & (self._automata.remaining(self._states) == 0)[:, None]
@@ -123,8 +121,15 @@ class ConstrainedContinuations:
             flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
         chosen = share_out(flat, banks.view(len(free), -1), self._beam)
         found = places_of(flat.gather(1, chosen), chosen, sentences, places, tokens, free)
-        at = found.parents, chosen % shape[2]
-        return found._replace(costs=costs[at], given=given[at])
+        return found if costs is None else found._replace(costs=costs[found.parents, chosen % shape[2]])
+
+    def added(self, parents: Tensor, penalty: Tensor) -> Tensor:
+        """See :meth:`ContinuationChooser.added`."""
+        if not self._anchors.any:
+            return torch.zeros(parents.shape, dtype=torch.float64)
+        # All translations of a sentence have the same terms. If they are improbable, length must not outweigh them.
+        usual, given = self._usual_penalties[self._owners[parents]], self._anchors.given[parents]
+        return given / usual.clamp(max=penalty) - given / penalty
 
     def _lost(self, sentences: Tensor, free: Tensor) -> Tensor:
         """Returns (R,) bool, True for rows that have translated a term in another way, where there are better ones."""
