@@ -94,7 +94,7 @@ class Translator:
         glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
         fusion: language model for ``options.lm_weight``.
-        languages: codes of the source and target languages, by which sentences are split.
+        languages: codes of the source and target languages, by which sentences are split and capitals change.
 
     Attributes:
         annotates: True if sources are annotated with the terms of glossaries.
@@ -137,6 +137,7 @@ class Translator:
             raise InputError("language_model cannot be combined with restrict_lexicon; remove one of them")
         self._fusion = fusion
         self._glossary = glossary
+        self.languages = languages
         self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))
         if options.glossary_mode == "annotate" and not self.annotates:
             raise InputError(
@@ -176,7 +177,8 @@ class Translator:
     @cached_property
     def constraint_compiler(self) -> ConstraintCompiler:
         """Compiler of constraints, which knows the lists for all sentences."""
-        return ConstraintCompiler(self.vocabularies.target, self.options.avoid, self._glossary)
+        lists = self.options.avoid, self._glossary
+        return ConstraintCompiler(self.vocabularies.target, *lists, language=self.languages[0])
 
     def translate(
         self,
@@ -240,13 +242,15 @@ class Translator:
         done: Callable[[int], object],
     ) -> list[Translation]:
         """Translates sentences, which are in the lines ``numbered``."""
-        in_capitals = [self.options.restore_case and is_in_capitals(request.text) for request in requests]
+        spoken, written_in = self.languages
+        restores = self.options.restore_case
+        in_capitals = [restores and is_in_capitals(request.text, spoken) for request in requests]
         requests = [
-            with_small_prefix(request) if capital else request
+            with_small_prefix(request, written_in) if capital else request
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
         texts = [
-            without_capitals(request.text) if capital else request.text
+            without_capitals(request.text, spoken) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
         with_terms = [self.with_terms(*each) for each in zip(requests, texts, strict=True)]
@@ -274,7 +278,9 @@ class Translator:
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             translation = self._translation(texts[index], sources[index], hypotheses, written)
-            results[index] = in_capital_letters(translation) if in_capitals[index] else translation
+            if in_capitals[index]:
+                translation = in_capital_letters(translation, written_in)
+            results[index] = translation
         return results
 
     def _encode(

@@ -63,7 +63,9 @@ class LoadedModels:
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
         lists = settings.avoid, settings.glossary
-        self._constraint_compiler = ConstraintCompiler(model.vocabularies.target, *lists)
+        self._constraint_compiler = ConstraintCompiler(
+            model.vocabularies.target, *lists, language=model.recipe.pairs.source
+        )
         self._has_lists = any(lists)
         self._settings = settings
         self._words: NextWords | None = None

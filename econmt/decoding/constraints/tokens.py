@@ -21,7 +21,11 @@ _KEPT = 256
 
 
 class ConstraintCompiler:
-    """Compiler of requests into constraints of a search; no translation may contain the phrases of ``avoid``.
+    """Compiler of requests into constraints of a search.
+
+    Args:
+        vocabulary: target vocabulary. avoid: phrases that no translation may contain.
+        glossary: terms for all sentences. language: code of the source language, by which terms are found.
 
     Raises:
         InputError: The vocabulary cannot write the translation of a term, or ``avoid`` rules it out; the message names
@@ -29,8 +33,13 @@ class ConstraintCompiler:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, avoid: Sequence[str] = (), glossary: Glossary | None = None
+        self,
+        vocabulary: Vocabulary,
+        avoid: Sequence[str] = (),
+        glossary: Glossary | None = None,
+        language: str = "",
     ) -> None:
+        self._language = language
         self._spelling = Spelling(vocabulary)
         self._glossary = glossary
         self._everywhere = (Avoidance(avoid, self._spelling),) if avoid else ()
@@ -47,7 +56,7 @@ class ConstraintCompiler:
     def terms(self, request: Request) -> list[Occurrence]:
         """Returns the terms in a request's text of its own glossary and of that for all sentences."""
         glossaries = [each for each in (request.glossary, self._glossary) if each is not None]
-        return occurrences(request.text, glossaries)
+        return occurrences(request.text, glossaries, self._language)
 
     def of(
         self,
