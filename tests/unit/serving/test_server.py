@@ -380,6 +380,23 @@ def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "B"]
 
 
+def test_what_all_translations_satisfy_changes_no_answer(client: Client) -> None:
+    how = {"alternatives": 1, "details": True}
+    plain = client.post("/translate", q="a b c", **how).json
+    common = {*plain["translatedText"].split()} & {*plain["alternatives"][0].split()}
+    word = next(word for word in sorted(common) if word.isalpha())
+    absent = next(word for word in "ABDEFG" if word not in str(plain["details"]))
+    wishes: dict[str, Any] = {"constraints": [word], "avoid": [absent], "glossary": {"b": word}}
+    answer = client.post("/translate", q="a b c", **wishes, **how).json
+    assert without_time(answer) == without_time(plain)
+    other = client.post("/translate", q="a b c", constraints=[absent], **how).json
+    assert all(absent in text.split() for text in (other["translatedText"], *other["alternatives"]))
+
+
+def without_time(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name != "milliseconds"}
+
+
 def test_both_avoid_lists_hold_in_answers(client: Client) -> None:
     """The words of the plain translations, half of them avoided by the entry, the others by the request."""
     plain = client.post("/translate", q=["a b c", "d e f g"]).json["translatedText"]
