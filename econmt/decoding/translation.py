@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from econmt.data.text.case import lower, upper
 from econmt.decoding.requests import Request
 
 
@@ -56,25 +57,28 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").strip()
 
 
-def is_in_capitals(text: str) -> bool:
+def is_in_capitals(text: str, language: str) -> bool:
     """Returns True if a line of two words or more is all in capitals; a lone acronym is not."""
-    return text != text.lower() and text == text.upper() and len(text.split()) > 1
+    return text != lower(text, language) and text == upper(text, language) and len(text.split()) > 1
 
 
-def without_capitals(text: str) -> str:
+def without_capitals(text: str, language: str) -> str:
     """Returns a line in lower case with a capital first letter."""
-    small = text.lower()
+    small = lower(text, language)
     at = next((index for index, character in enumerate(small) if character.isalpha()), 0)
-    return small[:at] + small[at].upper() + small[at + 1 :]
+    return small[:at] + upper(small[at : at + 1], language) + small[at + 1 :]
 
 
-def with_small_prefix(request: Request) -> Request:
-    """Returns a request in capitals with the beginning of its translation, if in capitals too, in lower case."""
+def with_small_prefix(request: Request, language: str) -> Request:
+    """Returns a request in capitals with the beginning of its translation, if in capitals too, in lower case.
+
+    ``language`` is that of the translation.
+    """
     prefix = request.target_prefix
-    return request._replace(target_prefix=without_capitals(prefix)) if prefix.isupper() else request
+    return request._replace(target_prefix=without_capitals(prefix, language)) if prefix.isupper() else request
 
 
-def in_capital_letters(translation: Translation) -> Translation:
-    """Returns a translation with its texts in capitals and unchanged tokens."""
-    entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
-    return translation._replace(text=translation.text.upper(), hypotheses=entries)
+def in_capital_letters(translation: Translation, language: str) -> Translation:
+    """Returns a translation with its texts in capitals and unchanged tokens; ``language`` is its language."""
+    entries = [entry._replace(text=upper(entry.text, language)) for entry in translation.hypotheses]
+    return translation._replace(text=upper(translation.text, language), hypotheses=entries)

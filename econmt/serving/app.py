@@ -208,7 +208,7 @@ class Service:
         if nbest > beam:
             most = f"at most {beam - 1}, the beam keeps {beam} hypotheses"
             raise Refused(400, f"alternatives {body.alternatives}: {most}")
-        texts = queries.texts_of(body, self._settings.most_characters, served.division)
+        texts = queries.texts_of(body, self._settings.most_characters, served.division, served.source)
         lines = [line for text in texts for line in text.sentences]
         needs_attention = [
             body.details or bool(each.marks) for text in texts for each in text.passage.sentences
@@ -293,7 +293,7 @@ class Service:
         begun = time.monotonic()
         body = await self._read(request, queries.WordsBody)
         served = self._model(body.source, body.target)
-        line = queries.word_request(body, self._settings.most_characters)
+        line = queries.word_request(body, self._settings.most_characters, served.source)
         futures = self._submit(served, [line], [TranslationJob(words=body.alternatives)])
         (answer,) = await _unless_left(request, futures)
         following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation

@@ -63,7 +63,9 @@ class LoadedModels:
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
         lists = settings.avoid, settings.glossary
-        self._constraint_compiler = ConstraintCompiler(model.vocabularies.target, *lists)
+        self._constraint_compiler = ConstraintCompiler(
+            model.vocabularies.target, *lists, language=model.recipe.pairs.source
+        )
         self._has_lists = any(lists)
         self._settings = settings
         self._words: NextWords | None = None
@@ -119,7 +121,7 @@ class LoadedModels:
         tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
         factor = self.model.recipe.decoding.max_output_factor
         most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
-        if constraints is not None and len(constraints.ids) > most:
+        if len(constraints.ids) > most:
             raise Refused(
                 413,
                 f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most "

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.options import DecoderOptions
@@ -25,6 +22,7 @@ from econmt_ops.core.weights import (
     LayerNormPerGateLSTMWeights,
     LowRankLSTMWeights,
     LSTMWeights,
+    cast_decoder,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 from econmt_ops.lstm import check_layers, hidden_size
@@ -127,16 +125,6 @@ def _check(
         check.lengths(options.lengths, "S")
     check_dropout("attentional_lstm", options.dropout, options.seed)
     return check
-
-
-def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
-    def cast(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(map(cast, part)) if type(part) is tuple else type(part)(*map(cast, part))
-        return part if part is None or isinstance(part, str) else part.to(dtype)
-
-    made: AttentionalLSTMWeights = cast(weights)
-    return made
 
 
 def _check_kinds(weights: object, state: object) -> None:
@@ -255,7 +243,7 @@ def attentional_lstm(
                 (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                weights if casts else _cast(weights, dtype),
+                weights if casts else cast_decoder(weights, dtype),
                 start,
                 options._replace(layer_norm=norm),
                 **candidate.options,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -263,3 +263,16 @@ def tensors_of(tree: object) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []
+
+
+def cast_decoder(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
+    """Returns all weights of a decoder in another type."""
+
+    def cast(part: Any) -> Any:
+        if isinstance(part, tuple):
+            made = map(cast, part)
+            return tuple(made) if type(part) is tuple else type(part)(*made)
+        return part if part is None or isinstance(part, str) else part.to(dtype)
+
+    made: AttentionalLSTMWeights = cast(weights)
+    return made

@@ -256,6 +256,7 @@ class AttentionLauncher:
         scale: scale of dot attention.
         lengths: (B,) int64 or int32; None: all sentences have S positions. A sentence of length 0 gets zero weights.
         choice: launch configuration; None: the result of `choose`.
+        narrows: False to read float32 keys and values where they are, even where TF32 is allowed.
 
     Attributes:
         fast: True for 16-bit keys and values and the GPU's tanh instruction: for inputs of such types, and for float32
@@ -272,8 +273,9 @@ class AttentionLauncher:
         scale: float = 1.0,
         lengths: Tensor | None = None,
         choice: Choice | None = None,
+        narrows: bool = True,
     ) -> None:
-        self.fast = keys.dtype != torch.float32 or matmul_tf32()
+        self.fast = keys.dtype != torch.float32 or (narrows and matmul_tf32())
         self.key_units: Tensor | None = None
         self._value_units: Tensor | None = None
         if self.fast and keys.dtype == torch.float32:
