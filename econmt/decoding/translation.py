@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:  # files are read in processes that start fast and import no torch
+    from torch import Tensor
 
-from econmt.decoding.requests import Request
+    from econmt.decoding.requests import Request
 
 
 class NBestEntry(NamedTuple):
