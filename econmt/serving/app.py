@@ -109,14 +109,14 @@ class Service:
         return application
 
     async def _watch(self) -> None:
-        """Reloads models whenever their folders hold better parameters."""
+        """Reloads models whenever their folders hold other parameters."""
         while True:
             await asyncio.sleep(self._settings.watch_seconds)
             for served in self._models:
                 try:
-                    if await asyncio.to_thread(served.reload):
+                    if change := await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
-                        notice(f"{', '.join(map(str, served.folders))}: better parameters are loaded")
+                        notice(change)
                 except (EconmtError, OSError, RuntimeError, MemoryError) as error:
                     self._metrics.reloads.labels("failed").inc()
                     notice(f"warning: the parameters before go on: {error}")
