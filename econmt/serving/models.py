@@ -151,6 +151,7 @@ class Served:
     Attributes:
         source, target: codes of the languages.
         division: division of texts into sentences.
+        split_languages: languages by whose rules texts are divided; None: they are not.
         loaded: the models that answer requests now.
     """
 
@@ -168,6 +169,7 @@ class Served:
         self._checkpoints = list(map(_checkpoint, self.folders))
         data = self.loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
+        self.split_languages = (data.source, data.target) if settings.split_sentences else None
         self.division = TextDivision()
         if settings.split_sentences:
             self.division = division(splitter_for(data.source), data.target)
