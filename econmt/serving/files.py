@@ -55,6 +55,8 @@ class PageOrText:
         try:
             text = content[len(self._mark) :].decode(self._encoding.codec)
         except UnicodeError:
+            if content.startswith(b"\x1f\x8b"):
+                raise Refused(400, "the file is compressed with gzip; unpack it") from None
             raise Refused(
                 400, f"the file is not in the encoding {self._encoding.name}; save it in UTF-8"
             ) from None
