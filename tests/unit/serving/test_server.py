@@ -23,7 +23,7 @@ from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
 from econmt.serving import answers, queries, server
-from econmt.serving.app import Service, _unless_left
+from econmt.serving.app import Service, _answers
 from econmt.serving.models import TranslationJob, by_pair
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
@@ -128,7 +128,7 @@ def test_an_error_in_one_line_gives_up_the_others() -> None:
         failed.set_exception(InputError("line 1"))
         client: Any = SimpleNamespace(receive=asyncio.Event().wait)
         with pytest.raises(InputError):
-            await _unless_left(client, [failed, other])
+            await _answers(client, [failed, other])
         await asyncio.sleep(0)  # a cancelled task ends in the next turn of the loop
         return other.cancelled(), len(asyncio.all_tasks())
 
