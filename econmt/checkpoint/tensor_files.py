@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from econmt.config.json_reader import Record, parse_json
+from econmt.config.migration import remove_keys
 from econmt.config.yaml_reader import check_section
 from econmt.data.files import refuse_pipe, whole_file
 from econmt.errors import InputError
@@ -155,7 +156,9 @@ def _checksum(file: IO[bytes]) -> str:
 
 def model_description(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     """Returns the model that a parameter file describes: its recipe section and vocabulary sizes; empty if missing."""
-    return parse_json(metadata["model"], f"{path}: model", _BROKEN) if "model" in metadata else {}
+    described = parse_json(metadata["model"], f"{path}: model", _BROKEN) if "model" in metadata else {}
+    remove_keys({"model": described})
+    return described
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

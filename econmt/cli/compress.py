@@ -16,7 +16,7 @@ from econmt.cli.option_groups import option
 from econmt.cli.options import AllCoresOption, CheckpointOption, ModelOption, NewModelOption, refuse_idle
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
-from econmt.config.model import rank_limit, unfused_key
+from econmt.config.model import rank_limit
 from econmt.config.recipe import Model, recipe_text
 from econmt.config.stacks import CELLS
 from econmt.data.files import notice
@@ -111,9 +111,6 @@ def _ranks(
             continue
         if not CELLS[cell].ranks:
             notice(f"the {part} stays as it is: cells of type {cell} cannot be factorised")
-            continue
-        if steps := unfused_key(model, part):
-            notice(f"the {part} stays as it is: model.{steps} needs full matrices")
             continue
         if before is not None:
             raise InputError(

@@ -8,13 +8,12 @@ from pydantic import BaseModel
 
 from econmt.config.data import Data, WordSubwords
 from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
-from econmt.config.model import UNFUSED_IMPLEMENTATIONS, Model, lstm_key, unfused_key
 from econmt.config.text import data_kind, model_kind
 from econmt.config.yaml_reader import leaves
 
 
 def check_recipe(recipe: Any) -> None:
-    """Checks that sections and keys of a recipe agree; replaces implementation auto of unfused layers by recompute."""
+    """Checks that sections and keys of a recipe agree."""
     _check_task(recipe)
     check_pipeline(recipe)
     if recipe.parallel.shard_optimizer and recipe.training.averaging.start != "never":
@@ -24,7 +23,6 @@ def check_recipe(recipe: Any) -> None:
         )
     if isinstance(recipe.data, Data):
         _check_data(recipe.data, recipe)
-        _check_unfused(recipe)
     _check_lengths(recipe)
 
 
@@ -77,7 +75,6 @@ def check_pipeline(recipe: Any) -> None:
     if recipe.task == "translation":
         model = recipe.model
         parts = {"model.encoder": model.encoder, "model.decoder": model.decoder}
-        unfused = filter(None, (unfused_key(model, part) for part in ("encoder", "decoder")))
         conflicts |= {
             "model.decoder.copy_attention (no rank has both the attention and the output layer)": (
                 model.decoder.copy_attention
@@ -86,7 +83,7 @@ def check_pipeline(recipe: Any) -> None:
             "data.alignment": recipe.data.alignment is not None,
             "data.weights": recipe.data.weights is not None,
             f"model.length_task {model.length_task}": model.length_task != "none",
-            **{f"model.{key}": True for key in unfused},
+            **{f"model.{key}": is_set for key, is_set in model.decoder_options.items()},
         }
     for key, is_set in conflicts.items():
         if is_set:
@@ -125,15 +122,10 @@ def _check_data(data: Data, recipe: Any) -> None:
                 raise ValueError(f"{reason} and needs data.subwords.joint: true")
     if isinstance(data.subwords, WordSubwords) and data.subwords.copies and not data.noise.is_default:
         raise ValueError("data.noise changes words that data.subwords.copies counts; remove one of them")
-    if data.alignment is not None:
-        if model.attention.type == "fixed":
-            raise ValueError(
-                "data.alignment trains the attention, and model.attention.type fixed has no parameters; remove one"
-            )
-        if not data.noise.is_default:
-            raise ValueError(
-                "data.noise changes words and cannot be combined with data.alignment; remove one of them"
-            )
+    if data.alignment is not None and not data.noise.is_default:
+        raise ValueError(
+            "data.noise changes words and cannot be combined with data.alignment; remove one of them"
+        )
     names, widths = data.source_factors, model.source_factors_num_embed
     if len(names) != len(widths):
         raise ValueError(
@@ -158,33 +150,6 @@ def _check_data(data: Data, recipe: Any) -> None:
             "data.tags adds a word that has no data.source_factors; remove one of them, or write the tags and their "
             "factors into the files"
         )
-
-
-def _check_unfused(recipe: Any) -> None:
-    """Checks that other settings allow unfused options, and replaces implementation auto by recompute for them."""
-    model: Model = recipe.model
-    updates = {}
-    for part in ("encoder", "decoder"):
-        key = unfused_key(model, part)
-        stack, implementation = getattr(model, part), getattr(recipe.ops, part)
-        if not key:
-            continue
-        within = key if part == "encoder" else lstm_key(model, part)
-        if stack.rank is not None or (within and stack.cell != "lstm"):
-            raise ValueError(
-                f"model.{within or key} needs model.{part}.cell: lstm and model.{part}.rank: null"
-            )
-        if part == "decoder" and not model.decoder.input_feeding:
-            raise ValueError(f"model.{key} needs model.decoder.input_feeding: true")
-        if implementation not in UNFUSED_IMPLEMENTATIONS:
-            raise ValueError(
-                f"ops.{part} {implementation} does not support model.{key}; choose one of "
-                f"{', '.join(UNFUSED_IMPLEMENTATIONS)}"
-            )
-        if implementation == "auto":
-            updates[part] = "recompute"
-    if updates:
-        recipe.__dict__["ops"] = recipe.ops.model_copy(update=updates)
 
 
 def _check_lengths(recipe: Any) -> None:

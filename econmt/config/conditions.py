@@ -94,18 +94,10 @@ RULES: dict[str, Rule] = {
         refused=True,
     ),
     **{
-        f"model.{part}.residual": Rule(
-            at_least(f"model.{part}.layers", f"model.{part}.first_residual_layer"), refused=True
-        )
+        f"model.{part}.residual": Rule(at_least(f"model.{part}.layers", 2), refused=True)
         for part in ("encoder", "decoder")
     },
-    **{
-        f"model.{part}.first_residual_layer": Rule(one_of(f"model.{part}.residual", True))
-        for part in ("encoder", "decoder")
-    },
-    "model.decoder.attention_in_upper_layers": Rule(at_least("model.decoder.layers", 2), refused=True),
-    "model.attention.size": Rule(one_of("model.attention.type", "additive", "mhdot", "location")),
-    "model.attention.mhdot_heads": Rule(one_of("model.attention.type", "mhdot")),
+    "model.attention.size": Rule(one_of("model.attention.type", "additive")),
     "model.attention.coverage.num_hidden": Rule(
         other_than("model.attention.coverage.type", "none", "count", "fertility")
     ),

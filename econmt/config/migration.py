@@ -1,8 +1,45 @@
-"""Migration of recipes that earlier versions wrote: renames old keys."""
+"""Migration of recipes that earlier versions wrote: renames old keys, and removes those of former options."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+REMOVED_KEYS = {
+    "model.lhuc": "none",
+    "model.encoder.first_residual_layer": 2,
+    "model.decoder.first_residual_layer": 2,
+    "model.decoder.attention_in_upper_layers": False,
+    "model.attention.mhdot_heads": 8,
+    "model.attention.function": "softmax",
+    "model.attention.use_prev_word": False,
+    "model.dropout.states": 0.0,
+    "model.dropout.recurrent": 0.0,
+    "model.dropout.zoneout_hidden": 0.0,
+    "model.dropout.zoneout_cell": 0.0,
+}
+"""Defaults of the keys of former options."""
+
+
+def remove_keys(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Removes the keys of former options from a recipe's data where they have their defaults, in place.
+
+    Returns:
+        Each of the other ones, dotted, and what is wrong with it.
+    """
+    refused = {}
+    for key, default in REMOVED_KEYS.items():
+        section: Any = tree
+        *sections, name = key.split(".")
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or name not in section:
+            continue
+        if section[name] == default:
+            del section[name]
+        else:
+            refused[key] = "is no longer supported; remove it, and train models that have it anew"
+    return refused
 
 
 def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:

@@ -13,7 +13,7 @@ from econmt.config.stacks import CELLS, DecoderSection, EncoderSection
 LengthTask = Literal["none", "ratio", "length"]
 
 
-class Coverage(Section):
+class CoverageSection(Section):
     """Coverage: the attention each source position got so far, as an input of the attention (Tu et al., 2016)."""
 
     type: Literal["none", "tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count"] = Field(
@@ -27,7 +27,7 @@ class Coverage(Section):
     max_fertility: Width = Field(2, description="largest predicted fertility (fertility only)")
 
     @model_validator(mode="after")
-    def _counts_are_numbers(self) -> Coverage:
+    def _counts_are_numbers(self) -> CoverageSection:
         if self.type in ("count", "fertility") and self.num_hidden != 1:
             raise ValueError(f"num_hidden {self.num_hidden} must be 1 for coverage of type {self.type}")
         return self
@@ -36,26 +36,14 @@ class Coverage(Section):
 class AttentionSection(Section):
     """Attention of the decoder over the encoder's outputs."""
 
-    type: Literal["additive", "dot", "scaled_dot", "bilinear", "mhdot", "fixed", "location"] = Field(
+    type: Literal["additive", "dot", "scaled_dot", "bilinear"] = Field(
         "additive",
         description="score function: additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; scaled_dot: h . v "
-        "/ sqrt(size of h); bilinear: h . W v (Luong et al., 2015). Unfused: mhdot: multi-head scaled dot "
-        "product (Vaswani et al., 2017); fixed: always the last source position; location: predicted from the decoder "
-        "state alone (Luong et al., 2015)",
+        "/ sqrt(size of h); bilinear: h . W v (Luong et al., 2015)",
     )
-    size: Width = Field(
-        512, description="width of queries and keys (additive, mhdot); maximum source positions (location)"
-    )
-    mhdot_heads: Width = Field(8, description="number of heads (mhdot only)")
-    function: Literal["softmax", "sparsemax"] = Field(
-        "softmax",
-        description="attention weights from scores; sparsemax: sparse (Martins and Astudillo, 2016), unfused",
-    )
-    use_prev_word: bool = Field(
-        False, description="query also the previous word (additive, bilinear, mhdot, location); unfused"
-    )
-    coverage: Coverage = Field(
-        Coverage(), description="coverage of source positions (additive only); unfused"
+    size: Width = Field(512, description="width of queries and keys (additive only)")
+    coverage: CoverageSection = Field(
+        CoverageSection(), description="coverage of source positions (additive only)"
     )
     layer_norm: bool = Field(
         False, description="apply layer normalisation to q + k before tanh (additive only)"
@@ -67,16 +55,6 @@ class AttentionSection(Section):
             raise ValueError(f"layer_norm needs type: additive, not {self.type}")
         if self.coverage.type != "none" and self.type != "additive":
             raise ValueError(f"coverage needs type: additive, not {self.type}")
-        if self.use_prev_word and self.type in ("dot", "scaled_dot", "fixed"):
-            raise ValueError(
-                f"use_prev_word is not supported by type {self.type}; use additive, bilinear, mhdot or location"
-            )
-        if self.function != "softmax" and self.type == "fixed":
-            raise ValueError(
-                f"function {self.function} cannot be combined with type fixed, which has no scores; use softmax"
-            )
-        if self.type == "mhdot" and self.size % self.mhdot_heads:
-            raise ValueError(f"size {self.size} must be a multiple of mhdot_heads {self.mhdot_heads}")
         return self
 
 
@@ -111,19 +89,6 @@ class Dropout(Section):
     variational: bool = Field(
         False, description="use the same mask at all positions of a sentence (Gal and Ghahramani, 2016)"
     )
-    states: Probability = Field(
-        0.0,
-        description="dropout of the hidden state fed to the next step, one mask per sentence (Gal and Ghahramani, "
-        "2016); unfused",
-    )
-    recurrent: Probability = Field(
-        0.0, description="dropout of the update of the cell state (Semeniuta et al., 2016); unfused"
-    )
-    zoneout_hidden: Probability = Field(
-        0.0,
-        description="zoneout probability of hidden values, which keep their old value (Krueger et al., 2017); unfused",
-    )
-    zoneout_cell: Probability = Field(0.0, description="zoneout probability of cell values; unfused")
 
     @property
     def embeddings(self) -> tuple[float, float]:
@@ -181,7 +146,7 @@ class Initialization(Section):
 
 
 class Model(Section):
-    """Attention-LSTM translation model; options marked unfused are computed step by step in PyTorch (slower)."""
+    """Attention-LSTM translation model."""
 
     embedding: Width = Field(512, description="width of source and target embeddings")
     source_embedding: Width | None = Field(None, description="width of source embeddings; null: as embedding")
@@ -207,13 +172,7 @@ class Model(Section):
     layer_normalization: bool = Field(
         False,
         description="apply layer normalisation to the attentional hidden vector before tanh and to the decoder's "
-        "initial states; unfused. Cells and attention have settings of their own",
-    )
-    lhuc: Literal["none", "encoder", "decoder", "state_init", "all"] = Field(
-        "none",
-        description="scale each unit of these layers, or of the decoder's initial states, by a learnt factor from 0 "
-        "to 2, for fine-tuning (Vilar, 2018); unfused. training.initialize_from accepts a model without it; "
-        "fixed_param_names '(?!.*lhuc).*' freezes all other parameters",
+        "initial states. Cells and attention have settings of their own",
     )
     length_task: LengthTask = Field(
         "none",
@@ -238,14 +197,15 @@ class Model(Section):
                 f"attention.type {attention.type} needs encoder.size ({encoder.size}) equal to decoder.size "
                 f"({decoder.size}); change one of them, or use bilinear or additive"
             )
-        if attention.type == "mhdot" and encoder.size % attention.mhdot_heads:
+        if decoder.input_feeding and not CELLS[decoder.cell].feeding:
+            cells = ", ".join(name for name, rules in CELLS.items() if rules.feeding)
             raise ValueError(
-                f"encoder.size {encoder.size} must be a multiple of attention.mhdot_heads {attention.mhdot_heads}"
+                f"decoder.cell {decoder.cell} has no input feeding; set decoder.input_feeding: false, or one of these "
+                f"cells: {cells}"
             )
-        if self.lhuc in ("state_init", "all") and decoder.state_init == "zero":
-            raise ValueError(
-                f"lhuc {self.lhuc} scales the decoder's initial states; set decoder.state_init to last or avg"
-            )
+        fed = next((key for key, is_set in self.decoder_options.items() if is_set), None)
+        if fed and not decoder.input_feeding:
+            raise ValueError(f"{fed} needs decoder.input_feeding: true")
         if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
             raise ValueError(
                 f"weight_tying {self.weight_tying} shares both embeddings; set initialization.source_embedding only, "
@@ -262,14 +222,7 @@ class Model(Section):
                 f"weight_tying {self.weight_tying} shares the embeddings, whose widths are {own} and {target}; make "
                 "source_embedding and target_embedding equal"
             )
-        sides = ("encoder", self.encoder, self.source_width), ("decoder", self.decoder, target)
-        for part, stack, width in sides:
-            if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
-                raise ValueError(
-                    f"{part}.first_residual_layer 1 adds embeddings: embedding width {width}"
-                    f"{' with source factors' if part == 'encoder' and width != own else ''} must equal {part}.size "
-                    f"{stack.size}"
-                )
+        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if self.initialization.rnn_h2h != "default" and not CELLS[stack.cell].recurrent:
                 raise ValueError(
                     f"{initialization}: {part}.cell {stack.cell} has no recurrent matrix; set rnn_h2h to default"
@@ -302,6 +255,16 @@ class Model(Section):
         return max(self.encoder.size, self.decoder.size)
 
     @property
+    def decoder_options(self) -> dict[str, bool]:
+        """Options of the loop of a decoder with input feeding by key, each with True if it is set."""
+        coverage = self.attention.coverage.type
+        return {
+            "decoder.context_gating": self.decoder.context_gating,
+            f"attention.coverage.type {coverage}": coverage != "none",
+            "layer_normalization": self.layer_normalization,
+        }
+
+    @property
     def dropouts(self) -> Dropout:
         """Dropout section; built from the single probability if the recipe gives one."""
         if isinstance(self.dropout, Dropout):
@@ -330,7 +293,6 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
     for layer in range(decoder.layers):
         if decoder.input_feeding:
             inputs = target + decoder.size if layer == 0 else decoder.size
-            inputs += encoder.size if layer and decoder.attention_in_upper_layers else 0
         else:
             inputs = target if layer == 0 else decoder.size + encoder.size
         decoder_layers.append(LayerShape(inputs, decoder.size, 1))
@@ -360,46 +322,3 @@ def rank_limit(model: Model, part: str) -> RankLimit:
 def largest_rank(rows: int, columns: int) -> int:
     """Returns the largest rank at which two factors have fewer values than their product; 0 if there is none."""
     return (rows * columns - 1) // (rows + columns)
-
-
-UNFUSED_IMPLEMENTATIONS = ("auto", "reference", "recompute")
-"""Implementations of unfused layers; recompute keeps only the state before each step."""
-
-
-def unfused_key(model: Model, part: str) -> str:
-    """Returns the first key of the encoder or decoder (``part``) that no fused operation supports; empty if none.
-
-    Layers with such keys are unfused: computed one time step at a time in PyTorch.
-    """
-    decoder, attention = model.decoder, model.attention
-    stack = model.encoder if part == "encoder" else decoder
-    options = dict[str, bool]()
-    if part == "decoder":
-        options = {
-            "decoder.context_gating": decoder.context_gating,
-            "decoder.attention_in_upper_layers": decoder.attention_in_upper_layers,
-            f"attention.type {attention.type}": attention.type in ("mhdot", "fixed", "location"),
-            "attention.use_prev_word": attention.use_prev_word,
-            f"attention.function {attention.function}": attention.function != "softmax",
-            f"attention.coverage.type {attention.coverage.type}": attention.coverage.type != "none",
-            "layer_normalization": model.layer_normalization,
-            f"decoder.input_feeding with cell {decoder.cell}": (
-                decoder.input_feeding and not CELLS[decoder.cell].feeding
-            ),
-        }
-    first = stack.first_residual_layer
-    options[f"{part}.first_residual_layer {first}"] = stack.residual and first != 2
-    return next((key for key, is_set in options.items() if is_set), "") or lstm_key(model, part)
-
-
-def lstm_key(model: Model, part: str) -> str:
-    """Returns the first key of the encoder or decoder (``part``) that acts within steps of LSTM layers; or empty."""
-    dropout = model.dropouts
-    options = {
-        "dropout.states": dropout.states > 0.0,
-        "dropout.recurrent": dropout.recurrent > 0.0,
-        "dropout.zoneout_hidden": dropout.zoneout_hidden > 0.0,
-        "dropout.zoneout_cell": dropout.zoneout_cell > 0.0,
-        f"lhuc {model.lhuc}": model.lhuc in (part, "all") or (part, model.lhuc) == ("decoder", "state_init"),
-    }
-    return next((key for key, is_set in options.items() if is_set), "")

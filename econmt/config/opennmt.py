@@ -169,10 +169,7 @@ def _model(settings: ForeignSettings) -> None:
     )
     keep("model.attention.type", attention)
     keep("model.attention.size", settings.recipe["model.decoder.size"] if attention == "additive" else None)
-    function = settings.choose(
-        "global_attention_function", {"softmax": "softmax", "sparsemax": "sparsemax"}, "softmax"
-    )
-    keep("model.attention.function", function)
+    settings.choose("global_attention_function", {"softmax": "softmax"}, "softmax")
     if take("coverage_attn"):
         keep("model.attention.coverage.type", "count")
         settings.remark(

@@ -90,33 +90,31 @@ def _model(settings: ForeignSettings) -> None:
     )
     layers, residual = settings.pair("num_layers", 1), bool(take("rnn_residual_connections"))
     first = settings.number("rnn_first_residual_layer", default=2)
+    if residual and first != 2:
+        settings.remark("rnn_first_residual_layer", f"{first} has no counterpart; 2 is used instead")
     dropouts = {
         "encoder_layers": "rnn_dropout_inputs", "source_embedding": "embed_dropout",
-        "states": "rnn_dropout_states", "recurrent": "rnn_dropout_recurrent",
     }  # fmt: skip
     values = {name: [float(each) for each in settings.pair(key, 0.0)] for name, key in dropouts.items()}
     for number, part in enumerate(("encoder", "decoder")):
         keep(f"model.{part}.cell", cell)
         keep(f"model.{part}.size", size)
         keep(f"model.{part}.layers", layers[number])
-        if residual and layers[number] >= first:
-            keep(f"model.{part}.residual", True)
-            keep(f"model.{part}.first_residual_layer", first)
+        keep(f"model.{part}.residual", (residual and layers[number] > 1) or None)
         keep(f"model.dropout.{part}_layers", values["encoder_layers"][number])
         side = ("source", "target")[number]
         keep(f"model.dropout.{side}_embedding", values["source_embedding"][number])
     widths = settings.pair("num_embed", 512)
     keep("model.source_embedding", widths[0])
     keep("model.target_embedding", widths[1])
-    for name in ("states", "recurrent"):
-        keep(f"model.dropout.{name}", max(values[name]))
-        if values[name][0] != values[name][1]:
-            settings.remark(dropouts[name], f"{values[name]}: one value for both sides; the larger is used")
+    for name in ("rnn_dropout_states", "rnn_dropout_recurrent"):
+        if any(within := settings.pair(name, 0.0)):
+            settings.remark(name, f"{within} has no counterpart")
     keep("model.dropout.output", float(settings.number("rnn_decoder_hidden_dropout", default=0.0)))
     if take("rnn_encoder_reverse_input") and layers[0] > 1:
         keep("model.encoder.reverse_input", True)
     kinds = {"mlp": "additive", "coverage": "additive"}
-    kinds |= {name: name for name in ("dot", "bilinear", "mhdot", "fixed", "location")}
+    kinds |= {name: name for name in ("dot", "bilinear")}
     named = str(settings.take("rnn_attention_type", default="mlp"))
     if named not in kinds:
         settings.remark("rnn_attention_type", f"{named} has no counterpart; mlp is used instead")
@@ -124,18 +122,11 @@ def _model(settings: ForeignSettings) -> None:
     scaled = take("rnn_scale_dot_attention") and kind == "dot"
     keep("model.attention.type", "scaled_dot" if scaled else kind)
     keep("model.attention.size", settings.number("rnn_attention_num_hidden") or size)
-    heads = settings.number("rnn_attention_mhdot_heads")
-    keep("model.attention.mhdot_heads", heads if kind == "mhdot" else None)
     coverage, hidden = settings.text("rnn_attention_coverage_type"), take("rnn_attention_coverage_num_hidden")
     if named == "coverage":
         keep("model.attention.coverage.type", coverage or "count")
         keep("model.attention.coverage.num_hidden", hidden)
-    keep("model.attention.use_prev_word", bool(take("rnn_attention_use_prev_word")))
     keep("model.decoder.context_gating", bool(take("rnn_context_gating")))
-    keep(
-        "model.decoder.attention_in_upper_layers",
-        bool(take("rnn_attention_in_upper_layers")) and layers[1] > 1,
-    )
     keep("model.decoder.state_init", settings.text("rnn_decoder_state_init", default="last") or "zero")
     normal = bool(take("layer_normalization"))
     keep("model.layer_normalization", normal)

@@ -15,16 +15,16 @@ class CellRules(NamedTuple):
     recurrent: bool = False
     """True if it has a matrix that multiplies the hidden state before a step."""
     feeding: bool = False
-    """True if a decoder of it with input feeding is a fused operation; others are computed step by step."""
+    """True if decoders of it can have input feeding."""
     ranks: bool = False
     """True if its weight matrices can be factorised into two of lower rank."""
 
 
 CELLS = {
     "lstm": CellRules(recurrent=True, feeding=True, ranks=True),
-    "lnlstm": CellRules(recurrent=True),
-    "lnglstm": CellRules(recurrent=True),
-    "gru": CellRules(recurrent=True),
+    "lnlstm": CellRules(recurrent=True, feeding=True),
+    "lnglstm": CellRules(recurrent=True, feeding=True),
+    "gru": CellRules(recurrent=True, feeding=True),
     "sru": CellRules(),
     "ssru": CellRules(),
     "qrnn": CellRules(),
@@ -51,7 +51,8 @@ class RecurrentStack(Section):
 
     cell: CellName = Field(
         "lstm",
-        description=f"{CELL_DESCRIPTION}. Decoders with input feeding and a cell other than lstm are unfused",
+        description=f"{CELL_DESCRIPTION}. Decoders with input feeding have the cell "
+        f"{' or '.join(name for name, rules in CELLS.items() if rules.feeding)}",
     )
     rank: Width | None = Field(
         None,
@@ -59,11 +60,6 @@ class RecurrentStack(Section):
         "smaller and faster (Prabhavalkar et al., 2016); null: full matrices",
     )
     layers: Layers = Field(1, description="number of layers")
-    first_residual_layer: Layers = Field(
-        2,
-        description="lowest layer, counted from 1, with a residual connection if residual is true; 1 adds the "
-        "embeddings, which need the layers' width. Values other than 2 are unfused",
-    )
 
     @model_validator(mode="after")
     def _rank_has_a_cell(self) -> RecurrentStack:
@@ -109,10 +105,7 @@ class DecoderSection(RecurrentStack):
         False, description="add each layer's input to its output, from the second layer on"
     )
     context_gating: bool = Field(
-        False, description="weigh decoder state and context with a gate (Tu et al., 2017); unfused"
-    )
-    attention_in_upper_layers: bool = Field(
-        False, description="with input feeding: the upper layers read the context too; unfused"
+        False, description="weigh decoder state and context with a gate (Tu et al., 2017)"
     )
     copy_attention: bool = Field(
         False, description="copy source tokens by attention (See et al., 2017); needs data.subwords.joint"

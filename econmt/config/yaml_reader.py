@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -116,6 +116,7 @@ def load_section(
     overrides: Sequence[str] = (),
     *,
     rename: Callable[[dict[str, Any]], list[tuple[str, list[str]]]] = lambda _: [],
+    remove: Callable[[dict[str, Any]], Mapping[str, str]] = lambda _: {},
     check: Callable[[SectionType], Iterable[Finding]] = lambda _: (),
     note: Callable[[str], object] = lambda _: None,
 ) -> SectionType:
@@ -127,6 +128,7 @@ def load_section(
         where: name of the text in errors, usually its file.
         overrides: command-line arguments, applied in order; values are read as YAML.
         rename: function that renames keys of earlier versions in place; returns each with its new keys.
+        remove: function that removes keys of earlier versions in place; returns those that it refuses, with the reason.
         check: function that yields findings about a valid section; those about renamed keys are dropped.
         note: receives a line for each renamed key and each finding that is not refused, with its location.
 
@@ -144,6 +146,13 @@ def load_section(
         location = locations[tuple(old.split("."))]
         locations.update({tuple(key.split(".")): location for key in new})
         note(f"note: {location}: {old} was renamed to {' and '.join(new)}")
+    if removed := remove(tree):
+        raise InputError(
+            *(
+                f"{_location_of(tuple(key.split('.')), locations)}: {key} {why}"
+                for key, why in removed.items()
+            )
+        )
     try:
         section = kind.model_validate(tree)
     except ValidationError as failure:

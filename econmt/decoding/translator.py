@@ -160,7 +160,6 @@ class Translator:
             and options.sample is None
             and shortlists is None
             and isinstance(self.model, IncrementalModel)
-            and not self.model.unfused
         ):
             make_grid = partial(Grid, self.model)
             self._continuous = ContinuousSearch(

@@ -27,7 +27,6 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
-from econmt.config.model import unfused_key
 from econmt.config.recipe import CodesSubwords, Decoding, Recipe, WordSubwords
 from econmt.data.files import whole_file, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
@@ -196,8 +195,9 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
             )
     if model.source_factors_num_embed:
         raise InputError(f"{folder}: has source factors, which the runtime does not support")
-    if unsupported := unfused_key(model, "encoder") or unfused_key(model, "decoder"):
-        raise InputError(f"{folder}: the runtime does not support its {unsupported}")
+    for key, is_set in model.decoder_options.items():
+        if is_set:
+            raise InputError(f"{folder}: the runtime does not support its model.{key}")
     if isinstance(recipe.data.subwords, WordSubwords) and recipe.data.subwords.copies:
         raise InputError(f"{folder}: the runtime does not support its data.subwords.copies")
     if isinstance(recipe.data.subwords, CodesSubwords):

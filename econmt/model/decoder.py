@@ -6,21 +6,22 @@ Shapes: B batch, T target positions, S source positions, I embedding size, H dec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from econmt.config import recipe
 from econmt.model.attention import Attention
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, SeededDropout, initialize_linear, make_layer, weights_of
-from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, attentional_lstm
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, ContextGate, attentional_lstm
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer as account
-from econmt_ops.core.weights import State
 
 
 class Memory(NamedTuple):
@@ -31,71 +32,63 @@ class Memory(NamedTuple):
     lengths: Tensor
 
 
-class Recurrent(NamedTuple):
-    """Decoder state between two steps: the states of all layers and the attentional hidden vector o, (B, H) each.
+class GatedCombination(nn.Linear):
+    """Gate between state (H) and context (E) in the argument of tanh (Tu et al., 2017, section 3.2, "both").
 
-    ``extra`` has the coverage (B, S, C) of a decoder with coverage, after the first step.
+    z = sigmoid(W [h; context] + b), then z * (W_h h + b_h) + (1 - z) * (W_c context + b_c).
     """
 
-    layers: State
-    output: Tensor
-    extra: tuple[Tensor, ...] = ()
+    def __init__(self, size: int, encoder_size: int) -> None:
+        super().__init__(size + encoder_size, size)
+        self.of_state = nn.Linear(size, size)
+        self.of_context = nn.Linear(encoder_size, size)
 
 
 class Decoder(nn.Module, ABC):
     """Base class of decoders: layers, attention, and the combination of state and context.
 
-    o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
+    o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5). With layer
+    normalization the argument of tanh, and of that in the initial states, is normalized.
     """
 
-    is_unfused = False
-    """True if the decoder computes one step at a time in PyTorch, in searches too."""
-
-    def __init__(
-        self,
-        config: recipe.DecoderSection,
-        attention: recipe.AttentionSection,
-        input_size: int,
-        encoder_size: int,
-        dropout: recipe.Dropout,
-    ) -> None:
+    def __init__(self, model: recipe.Model) -> None:
         super().__init__()
+        config, dropout = model.decoder, model.dropouts
+        encoder_size, size = model.encoder.size, config.size
         self.config = config
         self.cell = CELLS[config.cell]
-        self.attention = self.make_attention(attention, encoder_size, input_size)
+        self.attention = Attention(model.attention, encoder_size, size)
         self.dropout = SeededDropout(dropout.stacks[1], dropout.variational)
-        self.widths = self._input_widths(input_size, encoder_size)
-        self.layers = nn.ModuleList(map(self.make_layer, self.widths))
-        self.combine = self.make_combine(encoder_size)
+        self.widths = self._input_widths(model.embedding_widths[1], encoder_size)
+        self.layers = nn.ModuleList(make_layer(config, width, size) for width in self.widths)
+        gated = config.context_gating
+        self.combine = GatedCombination(size, encoder_size) if gated else nn.Linear(size + encoder_size, size)
+        vectors = len(self.started) * config.layers
         self.start: nn.Linear | None = None
         if config.state_init != "zero":
-            self.start = nn.Linear(encoder_size, len(self.started) * config.layers * config.size)
+            self.start = nn.Linear(encoder_size, vectors * size)
+        self.norm: nn.LayerNorm | None = None
+        self.start_gain: nn.Parameter | None = None
+        self.start_shift: nn.Parameter | None = None
+        if model.layer_normalization:
+            self.norm = nn.LayerNorm(size, LAYER_NORM_EPSILON)
+            if self.start is not None:
+                self.start_gain = nn.Parameter(torch.ones(vectors, size))
+                self.start_shift = nn.Parameter(torch.zeros(vectors, size))
 
     @property
     def started(self) -> list[str]:
         """Names of the states of a layer that the source gives; x, the input before the first step, is zero."""
         return [name for name in self.cell.cell.states if name != "x"]
 
-    def make_attention(
-        self,
-        attention: recipe.AttentionSection,
-        encoder_size: int,
-        input_size: int,  # noqa: ARG002  only unfused attention reads words
-    ) -> Attention:
-        """Creates the attention; ``input_size`` is the width of target embeddings."""
-        return Attention(attention, encoder_size, self.config.size)
-
-    def make_layer(self, width: int) -> RecurrentLayer:
-        """Creates the parameters of a layer with inputs of ``width`` values."""
-        return make_layer(self.config, width, self.config.size)
-
-    def make_combine(self, encoder_size: int) -> nn.Linear:
-        """Creates the layer that maps [h ; context] to the argument of tanh in o."""
-        return nn.Linear(self.config.size + encoder_size, self.config.size)
-
-    def start_vectors(self, projected: Tensor) -> Tensor:
-        """Computes the initial states (B, .) from the outputs of their affine map."""
-        return torch.tanh(projected)
+    def output_weights(self) -> tuple[Tensor, Tensor, ContextGate | None]:
+        """Returns the combination as ``econmt_ops`` takes it: weight (H, H + E), bias (H,), and gate or None."""
+        combine = self.combine
+        if not isinstance(combine, GatedCombination):
+            return combine.weight, combine.bias, None
+        weight = torch.cat([combine.of_state.weight, combine.of_context.weight], 1)
+        gate = ContextGate(combine.weight, combine.bias, combine.of_context.bias)
+        return weight, combine.of_state.bias, gate
 
     @abstractmethod
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
@@ -110,10 +103,10 @@ class Decoder(nn.Module, ABC):
         self,
         inputs: Inputs,
         memory: Memory,
-        state: Recurrent,
+        state: AttentionalLSTMState,
         implementations: Implementations,
         seeds: tuple[Seed | None, ...] | None = None,
-    ) -> tuple[Tensor, Tensor, Recurrent]:
+    ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         """Decodes under teacher forcing.
 
         Args:
@@ -126,13 +119,18 @@ class Decoder(nn.Module, ABC):
             Attentional hidden vectors (B, T, H), attention (B, T, S), and the state after the last position.
         """
 
-    def initial_state(self, summary: Tensor) -> Recurrent:
+    def initial_state(self, summary: Tensor) -> AttentionalLSTMState:
         """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero."""
         batch, size, names = summary.shape[0], self.config.size, self.started
+        shape = batch, len(names), len(self.layers), size
         if self.start is None:
-            vectors = summary.new_zeros(batch, len(names), len(self.layers), size)
+            vectors = summary.new_zeros(shape)
         else:
-            vectors = self.start_vectors(self.start(summary)).view(batch, len(names), len(self.layers), size)
+            vectors = self.start(summary)
+            if self.start_gain is not None and self.start_shift is not None:
+                normal = functional.layer_norm(vectors.view(batch, -1, size), (size,), eps=LAYER_NORM_EPSILON)
+                vectors = normal * self.start_gain.to(normal.dtype) + self.start_shift.to(normal.dtype)
+            vectors = torch.tanh(vectors).view(shape)
         # States that accumulate over steps have at least float32; h does not accumulate.
         exact = torch.promote_types(vectors.dtype, torch.float32)
         parts = [
@@ -146,7 +144,7 @@ class Decoder(nn.Module, ABC):
             )
             for layer, width in enumerate(self.widths)
         )
-        return Recurrent(layers, torch.zeros_like(vectors[:, 0, 0]))
+        return AttentionalLSTMState(layers, torch.zeros_like(vectors[:, 0, 0]))
 
     def initialize(self, init: recipe.Initialization) -> None:
         """Draws initial values of all parameters."""
@@ -157,6 +155,9 @@ class Decoder(nn.Module, ABC):
         initialize_linear(self.combine, init)
         if self.start is not None:
             initialize_linear(self.start, init)
+        if isinstance(self.combine, GatedCombination):
+            initialize_linear(self.combine.of_state, init)
+            initialize_linear(self.combine.of_context, init)
 
 
 class InputFeedingDecoder(Decoder):
@@ -173,27 +174,33 @@ class InputFeedingDecoder(Decoder):
         self,
         inputs: Inputs,
         memory: Memory,
-        state: Recurrent,
+        state: AttentionalLSTMState,
         implementations: Implementations,
         seeds: tuple[Seed | None, ...] | None = None,
-    ) -> tuple[Tensor, Tensor, Recurrent]:
+    ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         """See :meth:`Decoder.forward`; all steps are one call of ``econmt_ops.attentional_lstm``."""
-        attention = self.attention
+        attention, norm = self.attention, self.norm
         (seed,) = self.draw_seeds() if seeds is None else seeds
+        combine, combine_bias, gate = self.output_weights()
+        with account("attention"):
+            coverage = None if attention.coverage is None else attention.coverage.weights(memory.values)
         weights = AttentionalLSTMWeights(
             layers=weights_of(self.layers),
             query=attention.query,
             score=attention.score,
-            combine=self.combine.weight,
-            combine_bias=self.combine.bias,
+            combine=combine,
+            combine_bias=combine_bias,
+            output_norm=None if norm is None else (norm.weight, norm.bias),
+            gate=gate,
+            coverage=coverage,
         )
-        outputs, alignment, after = attentional_lstm(
+        return attentional_lstm(
             inputs,
             memory.keys,
             memory.values,
             weights,
             lengths=memory.lengths,
-            state=AttentionalLSTMState(cast(LSTMState, state.layers), state.output),
+            state=state,
             input_feeding=True,
             residual=self.config.residual,
             dropout=0.0 if seed is None else self.dropout.probability,
@@ -205,7 +212,6 @@ class InputFeedingDecoder(Decoder):
             overwrites=True,  # the output layer and dropout hand on gradients of their own
             **implementations.recurrent("decoder"),
         )
-        return outputs, alignment, Recurrent(after.layers, after.output)
 
 
 class ParallelDecoder(Decoder):
@@ -225,10 +231,10 @@ class ParallelDecoder(Decoder):
         self,
         inputs: Inputs,
         memory: Memory,
-        state: Recurrent,
+        state: AttentionalLSTMState,
         implementations: Implementations,
         seeds: tuple[Seed | None, ...] | None = None,
-    ) -> tuple[Tensor, Tensor, Recurrent]:
+    ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         """See :meth:`Decoder.forward`."""
         seeds = self.draw_seeds() if seeds is None else seeds
         weights = weights_of(self.layers)
@@ -250,7 +256,7 @@ class ParallelDecoder(Decoder):
                 outputs = outputs + below
             states.append(after)
         combined = self.combined(outputs, contexts)
-        return combined, alignment, Recurrent(tuple(states), combined[:, -1])
+        return combined, alignment, AttentionalLSTMState(tuple(states), combined[:, -1])
 
     def combined(self, outputs: Tensor, contexts: Tensor) -> Tensor:
         """Computes attentional hidden vectors (B, T, H) from top-layer outputs (B, T, H) and contexts (B, T, E)."""

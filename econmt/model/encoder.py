@@ -50,19 +50,10 @@ class Encoder(nn.Module):
         for layer in range(config.layers):
             width = input_size if layer == 0 else config.size
             if layer < both:
-                self.forward_layers.append(self.make_layer(width, half))
-                self.backward_layers.append(self.make_layer(width, half))
+                self.forward_layers.append(make_layer(config, width, half))
+                self.backward_layers.append(make_layer(config, width, half))
             else:
-                self.upper_layers.append(self.make_layer(width, config.size))
-
-    @property
-    def prepacked(self) -> bool:
-        """True if searches on a CPU run :class:`~econmt.model.inference.encoder.PrepackedEncoder` instead."""
-        return self.cell.prepacked
-
-    def make_layer(self, width: int, size: int) -> RecurrentLayer:
-        """Creates the parameters of a layer with inputs of ``width`` values and ``size`` units."""
-        return make_layer(self.config, width, size)
+                self.upper_layers.append(make_layer(config, width, config.size))
 
     @property
     def residual_from_bottom(self) -> bool:

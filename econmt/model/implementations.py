@@ -54,11 +54,6 @@ class Implementations(NamedTuple):
         name = getattr(self, key)
         return None if name == "auto" else implementations_of(recipe.OPS[key][0])[name].traits
 
-    def recomputes(self, key: str) -> bool:
-        """Returns True if unfused steps save only the state before each step, as auto does."""
-        traits = self.traits(key)
-        return traits is None or traits.recomputes
-
     def traceable(self) -> Implementations:
         """Returns implementations that allocate the same bytes and can run on fake tensors."""
         traits = {key: self.traits(key) for key in recipe.OPS}

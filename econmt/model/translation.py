@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt.config import recipe
-from econmt.config.model import unfused_key
 from econmt.factored_ids import separate_ids
 from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_losses
-from econmt.model.decoder import Decoder, InputFeedingDecoder, Memory, ParallelDecoder
+from econmt.model.decoder import InputFeedingDecoder, Memory, ParallelDecoder
 from econmt.model.encoder import Encoder
 from econmt.model.guided_alignment import TrainingGuides, alignment_losses
 from econmt.model.implementations import Implementations
@@ -33,8 +32,6 @@ from econmt.model.layers import (
 )
 from econmt.model.length_ratio import LengthRatio, length_loss
 from econmt.model.rematerialization import rematerialized
-from econmt.model.unfused.decoder import UnfusedDecoder
-from econmt.model.unfused.encoder import UnfusedEncoder
 from econmt_ops import UniqueRows, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
@@ -58,21 +55,6 @@ def most_distinct(words: int) -> int:
     and 1,928 of 12,800, all below 18 sqrt(n).
     """
     return min(int(DISTINCT * words), int(18.0 * words**0.5)) // ROWS * ROWS
-
-
-def _make_encoder(config: recipe.Model) -> Encoder:
-    if unfused_key(config, "encoder"):
-        lhuc = config.lhuc in ("encoder", "all")
-        return UnfusedEncoder(config.encoder, config.source_width, config.dropouts, lhuc=lhuc)
-    return Encoder(config.encoder, config.source_width, config.dropouts)
-
-
-def _make_decoder(config: recipe.Model) -> Decoder:
-    if unfused_key(config, "decoder"):
-        return UnfusedDecoder(config)
-    kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
-    width = config.embedding_widths[1]
-    return kind(config.decoder, config.attention, width, config.encoder.size, config.dropouts)
 
 
 class EncoderOutput(NamedTuple):
@@ -138,8 +120,8 @@ class TranslationModel(nn.Module):
                 dropout.embeddings, (dropout.source_words, dropout.target_words), strict=True
             )
         )
-        self.encoder = _make_encoder(config)
-        self.decoder = _make_decoder(config)
+        self.encoder = Encoder(config.encoder, config.source_width, dropout)
+        self.decoder = (InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder)(config)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = tying in ("trg_softmax", "src_trg_softmax")
         # A tied output layer has inputs of the embedding width; a decoder of another width is projected to it.
@@ -228,7 +210,6 @@ class TranslationModel(nn.Module):
                 ratios = self.length_ratio(mean)
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
-            values = self.decoder.attention.values(values)
         return EncoderOutput(Memory(keys, values, lengths), mean if average else last, ratios)
 
     def forward(

@@ -50,8 +50,8 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
             f"training.initialize_from {named}: is in the folder that this run writes; use another output=DIR"
         )
     path = parameter_file(ModelFolder(location), "best") if location.is_dir() else location
-    # Fine-tuning may add LHUC scales and a length task: they are initialized randomly if the other model has none.
-    may_differ = ("dropout", "initialization", "lhuc", "length_task", "length_task_layers")
+    # Fine-tuning may add a length task: it is initialized randomly if the other model has none.
+    may_differ = ("dropout", "initialization", "length_task", "length_task_layers")
     check_model(read_metadata(path), recipe.model, path, advice=_ADVICE, may_differ=may_differ)
     return path
 
@@ -80,11 +80,11 @@ def initialize(
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
         current = {name: part.detach() for name, part in model.named_parameters()}
-        random_parts = {name: part for name, part in current.items() if name.endswith("lhuc")}
+        random_parts = dict[str, Tensor]()
         lengths = {name for name in (*current, *tensors) if name.startswith(_LENGTHS)}
         if any(name not in current or name not in tensors for name in lengths):  # another length task or none
             tensors = {name: part for name, part in tensors.items() if name not in lengths}
-            random_parts |= {name: current[name] for name in lengths & current.keys()}
+            random_parts = {name: current[name] for name in lengths & current.keys()}
             notes.append(
                 f"model.length_task differs from that of {path}: its parameters are initialized randomly"
             )

@@ -30,11 +30,12 @@ from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import EncoderOutput, Implementations, TranslationModel
-from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
+from econmt.model.decoder import InputFeedingDecoder, Memory
 from econmt.model.guided_alignment import TrainingGuides
 from econmt.model.layers import draw_seed, weights_of
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops import AttentionalLSTMState
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
@@ -51,12 +52,11 @@ PRODUCTS = (
 )
 QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
 QUICK.append("training.batch.size=3")
-_FUSED = ("model.layer_normalization=false", "ops.decoder=auto")
 FUSED = {
-    "groundhog": (*_FUSED, "model.attention.use_prev_word=false", "model.attention.coverage.type=none"),
-    "best": _FUSED,
+    "groundhog": ("model.layer_normalization=false", "model.attention.coverage.type=none"),
+    "best": ("model.layer_normalization=false",),
 }
-"""Changes to recipes whose decoder has no fused operation, so that all implementations can run it."""
+"""Changes to recipes without which the checkpointed decoder computes something else."""
 REFERENCE = Implementations.everywhere("reference")
 _checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
@@ -112,8 +112,8 @@ class CheckpointedDecoder(InputFeedingDecoder):
     scope = ""
 
     def forward(
-        self, inputs: Tensor, memory: Memory, state: Recurrent, _implementations: Implementations
-    ) -> tuple[Tensor, Tensor, Recurrent]:
+        self, inputs: Tensor, memory: Memory, state: AttentionalLSTMState, _implementations: Implementations
+    ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         """See ``Decoder.forward``."""
         bottom, *upper = weights_of(self.layers)
         size, batch, steps = inputs.shape[2], inputs.shape[0], inputs.shape[1]
@@ -159,7 +159,7 @@ class CheckpointedDecoder(InputFeedingDecoder):
             outputs.append(fed)
             alphas.append(alpha)
         layers = tuple(zip(states[::2], states[1::2], strict=True))
-        return torch.stack(outputs, 1), torch.stack(alphas, 1), Recurrent(layers, fed)
+        return torch.stack(outputs, 1), torch.stack(alphas, 1), AttentionalLSTMState(layers, fed)
 
     def _attend(self, h: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
         """Computes context (B, E) and weights (B, S) of one step's h (B, H)."""

@@ -443,3 +443,23 @@ def test_characters_are_covered_as_sentencepiece_can(tmp_path: Path, coverage: f
         return
     with pytest.raises(InputError, match=r"character_coverage: must be at least 0\.98"):
         load_recipe("quickstart", change)
+
+
+def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    text = find_recipe("iwslt").read_text()
+    old = text.replace("    type: additive ", "    use_prev_word: false\n    type: additive ", 1)
+    old = old.replace("  attention: ", "  lhuc: none\n  attention: ", 1)
+    assert old != text
+    file.write_text(old)
+    assert load_recipe(file) == load_recipe("iwslt")
+    file.write_text(old.replace("use_prev_word: false", "use_prev_word: true"))
+    line = old.split("\n").index("    use_prev_word: false") + 1
+    with pytest.raises(InputError) as caught:
+        load_recipe(file, ["model.dropout={states: 0.1}"])
+    assert str(caught.value).split("\n") == [
+        f"{file}:{line}: model.attention.use_prev_word is no longer supported; remove it, and train models that have it "
+        "anew",
+        "override 'model.dropout={states: 0.1}': model.dropout.states is no longer supported; remove it, and train models "
+        "that have it anew",
+    ]

@@ -47,11 +47,11 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     The backward pass needs twice as many of each kind, so that the ratios also hold for training.
     """
     encoder, decoder = model.encoder, model.decoder
-    comparison = model.attention.size if model.attention.type in ("additive", "mhdot") else decoder.size
+    comparison = model.attention.size if model.attention.type == "additive" else decoder.size
     embedding = model.embedding_widths[1]
     encoder_layers, decoder_layers = layer_shapes(model)
     source = sum(_layer(shape, encoder) for shape in encoder_layers)
-    if model.attention.type in ("additive", "bilinear", "mhdot"):
+    if model.attention.type in ("additive", "bilinear"):
         source += 2 * encoder.size * comparison  # the keys
     target = sum(_layer(shape, decoder) for shape in decoder_layers)
     if model.attention.type == "additive":

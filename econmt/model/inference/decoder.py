@@ -10,36 +10,30 @@ attention size, E encoder size, V target vocabulary.
 from __future__ import annotations
 
 import functools
-import importlib
-import math
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from econmt.model.attention import Attention
-from econmt.model.cell_steps import layer_step
-from econmt.model.decoder import Decoder, Recurrent
+from econmt.model.decoder import Decoder
+from econmt.model.inference.attention import StepAttention
+from econmt.model.inference.cell_steps import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import PrepackedEncoder
 from econmt.model.inference.layout import Gates, WordShares, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
-from econmt.model.inference.unfused import UnfusedStepDecoder
 from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import steps_for, triton
 from econmt_ops.backends.eager import advance_cell
-from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.cells.output import output_forward
 from econmt_ops.core.activations import tanh_
-from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype, autocast_to
-from econmt_ops.core.weights import State
+from econmt_ops.core.weights import AttentionalLSTMState, State
 
 AnyState = IncrementalState | NativeState
 """State of the rows of a search, for tensor operations or the C library."""
@@ -60,11 +54,10 @@ class IncrementalModel:
         stored = model.output.weight.dtype
         dtype = precision if stored == torch.float32 else stored
         self.model = model
-        self.unfused = model.decoder.is_unfused  # then there is no grid at fixed addresses
         self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
             on_cpu = model.output.weight.device.type == "cpu"
-            prepacks = on_cpu and model.encoder.prepacked and not self.unfused
+            prepacks = on_cpu and model.encoder.cell.prepacked
             self._encoder = PrepackedEncoder(model, dtype) if prepacks else None
             embedding, copying = model.target_embedding.weight.detach(), model.copying
             self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
@@ -74,12 +67,10 @@ class IncrementalModel:
 
     @functools.cached_property
     @torch.no_grad()
-    def _decoder(self) -> Any:
+    def _decoder(self) -> _StepDecoder:
         decoder = self.model.decoder
-        kind: Any = _StepDecoder if decoder.cell.prepacked else _CellStepDecoder
-        kind = UnfusedStepDecoder if self.unfused else kind
-        dtype = self._dtype if self.unfused else self.precision
-        return kind(decoder, self.model.target_embedding.weight.detach(), dtype)
+        kind = _StepDecoder if decoder.cell.prepacked else _CellStepDecoder
+        return kind(decoder, self.model.target_embedding.weight.detach(), self.precision)
 
     @functools.cached_property
     @torch.no_grad()
@@ -102,7 +93,7 @@ class IncrementalModel:
         """Decoder for the C library's search; None if the library is not installed or does not support the model."""
         return self._native if NativeDecoder.knows(self.model, self.precision) else None
 
-    def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, Recurrent]:
+    def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, AttentionalLSTMState]:
         """Returns the encoder's output and the decoder's initial state."""
         assert not self.model.training, "a search needs a model in evaluation mode"
         lower = autocast_to(source.device, self._dtype)
@@ -130,7 +121,7 @@ class IncrementalModel:
     def encode_tensors(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
         """Encodes sentences for tensor operations; arguments as in :meth:`encode`.
 
-        ``factors``: True if keys may be stored as exponentials, see :meth:`_StepAttention.prepare`.
+        ``factors``: True if keys may be stored as exponentials, see :meth:`StepAttention.prepare`.
         """
         with torch.no_grad():
             encoded, first = self._encoded(source, lengths)
@@ -141,11 +132,15 @@ class IncrementalModel:
                 None if self._copying is None else self._copying.prepare(self.model.words_of(source), values)
             )
             summands = self._decoder.summands(values)
-            sources = Sources(keys, factors, summands, padding, lengths, words=words)
+            covering = self._decoder.attention.coverage
+            shares, coverage = (None, None) if covering is None else covering.first(values)
+            sources = Sources(keys, factors, summands, padding, lengths, words=words, shares=shares)
         hidden, memory = self._decoder.states(first.layers)
         rows = torch.arange(len(source), device=source.device)
         output = first.output.to(self._dtype)
-        return IncrementalState(sources, rows, 1, hidden, memory, output, None, encoded.length_ratios)
+        return IncrementalState(
+            sources, rows, 1, hidden, memory, output, coverage, None, encoded.length_ratios
+        )
 
     def bind(self, state: IncrementalState) -> IncrementalState:
         """Binds Triton kernels, where they run, to a state whose tensors stay at their addresses."""
@@ -201,141 +196,6 @@ class IncrementalModel:
         return torch.log_softmax(logits, dim=-1, out=logits)
 
 
-class _StepAttention:
-    """Attention of rows that share sentences: a grid of queries (B, K) instead of a copy of the source for each row.
-
-    Attributes:
-        query: query weight, (A, H); None: states are queries.
-        negated: True if keys and queries are -2 times those of the attention.
-    """
-
-    def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
-        dtype = value_type(dtype)
-        self.accumulate = accumulate_dtype(dtype)
-        norm = attention.layer_norm
-        if norm is not None:
-            norm = norm[0].detach().to(self.accumulate), norm[1].detach().to(self.accumulate)
-        self.norm = norm
-        self.dtype = dtype
-        # On a GPU tanh is one instruction, and checking the range of exponentials would synchronise.
-        self.negated = norm is None and device.type == "cpu" and not triton.runs_on(device)
-        self.scale = attention.scale
-        self.query: Tensor | None = None
-        self.score: Tensor | None = None
-        if attention.query is not None and attention.score is not None:
-            # tanh x = 2 sigmoid(2 x) - 1, where the constant does not change a softmax.
-            outer, inner = (2.0, -2.0) if self.negated else (1.0, 1.0)
-            self.query = attention.query.detach() * inner
-            self.score = attention.score.detach().to(self.accumulate) * outer
-        # Bound of arguments whose exponential is a normal number.
-        self.largest = math.log(torch.finfo(self.accumulate).max) - 2.0
-        self._one = torch.ones((), dtype=self.accumulate, device=device)
-        self._workspace = torch.empty(0, dtype=self.accumulate, device=device)
-
-    def prepare(self, keys: Tensor, may_factor: bool = True) -> tuple[Tensor, bool]:
-        """Returns the keys (B, S, A) in the form that scores need, and True if they are stored as exponentials.
-
-        tanh(q + k) = 2 sigmoid(2 q + 2 k) - 1, and sigmoid(2 q + 2 k) = 1 / (1 + exp(-2 q) exp(-2 k)). With exp(-2 k)
-        computed once per sentence and exp(-2 q) once per step, no exponential per row and position remains. Queries are
-        clamped to a range; if keys lie within half of that range, tanh is exactly 1 or -1 wherever clamping changes a
-        query. Keys outside of it are not stored as exponentials.
-        """
-        if not self.negated:
-            return keys.to(self.dtype), False
-        if self.score is None:
-            return keys, False
-        keys = keys.to(self.accumulate) * -2.0
-        if not may_factor:
-            return keys, False
-        low, high = keys.aminmax()
-        bound = self.largest / 2
-        if is_watched() or not (-bound <= float(low) and float(high) <= bound):
-            return keys, False
-        return keys.exp_(), True
-
-    def bind(self, sources: Sources) -> Sources:
-        """Adds Triton kernels to the sources, where they run; keys and values must keep their addresses."""
-        if not triton.serves(sources.keys):
-            return sources
-        kernels = importlib.import_module("econmt_ops.backends.triton.attention").AttentionLauncher(
-            sources.keys, sources.values, self.score, self.norm, self.scale, sources.lengths
-        )
-        # A kernel that works on copies would not see later changes.
-        in_place = kernels.keys is sources.keys and kernels.values is sources.values
-        return sources._replace(kernels=kernels) if in_place else sources
-
-    def __call__(self, query: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
-        """Attends with queries (R, A); returns the weights (R, S) and the weighted sums (R, .) of the values."""
-        sources, cells = state.sources, state.cells
-        if sources.kernels is not None:
-            return self._by_kernels(query, None, state)
-        grid = query
-        if cells is not None:
-            grid = query.new_zeros(len(sources.keys) * state.width, query.shape[1])
-            grid.index_copy_(0, cells, query)
-        scores = self._scores(grid.view(len(sources.keys), state.width, -1), sources)
-        scores.masked_fill_(sources.padding.unsqueeze(1), torch.finfo(scores.dtype).min)
-        weights = torch.softmax(scores, 2)
-        sums = torch.bmm(weights.to(sources.values.dtype), sources.values)
-        weights, sums = weights.flatten(0, 1), sums.flatten(0, 1)
-        if cells is None:
-            return weights, sums
-        return weights.index_select(0, cells), sums.index_select(0, cells)
-
-    def combine(self, query: Tensor, share: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
-        """Attends with queries (R, A); returns the weights (R, S) and tanh(share + weighted sums), (R, H)."""
-        if state.sources.kernels is not None:
-            return self._by_kernels(query, share, state)
-        weights, sums = self(query, state)
-        return weights, tanh_(share + sums)
-
-    def _by_kernels(
-        self, query: Tensor, share: Tensor | None, state: IncrementalState
-    ) -> tuple[Tensor, Tensor]:
-        """Computes :meth:`combine` or, if ``share`` is None, :meth:`__call__` by Triton kernels."""
-        sources = state.sources
-        weights = query.new_empty(len(query), sources.keys.shape[1], dtype=self.accumulate)
-        outputs = query.new_empty(len(query), sources.values.shape[2])
-        sources.kernels.forward(query, share, weights, [outputs], group=state.width)
-        return weights, outputs
-
-    def _scores(self, query: Tensor, sources: Sources) -> Tensor:
-        """Computes scores (B, K, S) of queries (B, K, A), up to a constant, in the accumulate type."""
-        if self.score is None:
-            return torch.bmm(query, sources.keys.transpose(1, 2)).to(self.accumulate).mul_(self.scale)
-        query = query.to(self.accumulate)
-        if sources.factors:
-            query = query.clamp_(-self.largest, self.largest).exp_()
-        parts = [slice(None)]
-        if query.device.type == "cpu":  # parts that fit into its caches
-            size = query.shape[1] * query.shape[2] * query.itemsize
-            parts = split_rows(len(query), sources.keys.shape[1], size)
-        scores = [
-            self._weighted_sums(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources.factors)
-            for rows in parts
-        ]
-        return scores[0] if len(scores) == 1 else torch.cat(scores)
-
-    def _weighted_sums(self, query: Tensor, keys: Tensor, factors: bool) -> Tensor:
-        """Computes scores (B, K, S) of queries (B, K, 1, A) and keys (B, 1, S, A), both as :meth:`prepare` has them."""
-        assert self.score is not None
-        shape = (*query.shape[:2], *keys.shape[2:])
-        # Reused by all steps: allocating new memory pages would take longer than writing them.
-        if self._workspace.numel() < math.prod(shape):
-            self._workspace = self._workspace.new_empty(math.prod(shape))
-        hidden = self._workspace[: math.prod(shape)].view(shape)
-        if factors:
-            # A division takes as long as a reciprocal, and a sum less time than a product with the weights.
-            torch.addcmul(self._one, query, keys, out=hidden)
-            return torch.div(self.score, hidden, out=hidden).sum(3)
-        torch.add(query, keys, out=hidden)
-        if self.negated:
-            return torch.matmul(hidden.neg_().sigmoid_(), self.score)
-        if self.norm is not None:
-            hidden = functional.layer_norm(hidden, hidden.shape[3:], *self.norm, eps=LAYER_NORM_EPSILON)
-        return torch.matmul(hidden.tanh_(), self.score)
-
-
 class _StepDecoder:
     """One step of a decoder of LSTM layers.
 
@@ -346,7 +206,7 @@ class _StepDecoder:
     def __init__(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
         config = decoder.config
         self.feeding, self.residual, self.layers = config.input_feeding, config.residual, config.layers
-        self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
+        self.attention = StepAttention(decoder.attention, dtype, embedding.device)
         weights = SearchWeights.of(decoder, self.attention.query)
         self.pack(decoder, weights, embedding, dtype)
         self.from_values = prepacked(weights.values, None, dtype)
@@ -354,6 +214,10 @@ class _StepDecoder:
         self.reads_contexts, self.asked = weights.contexts, weights.asked
         self.query = None if weights.query is None else prepacked(weights.query, None, dtype)
         self.combine = prepacked(weights.top, weights.top_bias, dtype)
+        kept = [weights.context_bias]
+        kept += [None, None] if decoder.norm is None else [decoder.norm.weight, decoder.norm.bias]
+        self.context_bias, *norm = (None if part is None else part.detach().to(self.dtype) for part in kept)
+        self.norm = None if norm[0] is None or norm[1] is None else (norm[0], norm[1])
 
     def pack(self, decoder: Decoder, weights: SearchWeights, embedding: Tensor, dtype: torch.dtype) -> None:
         """Packs the weights of the layers."""
@@ -371,7 +235,8 @@ class _StepDecoder:
     def summands(self, values: Tensor) -> Tensor:
         """Computes the vectors that attention sums: the share of each value in the argument of tanh in o, (B, S, H).
 
-        If layers read contexts, the values themselves follow: (B, S, H + E).
+        With a context gate its share comes first: (B, S, 2H). If layers read contexts, the values themselves follow:
+        (B, S, H + E).
         """
         shares = self.from_values(values)
         return torch.cat([shares, values.to(shares.dtype)], 2) if self.reads_contexts else shares
@@ -392,11 +257,17 @@ class _StepDecoder:
         share = combined[:, self.asked :]
         if below is None:
             query = combined[:, : self.asked] if self.asked else top
-            weights, output = self.attention.combine(query, share, state)
+            if self.norm is None and self.context_bias is None:
+                weights, output = self.attention.combine(query, share, state)
+            else:
+                weights, sums = self.attention(query, state)
+                output = output_forward(share, sums, self.context_bias, self.norm)
         else:
             weights, output = below[0], tanh_(share + below[1][:, : self.size])
+        coverage = self.attention.coverage
+        after_coverage = None if coverage is None else coverage(weights, top, state)
         hidden, memory = self.states(tuple(afters))
-        return weights, state._replace(hidden=hidden, memory=memory, output=output)
+        return weights, state._replace(hidden=hidden, memory=memory, output=output, coverage=after_coverage)
 
     def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Computes the bottom layer's output (R, H) and its states after the step."""
@@ -429,16 +300,9 @@ class _StepDecoder:
 
 
 class _CellStepDecoder(_StepDecoder):
-    """One step of a decoder without input feeding whose layers have any other cell."""
+    """One step of a decoder whose layers have any other cell."""
 
-    def pack(
-        self,
-        decoder: Decoder,
-        weights: SearchWeights,  # noqa: ARG002  each cell splits its weights itself
-        embedding: Tensor,
-        dtype: torch.dtype,
-    ) -> None:
-        assert not self.feeding
+    def pack(self, decoder: Decoder, weights: SearchWeights, embedding: Tensor, dtype: torch.dtype) -> None:
         cell = decoder.cell.cell
         self.count = len(cell.states)
         self.embedding = embedding
@@ -450,15 +314,21 @@ class _CellStepDecoder(_StepDecoder):
             rounded = part.detach().to(value_type(dtype))
             return rounded.to(accumulate_dtype(rounded.dtype))
 
-        self.steps = [layer_step(cell, part, product, extra) for part in weights_of(decoder.layers)]
+        bottom, *upper = weights_of(decoder.layers)
+        self.fed: Gates | None = None
+        if weights.fed is not None:
+            self.fed, bottom = Gates([weights.fed], None, dtype), bottom._replace(input=weights.word)
+        self.steps = [layer_step(cell, part, product, extra) for part in (bottom, *upper)]
         self.words = WordShares(embedding, self.steps[0].read, self.steps[0].width)
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         return (), tuple(part.contiguous() for parts in layers for part in parts)
 
     def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
-        read = self.embedding.index_select(0, tokens).to(self.dtype)
-        return self.steps[0](self.words(tokens), read, state.memory[: self.count])
+        read, share = self.embedding.index_select(0, tokens).to(self.dtype), self.words(tokens)
+        if self.fed is not None:
+            share = self.fed(state.output, start=share)
+        return self.steps[0](share, read, state.memory[: self.count])
 
     def upper_step(
         self, layer: int, read: Tensor, state: IncrementalState

@@ -38,8 +38,8 @@ class Grid:
         """Encodes the waiting sentences: ``source`` (B, S' <= S) int64, padded; ``lengths`` (B,) include EOS."""
         encoded, waiting = self.model.encode_tensors(source, lengths, factors=False), self._waiting
         size = source.shape[1]
-        waiting.sources.keys[:, :size].copy_(encoded.sources.keys)
-        waiting.sources.values[:, :size].copy_(encoded.sources.values)
+        for kept, new in zip(_positions(waiting.sources), _positions(encoded.sources), strict=True):
+            kept[:, :size].copy_(new)
         waiting.sources.lengths.copy_(lengths)
         words = waiting.sources.words
         if words is not None and encoded.sources.words is not None:
@@ -49,7 +49,7 @@ class Grid:
                 kept[:, :size].copy_(new)
                 kept[:, size:].copy_(padding[:, size:])
         for kept, new in zip(_rows(waiting), _rows(encoded), strict=True):
-            kept.copy_(new)
+            kept[:, : new.shape[1]].copy_(new)  # the first coverage is zero at all positions
 
     def put(self, slots: Tensor, places: Tensor) -> None:
         """Copies the waiting sentences at ``places`` (N,) into ``slots`` (N,), each into the first row of its slot.
@@ -57,10 +57,8 @@ class Grid:
         The same pair may occur several times.
         """
         here, waiting = self._state.sources, self._waiting.sources
-        for kept, new in (
-            (here.keys, waiting.keys),
-            (here.values, waiting.values),
-            (here.lengths, waiting.lengths),
+        for kept, new in zip(
+            (*_positions(here), here.lengths), (*_positions(waiting), waiting.lengths), strict=True
         ):
             kept.index_copy_(0, slots, new.index_select(0, places))
         for kept, new in zip(here.words or (), waiting.words or (), strict=True):
@@ -85,8 +83,8 @@ class Grid:
 def _zeros(like: IncrementalState, sentences: int, positions: int, width: int) -> IncrementalState:
     """Returns a zero state of ``sentences`` sentences, each with ``width`` rows and a source of one token."""
     sources = like.sources
-    keys, values = (
-        part.new_zeros(sentences, positions, part.shape[2]) for part in (sources.keys, sources.values)
+    keys, values, *shares = (
+        part.new_zeros(sentences, positions, part.shape[2]) for part in _positions(sources)
     )
     lengths = torch.ones(sentences, dtype=torch.int64, device=keys.device)
     padding = padding_mask(lengths, positions, keys.device)
@@ -95,11 +93,20 @@ def _zeros(like: IncrementalState, sentences: int, positions: int, width: int) -
         for parts in (like.hidden, like.memory)
     )
     output = like.output.new_zeros(sentences * width, like.output.shape[1])
+    coverage = like.coverage
+    if coverage is not None:
+        coverage = coverage.new_zeros(sentences * width, positions, coverage.shape[2])
     words = None if sources.words is None else sources.words.padding(sentences, positions)
-    own = Sources(keys, False, values, padding, lengths, words=words)
-    return IncrementalState(own, None, width, hidden, memory, output)
+    own = Sources(keys, False, values, padding, lengths, words=words, shares=shares[0] if shares else None)
+    return IncrementalState(own, None, width, hidden, memory, output, coverage)
 
 
 def _rows(state: IncrementalState) -> tuple[Tensor, ...]:
     """Returns the tensors of a state whose first axis is that of rows."""
-    return (*state.hidden, *state.memory, state.output)
+    covered = () if state.coverage is None else (state.coverage,)
+    return (*state.hidden, *state.memory, state.output, *covered)
+
+
+def _positions(sources: Sources) -> tuple[Tensor, ...]:
+    """Returns the tensors of sources with a vector for each position, (B, S, .)."""
+    return (sources.keys, sources.values, *(() if sources.shares is None else (sources.shares,)))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.model.decoder import Memory, Recurrent
+from econmt.model.decoder import Memory
 from econmt.model.inference.layout import TABLE_BYTES, prepacked
 from econmt.model.inference.state import Shortlist
 from econmt.model.inference.weights import SearchWeights
@@ -24,7 +24,7 @@ from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.search import SearchWeight, search_step
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.weights import LowRank
+from econmt_ops.core.weights import AttentionalLSTMState, LowRank
 
 OUTPUT = 5
 """Index of the output layer among the weights, in the order of kernels.h."""
@@ -149,16 +149,16 @@ class NativeDecoder:
         if not SearchWeight.supports(precision):
             return False
         decoder = model.decoder
-        if decoder.is_unfused or not decoder.cell.prepacked or model.copying is not None:
+        if not decoder.cell.prepacked or any(model.config.decoder_options.values()):
             return False
-        if not native.serves(model.output.weight):
+        if model.copying is not None or not native.serves(model.output.weight):
             return False
         if model.output.weight.dtype != torch.float32 or decoder.attention.layer_norm is not None:
             return False
         parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, layer.hidden)]
         return not any(isinstance(part, LowRank) for part in parts)
 
-    def begin(self, memory: Memory, first: Recurrent, ratios: Tensor | None) -> NativeState:
+    def begin(self, memory: Memory, first: AttentionalLSTMState, ratios: Tensor | None) -> NativeState:
         """Returns the state before the first target token, one row per sentence; ``first`` is that of the decoder.
 
         ``ratios`` (B,) are those that a model with a length task predicts, else None.

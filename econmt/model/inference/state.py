@@ -24,6 +24,7 @@ class Sources(NamedTuple):
         lengths: (B,).
         kernels: launcher of Triton kernels bound to the addresses of keys and values; None: tensor operations.
         words: source words of a model that copies, else None.
+        shares: shares of the positions in the coverage, (B, S, P); None without coverage.
     """
 
     keys: Tensor
@@ -33,16 +34,19 @@ class Sources(NamedTuple):
     lengths: Tensor
     kernels: Any = None
     words: SourceWords | None = None
+    shares: Tensor | None = None
 
     def keep(self, sentences: Tensor) -> Sources:
         """Selects the sentences with indices ``sentences`` (C,), cut to the longest of them."""
         lengths = self.lengths[sentences]
         size = self.keys.shape[1] if is_watched() else int(lengths.max())
-        keys, values, padding = (
-            part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
+        keys, values, padding, *shares = (
+            part[:, :size].index_select(0, sentences)
+            for part in (self.keys, self.values, self.padding, self.shares)
+            if part is not None
         )
         words = None if self.words is None else self.words.keep(sentences, size)
-        return Sources(keys, self.factors, values, padding, lengths, words=words)
+        return Sources(keys, self.factors, values, padding, lengths, None, words, *shares)
 
 
 class Shortlist(NamedTuple):
@@ -77,6 +81,7 @@ class IncrementalState(NamedTuple):
         hidden, memory: h, in the type of products, and c of each LSTM layer, (R, H). For other cells ``memory`` has all
             states, layer by layer, and ``hidden`` is empty.
         output: attentional hidden vector o, (R, H).
+        coverage: coverage of the source positions, (R, S, W); None without one.
         shortlist: output layer of selected words; None: all words.
         length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
@@ -87,6 +92,7 @@ class IncrementalState(NamedTuple):
     hidden: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
     output: Tensor
+    coverage: Tensor | None = None
     shortlist: Shortlist | None = None
     length_ratios: Tensor | None = None
 
@@ -96,7 +102,8 @@ class IncrementalState(NamedTuple):
             tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
         )
         output = self.output.index_select(0, rows)
-        return IncrementalState(self.sources, cells, width, hidden, memory, output, self.shortlist)
+        coverage = None if self.coverage is None else self.coverage.index_select(0, rows)
+        return IncrementalState(self.sources, cells, width, hidden, memory, output, coverage, self.shortlist)
 
     def keep(self, sentences: Tensor) -> IncrementalState:
         """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
@@ -105,7 +112,17 @@ class IncrementalState(NamedTuple):
         moved = (torch.searchsorted(sentences, owners) - owners) * self.width
         shortlist = None if self.shortlist is None else self.shortlist.keep(sentences)
         sources = self.sources.keep(sentences)
-        return self._replace(sources=sources, cells=self.cells + moved, shortlist=shortlist)
+        coverage = None if self.coverage is None else self.coverage[:, : sources.keys.shape[1]]
+        return self._replace(
+            sources=sources, cells=self.cells + moved, coverage=coverage, shortlist=shortlist
+        )
+
+    def grid(self, rows: Tensor) -> Tensor:
+        """Returns rows (R, ...) in their cells of a grid (B, K, ...), whose other cells are zero."""
+        sentences, filled = len(self.sources.keys), rows
+        if self.cells is not None:
+            filled = rows.new_zeros(sentences * self.width, *rows.shape[1:]).index_copy_(0, self.cells, rows)
+        return filled.view(sentences, self.width, *rows.shape[1:])
 
     @property
     def owners(self) -> Tensor:

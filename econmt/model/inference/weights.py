@@ -23,11 +23,12 @@ class SearchWeights(NamedTuple):
         fed: columns of the bottom layer's input weight for the previous output, (G H, H); None without input feeding.
         query: weight that computes queries from the bottom layer's state, (A, H); None if ``top`` computes them, or if
             states are queries.
-        top: weight of the product with the top layer's state: rows for queries, then rows for the output,
-            (asked + H, H).
-        top_bias: bias of that product, zero for the queries, (asked + H,).
+        top: weight of the product with the top layer's state: rows for queries, then rows for the output, those of a
+            context gate first, (asked + H, H) or (asked + 2H, H).
+        top_bias: bias of that product, zero for the queries, (asked + H,) or (asked + 2H,).
         asked: number of rows of ``top`` that compute queries, A or 0.
-        values: weight of the product with the context for the output, (H, E).
+        values: weight of the product with the context for the output, (H, E) or (2H, E).
+        context_bias: bias of the context's part of the output of a context gate, (H,); None without one.
         contexts: True if the bottom layer attends and the upper layers read its context.
     """
 
@@ -38,6 +39,7 @@ class SearchWeights(NamedTuple):
     top_bias: Tensor
     asked: int
     values: Tensor
+    context_bias: Tensor | None
     contexts: bool
 
     @classmethod
@@ -51,7 +53,10 @@ class SearchWeights(NamedTuple):
         read = bottom.shape[1]
         width = read - config.size if config.input_feeding else read
         contexts = not config.input_feeding and config.layers > 1
-        weight, bias = decoder.combine.weight.detach(), decoder.combine.bias.detach()
+        weight, bias, gate = decoder.output_weights()
+        if gate is not None:
+            weight, bias = torch.cat([gate.weight, weight]), torch.cat([gate.bias, bias])
+        weight, bias = weight.detach(), bias.detach()
         top, asked = weight[:, : config.size], 0
         if query is not None and not contexts:
             query, asked = query.detach(), len(query)
@@ -64,5 +69,6 @@ class SearchWeights(NamedTuple):
             bias,
             asked,
             weight[:, config.size :],
+            None if gate is None else gate.context_bias.detach(),
             contexts,
         )

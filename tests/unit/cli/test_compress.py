@@ -8,7 +8,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.unit.cli.conftest import Call
-from tests.unit.training.tiny import Run
 
 PARAMETERS = "params.best.safetensors"
 
@@ -134,14 +133,3 @@ def test_a_part_without_gain_stays_whole(call: Call, word_model: Path, tmp_path:
     assert whole
     assert all(np.array_equal(made[name], before[name]) for name in whole)
     assert "decoder.layers.0.hidden" not in made
-
-
-def test_what_walks_step_by_step_stays_whole(call: Call, text: Path, tmp_path: Path) -> None:
-    run = Run(text, tmp_path / "run", ("model.lhuc=encoder", "training.max_updates=1"))
-    run.train()
-    ended = call(
-        "compress", "-m", run.folder.path, "-o", tmp_path / "new", "--encoder-rank", 2, "--decoder-rank", 2
-    )
-    assert ended.code == 0
-    assert "the encoder stays as it is: model.lhuc encoder needs full matrices" in ended.err
-    assert len(call("translate", "-m", tmp_path / "new", text="a b\n").lines) == 1

@@ -396,7 +396,7 @@ def test_sockeye(tmp_path: Path) -> None:
     assert (model.attention.coverage.type, model.attention.coverage.num_hidden) == ("gru", 5)
     assert (model.decoder.context_gating, model.decoder.state_init) == (True, "avg")
     assert (model.dropouts.embeddings, model.dropouts.stacks) == ((0.1, 0.2), (0.3, 0.0))
-    assert (model.dropouts.states, model.dropouts.output) == (0.1, 0.2)
+    assert model.dropouts.output == 0.2
     assert (model.weight_tying, model.initialization.rnn_h2h) == ("trg_softmax", "orthogonal")
     assert (training.optimizer.learning_rate, training.schedule.reduce_num_not_improved) == (0.0002, 8)
     assert (training.gradient_clipping.type, training.batch.type, training.batch.size) == (
@@ -408,7 +408,7 @@ def test_sockeye(tmp_path: Path) -> None:
     assert (training.early_stopping.max_num_checkpoint_not_improved, training.seed) == (32, 13)
     assert (training.decode_and_evaluate, training.device) == (500, "cpu")
     assert remarks == {
-        "rnn_dropout_states": "[0.0, 0.1]: one value for both sides; the larger is used",
+        "rnn_dropout_states": "[0.0, 0.1] has no counterpart",
         "weight_tying_type": "src_trg_softmax: vocabularies that differ are not shared; the target's is tied",
         "min_samples": "10 has no counterpart",
     }

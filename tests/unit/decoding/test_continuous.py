@@ -189,7 +189,7 @@ def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: st
     search = ContinuousSearch(partial(Grid, model), options, torch.device(device), 4, 1000)
     for _ in range(3):  # called, captured, replayed
         found = search.search([Sentence(*each) for each in zip(sources, limits, strict=True)])
-        check(found, expected, 1e-4)
+        check(found, expected, 1e-3)
 
 
 def test_what_is_captured_is_done_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

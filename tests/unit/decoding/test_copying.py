@@ -28,7 +28,7 @@ LINES = ["c a b a", "h h h", "j i", "x d x", "e", "g f a a b c"]
 VARIANTS: dict[str, dict[str, object]] = {
     "fed": {},
     "gnmt": {"decoder": {"size": 8, "layers": 2, "input_feeding": False, "copy_attention": True}},
-    "stepped": {"attention": {"size": 8, "use_prev_word": True}},
+    "covered": {"attention": {"size": 8, "coverage": {"type": "tanh", "num_hidden": 2}}},
 }
 CPU = torch.device("cpu")
 

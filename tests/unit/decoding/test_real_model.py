@@ -26,7 +26,28 @@ VARIANTS: dict[str, dict[str, object]] = {
     "deep": {"decoder": {"size": 8, "layers": 3, "residual": True}, "encoder": {"size": 8, "layers": 2}},
     "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
     "average": {"decoder": {"size": 8, "state_init": "avg"}},
+    "gru": {"decoder": {"cell": "gru", "size": 8}},
+    "gru-deep": {
+        "decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True},
+        "attention": {"type": "dot"},
+    },
+    "lnlstm": {"decoder": {"cell": "lnlstm", "size": 8, "layers": 2}},
+    "lnglstm": {"decoder": {"cell": "lnglstm", "size": 8}},
+    "normalized": {"layer_normalization": True},
+    "gated": {"decoder": {"size": 8, "context_gating": True}},
+    "count": {"attention": {"size": 8, "coverage": {"type": "count"}}},
+    "fertility": {"attention": {"size": 8, "layer_norm": True, "coverage": {"type": "fertility"}}},
+    "covered": {"attention": {"size": 8, "coverage": {"type": "tanh", "num_hidden": 3}}},
+    "together": {
+        "decoder": {"cell": "gru", "size": 8, "context_gating": True, "layers": 2},
+        "attention": {"size": 8, "layer_norm": True, "coverage": {"type": "gru", "num_hidden": 2}},
+        "layer_normalization": True,
+    },
 }
+ONLY_TENSORS = {
+    "layer-norm", "lnlstm", "lnglstm", "normalized", "gated", "count", "fertility", "covered", "together",
+}  # fmt: skip
+"""Variants that the C library does not search with."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
@@ -82,8 +103,8 @@ def test_a_sentence_gives_the_same_alone(variant: str) -> None:
         (found,) = beam_search(IncrementalModel(model), *alone, torch.tensor([8]), options)
         assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
         for one, other in zip(found, expected, strict=True):
-            assert one.score == pytest.approx(other.score, abs=1e-5)
-            torch.testing.assert_close(one.attention, other.attention, atol=1e-5, rtol=0)
+            assert one.score == pytest.approx(other.score, abs=5e-5)
+            torch.testing.assert_close(one.attention, other.attention, atol=5e-5, rtol=0)
 
 
 def test_coverage_is_of_the_attention_of_hypotheses() -> None:

@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from econmt.config import model
-from econmt.config.recipe import load_recipe
 from econmt.config.stacks import CELLS as RULES
 from econmt.config.stacks import RecurrentStack
 from econmt.data.batching.pair_flops import pair_flops
-from econmt.errors import InputError
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.model.cells import CELLS
 from econmt.model.layers import RecurrentLayer
-from econmt.model.unfused.layers import UnfusedCellLayer
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 OTHERS = [name for name in CELLS if name != "lstm"]
+FEEDING = [name for name in OTHERS if RULES[name].feeding]
 each_cell = pytest.mark.parametrize("cell", OTHERS)
 
 
@@ -43,34 +41,6 @@ def feeding_config(cell: str, **options: object) -> model.Model:
     return make_config(encoder={"size": 8, "layers": 1}, decoder=decoder, **options)
 
 
-@each_cell
-def test_a_layer_step_by_step_is_the_operation(cell: str) -> None:
-    """With its gradients, in the type of the operation, from given states."""
-    torch.manual_seed(4)
-    found = []
-    layer = UnfusedCellLayer(CELLS[cell].cell, 6, 5).double()
-    inputs = torch.randn(3, 4, 6, dtype=torch.float64)
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -0.8, 0.8)
-    widths = [6 if name == "x" else 5 for name in CELLS[cell].cell.states]
-    state = tuple(torch.randn(3, width, dtype=torch.float64) for width in widths)
-    for stepwise in (True, False):
-        layer.zero_grad()
-        if stepwise:
-            outputs, current = [], state
-            for step in range(4):
-                output, current = layer.advance(inputs[:, step], current, None)
-                outputs.append(output)
-            after, made = current, torch.stack(outputs, 1)
-        else:
-            made, (after,) = CELLS[cell].run(
-                inputs, (layer.weights,), {"implementation": "reference"}, state=(state,)
-            )
-        (made.square().sum() + sum(part.sum() for part in after)).backward()
-        found.append((made.detach(), after, [part.grad.clone() for part in layer.parameters()]))  # type: ignore[union-attr]
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
-
-
 def assert_search_agrees(model: TranslationModel) -> tuple[Tensor, Any]:
     """Compares a search's steps with teacher forcing; returns the latter's log-probabilities and the last state."""
     source, lengths, target, _ = make_batch()
@@ -83,7 +53,7 @@ def assert_search_agrees(model: TranslationModel) -> tuple[Tensor, Any]:
     return expected, state
 
 
-@each_cell
+@pytest.mark.parametrize("cell", FEEDING)
 @pytest.mark.parametrize("state_init", ["last", "zero"])
 def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> None:
     """Steps of a search equal teacher forcing; outputs are fed; recomputation changes no gradient."""
@@ -108,28 +78,6 @@ def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> Non
         gradients.append([part.grad.clone() for part in model.parameters()])  # type: ignore[union-attr]
         assert all(bool(gradient.any()) for gradient in gradients[-1])
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("cell", ["gru", "qrnn2", "lnglstm"])
-def test_input_feeding_with_other_options(cell: str) -> None:
-    """Coverage, context gates and normalisation do not depend on the cell; the state of a search does."""
-    model = make_model(
-        feeding_config(
-            cell,
-            attention__coverage={"type": "gru", "num_hidden": 2},
-            decoder__context_gating=True,
-            decoder__attention_in_upper_layers=True,
-            layer_normalization=True,
-        )
-    )
-    assert_search_agrees(model)
-
-
-def test_dropout_within_steps_needs_an_lstm() -> None:
-    keys = ["model.decoder.cell=gru", "model.decoder.input_feeding=true"]
-    assert load_recipe("quickstart", keys).ops.decoder == "recompute"
-    with pytest.raises(InputError, match=r"model.dropout.states needs model.decoder.cell: lstm"):
-        load_recipe("quickstart", [*keys, "model.dropout={states: 0.1}"])
 
 
 def test_recipes_and_models_know_the_same_cells() -> None:
@@ -210,7 +158,7 @@ def test_first_values(cell: str) -> None:
             assert not parameter.any()
 
 
-LEARNERS = [(cell, "lstm") for cell in OTHERS] + [("lstm", "gru"), ("ssru", "ssru")]
+LEARNERS = [(cell, "lstm") for cell in OTHERS] + [("lstm", cell) for cell in FEEDING] + [("ssru", "ssru")]
 
 
 def share_copied(encoder: str, decoder: str, updates: int) -> float:
@@ -219,7 +167,7 @@ def share_copied(encoder: str, decoder: str, updates: int) -> float:
     config = make_config(
         embedding=16,
         encoder={"cell": encoder, "size": 32},
-        decoder={"cell": decoder, "size": 32, "input_feeding": decoder == "lstm"},
+        decoder={"cell": decoder, "size": 32, "input_feeding": RULES[decoder].feeding},
         attention={"size": 16},
     )
     model = TranslationModel(config, VOCABULARY, VOCABULARY).train()

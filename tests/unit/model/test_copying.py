@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "additive": {},
     "whole-target": {"decoder__input_feeding": False, "attention__type": "bilinear"},
     "tied": {"weight_tying": "src_trg_softmax", "encoder__reverse_input": True},
-    "stepped": {"attention__coverage": {"type": "gru"}, "attention__function": "sparsemax"},
+    "covered": {"attention__coverage": {"type": "gru"}, "decoder__cell": "gru"},
 }
 EVERY = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 

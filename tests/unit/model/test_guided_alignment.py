@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "whole-target": {"decoder__input_feeding": False, "attention__type": "bilinear"},
     "additive-whole-target": {"decoder__input_feeding": False},
     "copying": {"decoder__copy_attention": True},
-    "unfused": {"attention__coverage": {"type": "gru"}, "attention__function": "sparsemax"},
+    "covered": {"attention__coverage": {"type": "gru"}, "decoder__cell": "gru"},
 }
 EVERY = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 

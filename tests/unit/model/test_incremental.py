@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from econmt.model import IncrementalModel, IncrementalState, TranslationModel
-from econmt.model.inference import decoder as incremental
 from econmt.model.inference import layout
+from econmt.model.inference.attention import StepAttention
+from econmt.model.inference.state import Sources
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 KINDS = pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_keys_of_any_size(size: float) -> None:
 def test_factors_hold_where_tanh_is_flat() -> None:
     """A query beyond the range of exponentials, with keys that just are within theirs."""
     for dtype, key in ((torch.float32, 21.0), (torch.float64, 170.0)):
-        scores = incremental._StepAttention(
+        scores = StepAttention(
             make_model(make_config()).to(dtype).decoder.attention, dtype, torch.device("cpu")
         )
         weight = torch.tensor([0.5, -1.5, 1.0, 2.0, 0.25], dtype=dtype)
@@ -142,8 +143,8 @@ def test_factors_hold_where_tanh_is_flat() -> None:
             [[[-1e4, 1e4, -0.3, 2.0 * key, -50.0 * key], [key, key, 0.1, 0.2, -key]]], dtype=dtype
         )
         padding = torch.zeros(1, 2, dtype=torch.bool)
-        sources = incremental.Sources(prepared, factors, keys, padding, torch.tensor([2]))
-        found = scores._scores(-2.0 * query, sources)
+        sources = Sources(prepared, factors, keys, padding, torch.tensor([2]))
+        found = scores._scores(-2.0 * query, None, sources)
         expected = torch.tanh(query[:, :, None] + keys[:, None]) @ weight
         difference = found - expected
         torch.testing.assert_close(difference, difference[..., :1].expand_as(difference), rtol=0, atol=1e-5)

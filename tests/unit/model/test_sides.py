@@ -19,11 +19,11 @@ from tests.unit.model.test_translation import make_batch, make_config, make_mode
 
 @pytest.mark.parametrize("tying", ["none", "trg_softmax"])
 @pytest.mark.parametrize("feeding", [True, False])
-@pytest.mark.parametrize("unfused", [True, False])
-def test_two_widths(tying: str, feeding: bool, unfused: bool) -> None:
-    if unfused and not feeding:
+@pytest.mark.parametrize("normalized", [True, False])
+def test_two_widths(tying: str, feeding: bool, normalized: bool) -> None:
+    if normalized and not feeding:
         return
-    options = {"target_embedding": 10, "weight_tying": tying, "layer_normalization": unfused}
+    options = {"target_embedding": 10, "weight_tying": tying, "layer_normalization": normalized}
     model = make_model(make_config(decoder__input_feeding=feeding, **options))
     assert model.source_embedding.weight.shape[1] == 6
     assert model.target_embedding.weight.shape[1] == 10
@@ -52,10 +52,6 @@ def test_equal_widths_are_those_of_one_key() -> None:
         (
             ["model.weight_tying=src_trg", "model.source_embedding=5"],
             "weight_tying src_trg shares the embeddings, whose widths are 5 and 64; make source_embedding and",
-        ),
-        (
-            ["model.decoder={residual: true, first_residual_layer: 1, size: 64}", "model.target_embedding=5"],
-            "decoder.first_residual_layer 1 adds embeddings: embedding width 5 must equal decoder.size 64",
         ),
         (
             [

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.config import recipe
 from econmt.config.recipe import load_recipe
 from econmt.engine.freeze import fix_parameters
 from econmt.factored_ids import joined_ids
@@ -136,14 +135,6 @@ def test_layers_and_what_is_fixed() -> None:
     learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert not [name for name in learnt if name.startswith(("source_", "encoder."))]
     assert "target_embedding.weight" in learnt
-
-
-def test_the_bottom_layer_adds_what_it_reads() -> None:
-    with pytest.raises(
-        ValueError, match=r"encoder\.first_residual_layer 1 adds embeddings: embedding width 10 with source "
-    ):
-        make_config(source_factors_num_embed=[3, 1], encoder__residual=True, encoder__first_residual_layer=1)
-    assert isinstance(make_config(source_factors_num_embed=[2]), recipe.Model)
 
 
 def test_what_is_copied_are_words() -> None:

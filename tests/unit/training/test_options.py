@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sacrebleu
 import torch
+import yaml
 
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit
-from econmt.checkpoint.tensor_files import read_tensors
+from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
 from econmt.errors import InputError
 from econmt.memory.estimate.training_step import estimate_step
@@ -310,57 +313,33 @@ def test_a_model_with_orthogonal_matrices_is_loaded_as_it_was_saved(make_run: Ma
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
-STEPS = (
+OPTIONS = (
+    "model.decoder.cell=gru",
     "model.attention.coverage={type: gru, num_hidden: 2}",
-    "model.attention.use_prev_word=true",
     "model.decoder.context_gating=true",
     "model.layer_normalization=true",
-    "model.dropout={embedding: 0.1, states: 0.2, zoneout_cell: 0.1}",
+    "model.dropout={embedding: 0.1, layers: 0.1}",
+    "model.decoder.layers=2",
 )
 
 
-def test_a_model_that_walks_step_by_step_learns(make_run: MakeRun) -> None:
-    """From its beginning to its translations, and its implementation is said; others are refused."""
-    run = make_run(*STEPS, "training.max_updates=24", "training.checkpoint_interval=12")
+def test_a_decoder_with_every_option_learns(make_run: MakeRun) -> None:
+    """From its beginning to its translations; a pipeline refuses its options."""
+    run = make_run(*OPTIONS, "training.max_updates=24", "training.checkpoint_interval=12")
     result = run.train()
     assert result.metrics[-1]["valid_perplexity"] < 0.95 * result.metrics[0]["valid_perplexity"]
-    assert "ops: encoder recompute, decoder recompute" in run.said()
-    assert run.recipe.ops.decoder == "recompute"
-    loaded = load_model(run.folder.path)
-    assert loaded.recipe == run.recipe
+    assert load_model(run.folder.path).recipe == run.recipe
+    with pytest.raises(InputError, match=r"pipeline 2 cannot be combined with model.decoder.context_gating"):
+        make_run(*OPTIONS, "parallel.pipeline=2", "model.encoder.layers=2")
 
 
-def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> None:
-    assert make_run(*STEPS).recipe.ops.decoder == "recompute"
-    assert make_run(*STEPS, "ops.decoder=reference").recipe.ops.decoder == "reference"
-    for changes, message in {
-        (
-            "ops.decoder=triton",
-        ): "ops.decoder triton does not support model.decoder.context_gating; choose one of auto",
-        (
-            "ops.encoder=compiled",
-        ): "ops.encoder compiled does not support model.dropout.states; choose one of auto",
-        (
-            "model.decoder.input_feeding=false",
-        ): "model.decoder.context_gating needs model.decoder.input_feeding: true",
-        (
-            "model.encoder.cell=gru",
-        ): "model.dropout.states needs model.encoder.cell: lstm and model.encoder.rank: null",
-        (
-            "model.decoder.rank=2",
-        ): "model.dropout.states needs model.decoder.cell: lstm and model.decoder.rank: null",
-        (
-            "parallel.pipeline=2",
-            "model.encoder.layers=2",
-        ): "parallel.pipeline 2 cannot be combined with model.dropout.states",
-    }.items():
-        with pytest.raises(InputError, match=re.escape(message)):
-            make_run(*STEPS, *changes)
-
-
-def test_a_model_that_walks_step_by_step_goes_on(make_run: MakeRun) -> None:
-    make_run(*STEPS, "training.max_updates=4", name="parts").train()
-    whole, parts = make_run(*STEPS, name="whole"), make_run(*STEPS, name="parts")
+@pytest.mark.parametrize(
+    "cell", [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("lstm", "lnlstm")), "gru"]
+)
+def test_a_decoder_with_every_option_goes_on(make_run: MakeRun, cell: str) -> None:
+    keys = (*OPTIONS, f"model.decoder.cell={cell}")
+    make_run(*keys, "training.max_updates=4", name="parts").train()
+    whole, parts = make_run(*keys, name="whole"), make_run(*keys, name="parts")
     whole.train()
     parts.train()
     assert snapshot(whole.folder) == snapshot(parts.folder)
@@ -369,7 +348,7 @@ def test_a_model_that_walks_step_by_step_goes_on(make_run: MakeRun) -> None:
 @pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.thorough), "bfloat16"])
 def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: str) -> None:
     """Gradients of the reference, and those of a run within a byte budget, in micro-batches."""
-    keys = (*STEPS, f"training.precision={precision}", "model.dropout=0.0")
+    keys = (*OPTIONS, f"training.precision={precision}", "model.dropout=0.0")
     found = []
     for number, key in enumerate(
         (
@@ -391,23 +370,42 @@ def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: 
             torch.testing.assert_close(value, found[0][name], rtol=rtol, atol=atol)
 
 
-def test_units_are_scaled_when_a_model_is_tuned(make_run: MakeRun) -> None:
-    first = make_run("training.max_updates=2", name="first")
-    first.train()
-    run = make_run(
-        "model.lhuc=all",
-        f"training.initialize_from={first.folder.path}",
-        "training.fixed_param_names=['(?!.*lhuc).*']",
-        "training.max_updates=4",
-        name="tuned",
-    )
-    run.train()
-    before, _ = read_tensors(first.folder.best)
-    after, _ = read_tensors(run.folder.best)
-    scales = {name for name in after if name.endswith("lhuc")}
-    assert scales == set(after) - set(before)
-    assert len(scales) == 4
-    assert all(after[name].abs().max() > 0.0 for name in scales)
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    with pytest.raises(InputError, match=r"was trained with model\.lhuc"):
-        load_model(run.folder.path, first.folder.best)
+FORMER = {
+    "lhuc": "none",
+    "encoder": {"first_residual_layer": 2},
+    "decoder": {"first_residual_layer": 2, "attention_in_upper_layers": False},
+    "attention": {"mhdot_heads": 8, "function": "softmax", "use_prev_word": False},
+    "dropout": {"states": 0.0, "recurrent": 0.0, "zoneout_hidden": 0.0, "zoneout_cell": 0.0},
+}
+"""Keys of former options, as earlier versions wrote them."""
+
+
+def test_a_folder_of_an_earlier_version_goes_on(make_run: MakeRun) -> None:
+    """With the keys of former options in its recipe and in its parameter files; other values are refused."""
+    keys = ("model.dropout={layers: 0.1}",)
+    whole = make_run(*keys, name="whole")
+    whole.train()
+    make_run(*keys, "training.max_updates=4", name="parts").train()
+    parts = make_run(*keys, name="parts")
+
+    def aged(section: dict[str, Any]) -> dict[str, Any]:
+        pairs = {key: {**section[key], **part} for key, part in FORMER.items() if isinstance(part, dict)}
+        return {**section, "lhuc": "none", **pairs}
+
+    recipe = yaml.safe_load(parts.folder.recipe.read_text())
+    recipe["model"] = aged(recipe["model"])
+    parts.folder.recipe.write_text(yaml.safe_dump(recipe))
+    for path in parts.folder.path.rglob("params.*.safetensors"):
+        tensors, metadata = read_tensors(path)
+        metadata["model"] = json.dumps(aged(json.loads(metadata["model"])))
+        write_tensors(path, tensors, metadata)
+    assert set(load_model(parts.folder.path).model.state_dict()) == set(read_tensors(whole.folder.best)[0])
+    parts.train()
+    after = {run: read_tensors(run.folder.best)[0] for run in (whole, parts)}
+    assert all(torch.equal(part, after[parts][name]) for name, part in after[whole].items())
+    recipe["model"]["lhuc"] = "all"
+    parts.folder.recipe.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(
+        InputError, match=r"recipe.yaml:\d+: model.lhuc is no longer supported; remove it, and train"
+    ):
+        load_model(parts.folder.path)

@@ -1,4 +1,4 @@
-"""One step of a layer of any cell except the LSTM, in decoders that compute step by step.
+"""One step of a layer of any cell except the LSTM, in searches.
 
 Shapes: R rows, I input size, H hidden size, P output width of the product with the inputs.
 """
@@ -6,30 +6,22 @@ Shapes: R rows, I input size, H hidden size, P output width of the product with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from econmt.model.inference.layout import Gates
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanCell, ScanLayer, SurrogateLayer, WindowLayer
 
-
-class LayerProduct(Protocol):
-    """Product of a matrix (N, K) and inputs (R, K), (R, N)."""
-
-    def __call__(self, inputs: Tensor, /, *, start: Tensor | None = None) -> Tensor:
-        """Computes the product plus its bias; ``start`` (R, N) is added, and may be overwritten, if it has no bias."""
-
-
-Product = TypeVar("Product", bound=LayerProduct)
-MakeProduct = Callable[[Tensor, Tensor | None], Product]
+MakeProduct = Callable[[Tensor, Tensor | None], Gates]
 """Function from a matrix (N, K) and a bias (N,) or None to their product."""
 
 States = tuple[Tensor, ...]
 
 
-class LayerStep(Protocol, Generic[Product]):
+class LayerStep(Protocol):
     """Interface of one step of a layer.
 
     Attributes:
@@ -37,7 +29,7 @@ class LayerStep(Protocol, Generic[Product]):
         width: P.
     """
 
-    read: Product
+    read: Gates
     width: int
 
     def __call__(self, share: Tensor, read: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, States]:
@@ -48,11 +40,8 @@ class LayerStep(Protocol, Generic[Product]):
 
 
 def layer_step(
-    cell: Cell,
-    weights: Any,
-    product: MakeProduct[Product],
-    extra: Callable[[Tensor], Tensor] = lambda part: part,
-) -> LayerStep[Product]:
+    cell: Cell, weights: Any, product: MakeProduct, extra: Callable[[Tensor], Tensor]
+) -> LayerStep:
     """Creates the step of a layer; ``extra`` converts weights that multiply single values."""
     if isinstance(cell, SurrogateLayer):
         return _SurrogateStep(cell, weights, product)
@@ -70,8 +59,8 @@ def _advance(cell: ScanCell, products: Tensor, read: Tensor, before: Tensor) -> 
     return cell.finish(parts, c, read), c
 
 
-class _ScanStep(Generic[Product]):
-    def __init__(self, cell: ScanCell, weights: Any, product: MakeProduct[Product]) -> None:
+class _ScanStep:
+    def __init__(self, cell: ScanCell, weights: Any, product: MakeProduct) -> None:
         self.cell = cell
         self.read, self.width = product(weights.input, weights.bias), len(weights.bias)
 
@@ -80,8 +69,8 @@ class _ScanStep(Generic[Product]):
         return h.to(share.dtype), (c,)
 
 
-class _WindowStep(Generic[Product]):
-    def __init__(self, cell: ScanCell, weights: Any, product: MakeProduct[Product]) -> None:
+class _WindowStep:
+    def __init__(self, cell: ScanCell, weights: Any, product: MakeProduct) -> None:
         self.cell = cell
         now, before = weights.input.chunk(2, dim=1)
         self.read, self.width = product(now, weights.bias), len(weights.bias)
@@ -94,8 +83,8 @@ class _WindowStep(Generic[Product]):
         return h.to(share.dtype), (c, read)
 
 
-class _SurrogateStep(Generic[Product]):
-    def __init__(self, layer: SurrogateLayer, weights: Any, product: MakeProduct[Product]) -> None:
+class _SurrogateStep:
+    def __init__(self, layer: SurrogateLayer, weights: Any, product: MakeProduct) -> None:
         self.layer = layer
         matrix = torch.cat([weights.surrogate, weights.input])
         bias = torch.cat([weights.surrogate_bias, weights.bias])
@@ -111,9 +100,9 @@ class _SurrogateStep(Generic[Product]):
         return h.to(share.dtype), (s, c)
 
 
-class _RecurrentStep(Generic[Product]):
+class _RecurrentStep:
     def __init__(
-        self, cell: StepCell, weights: Any, product: MakeProduct[Product], extra: Callable[[Tensor], Tensor]
+        self, cell: StepCell, weights: Any, product: MakeProduct, extra: Callable[[Tensor], Tensor]
     ) -> None:
         self.cell = cell
         parts = cell.split(weights)

@@ -1,0 +1,301 @@
+"""The decoder with input feeding: every cell and option against a definition step by step, and in searches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from econmt.model import Implementations, IncrementalModel, TranslationModel
+from econmt_ops import linear_cross_entropy
+from tests.unit.model.test_translation import PAD, make_batch, make_config, make_model, sum_of_losses
+
+CELLS = ("lstm", "gru", "lnlstm", "lnglstm")
+COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
+TOGETHER: dict[str, Any] = {
+    "attention__coverage": {"type": "gru", "num_hidden": 2},
+    "attention__layer_norm": True,
+    "decoder__context_gating": True,
+    "decoder__residual": True,
+    "layer_normalization": True,
+    "weight_tying": "trg_softmax",
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{
+        f"coverage-{kind}": {
+            "attention__coverage": {
+                "type": kind,
+                "num_hidden": 1 if kind in ("count", "fertility") else 3,
+                "max_fertility": 3,
+            },
+            "attention__layer_norm": kind in ("count", "gru"),
+        }
+        for kind in COVERAGES
+    },
+    "gating": {"decoder__context_gating": True},
+    "gating-dot": {"decoder__context_gating": True, "attention__type": "dot"},
+    "normalized": {"layer_normalization": True, "decoder__state_init": "avg"},
+    "normalized-zero": {
+        "layer_normalization": True,
+        "decoder__state_init": "zero",
+        "attention__type": "bilinear",
+    },
+    "factorized": {"layer_normalization": True, "decoder__context_gating": True, "decoder__rank": 2},
+    **{f"{cell}-alone": {"decoder__cell": cell, "decoder__layers": 1} for cell in CELLS[1:]},
+    **{
+        f"{cell}-{kind}": {"decoder__cell": cell, "decoder__layers": 3, "attention__type": kind}
+        for cell, kind in zip(CELLS[1:], ("scaled_dot", "bilinear", "dot"), strict=True)
+    },
+    **{f"{cell}-together": {"decoder__cell": cell, **TOGETHER} for cell in CELLS},
+}
+EVERY = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def drawn(options: dict[str, Any], seed: int = 1) -> TranslationModel:
+    """A model whose every parameter is drawn, also those that begin at 0 or 1."""
+    model = make_model(make_config(**options), seed)
+    for name, part in model.named_parameters():
+        if part.dim() == 1 or "start_" in name:
+            part.data.add_(torch.randn_like(part) * 0.3)
+    return model
+
+
+def normal(values: Tensor, gain: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> Tensor:
+    variance = values.var(-1, unbiased=False, keepdim=True)
+    return (values - values.mean(-1, keepdim=True)) / (variance + 1e-5).sqrt() * gain + shift
+
+
+def gru(read: Tensor, recurrent: Tensor, before: Tensor) -> Tensor:
+    (ri, zi, ni), (rh, zh, nh) = read.chunk(3, -1), recurrent.chunk(3, -1)
+    z, n = (zi + zh).sigmoid(), (ni + (ri + rh).sigmoid() * nh).tanh()
+    return (1 - z) * n + z * before
+
+
+def naive_layer(layer: Any, cell: str, read: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """One step of a layer."""
+    w = layer.weights
+    matrices = [part if isinstance(part, Tensor) else part.left @ part.right for part in (w.input, w.hidden)]
+    ours, theirs = read @ matrices[0].T, state[0] @ matrices[1].T
+    if cell == "gru":
+        return (gru(ours + w.bias, theirs + w.hidden_bias, state[0]),)
+    gates = ours + theirs + w.bias
+    if cell == "lnlstm":
+        gates = normal(ours, w.input_gain) + normal(theirs, w.hidden_gain) + w.bias
+    if cell == "lnglstm":
+        size = len(w.bias) // 4
+        gates = normal(gates.unflatten(-1, (4, size))).flatten(-2) * w.gain + w.shift
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    seen = c if cell == "lstm" else normal(c, w.cell_gain, w.cell_bias)
+    return o.sigmoid() * seen.tanh(), c
+
+
+def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor, h: Tensor) -> Tensor:
+    """Coverage (C,) of one position after a step."""
+    if layer.kind == "count":
+        return before + attention
+    if layer.kind == "fertility":
+        return before + attention / (3.0 * (layer.read.weight @ value + layer.read.bias).sigmoid())
+    read = layer.read.weight @ torch.cat([attention[None], value, h]) + layer.read.bias
+    recurrent = layer.recur.weight @ before
+    if layer.kind == "gru":
+        return gru(read, recurrent, before)
+    function = functional.softplus if layer.kind == "softrelu" else getattr(torch, layer.kind)
+    made: Tensor = function(read + recurrent)
+    return made
+
+
+def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs (T, H) and attention (T, S) of one sentence with the encoder's outputs (S, E) and words (T, I)."""
+    decoder, attention = model.decoder, model.decoder.attention
+    size, count, cell = decoder.config.size, len(decoder.layers), decoder.config.cell
+    kinds = 1 if cell == "gru" else 2
+    start = torch.zeros(kinds * count, size).double()
+    if decoder.start is not None:
+        start = (decoder.start.weight @ summary + decoder.start.bias).view(-1, size)
+        if decoder.norm is not None:
+            start = normal(start, decoder.start_gain, decoder.start_shift)
+        start = start.tanh()
+    states = [tuple(start[kind * count + layer] for kind in range(kinds)) for layer in range(count)]
+    keys = values if attention.key is None else attention.key(values)
+    output, outputs, weights = torch.zeros(size).double(), [], []
+    covered = None
+    if attention.coverage is not None:
+        covered = torch.zeros(len(values), attention.coverage.key.in_features).double()
+    for word in words:
+        top = torch.cat([word, output])
+        for number, layer in enumerate(decoder.layers):
+            states[number] = naive_layer(layer, cell, top, states[number])
+            top = states[number][0] + top if number and decoder.config.residual else states[number][0]
+        if attention.score is None:
+            scores = keys @ top * attention.scale
+        else:
+            sums = keys + attention.query @ top
+            sums = sums if covered is None else sums + attention.coverage.key(covered)
+            sums = normal(sums, *attention.layer_norm) if attention.layer_norm else sums
+            scores = sums.tanh() @ attention.score
+        alpha = scores.softmax(0)
+        context, combine = alpha @ values, decoder.combine
+        if covered is not None:
+            parts = zip(covered, alpha, values, strict=True)
+            covered = torch.stack([naive_coverage(attention.coverage, *part, top) for part in parts])
+        x = combine.weight @ torch.cat([top, context]) + combine.bias
+        if decoder.config.context_gating:
+            z = x.sigmoid()
+            x = z * combine.of_state(top) + (1 - z) * combine.of_context(context)
+        x = x if decoder.norm is None else normal(x, decoder.norm.weight, decoder.norm.bias)
+        output = x.tanh()
+        outputs.append(output)
+        weights.append(alpha)
+    return torch.stack(outputs), torch.stack(weights)
+
+
+def naive_loss(model: TranslationModel) -> Tensor:
+    """The loss of ``make_batch``, sentence by sentence."""
+    source, lengths, target_input, target_output = make_batch()
+    total = torch.zeros(()).double()
+    for row, length in enumerate(lengths.tolist()):
+        steps = int((target_output[row] != PAD).sum())
+        one = lengths[row : row + 1]
+        values, last = model.encoder(
+            model.source_embedding(source[row : row + 1, :length]), one, model.implementations
+        )
+        summary = values.mean(1) if model.config.decoder.state_init == "avg" else last
+        words = model.target_embedding(target_input[row, :steps])
+        outputs, _ = naive_row(model, values[0], summary[0], words)
+        total = total + linear_cross_entropy(
+            model.read_out(outputs[None])[0],
+            model.output.weight,
+            target_output[row, :steps],
+            bias=model.output.bias,
+            reduction="sum",
+        )
+    return total
+
+
+@pytest.mark.parametrize("name", ["reference", "recompute"])
+@EVERY
+def test_loss_and_gradients_are_those_of_the_definition(options: dict[str, Any], name: str) -> None:
+    expected, model = drawn(options), drawn(options)
+    model.implementations = Implementations(encoder="reference", decoder=name)
+    losses = naive_loss(expected), sum_of_losses(model)
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
+    wanted = dict(expected.named_parameters())
+    for key, part in model.named_parameters():
+        assert part.grad is not None, f"{key} got no gradient"
+        assert part.grad.abs().max() > 0.0, f"the gradient of {key} is zero"
+        torch.testing.assert_close(part.grad, wanted[key].grad, rtol=1e-9, atol=1e-12, msg=key)
+
+
+@EVERY
+def test_rows_and_steps(options: dict[str, Any]) -> None:
+    """Rows do not see each other or padding, and steps of a search are those of training."""
+    model = drawn(options)
+    source, lengths, target_input, target_output = make_batch()
+    together = model(source, lengths, target_input)
+    for row, (source_length, target_length) in enumerate(
+        zip(lengths, (target_output != PAD).sum(1), strict=True)
+    ):
+        alone = model(
+            source[row : row + 1, :source_length],
+            lengths[row : row + 1],
+            target_input[row : row + 1, :target_length],
+        )
+        torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
+
+    expected = torch.log_softmax(together @ model.output.weight.T + model.output.bias, dim=-1)
+    steps = IncrementalModel(model)
+    state = steps.encode(source, lengths)
+    for place in range(target_input.shape[1]):
+        found, attention, state = steps.step(target_input[:, place], state)
+        torch.testing.assert_close(found, expected[:, place], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(attention.sum(1), torch.ones(3, dtype=torch.float64))
+        assert attention[1, 2:].abs().max() == 0.0, "attention past the end of a source sentence"
+
+
+@pytest.mark.parametrize("name", ["reference", "recompute"])
+@pytest.mark.parametrize("variational", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_dropout_draws_the_same(cell: str, variational: bool, name: str) -> None:
+    """Masks do not depend on the implementation, nor on the cell's; without dropout the loss is another."""
+    losses = []
+    for implementation in ("reference", name):
+        model = drawn(
+            {**TOGETHER, "decoder__cell": cell, "dropout": {"layers": 0.4, "variational": variational}}
+        )
+        model.implementations = Implementations(encoder=implementation, decoder=implementation)
+        still = sum_of_losses(model)
+        torch.manual_seed(7)
+        losses.append(sum_of_losses(model.train()))
+        assert not torch.isclose(losses[-1], still)
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["coverage-gru", "coverage-fertility", "gru-together", "lnlstm-together"])
+def test_hypotheses_have_their_own_coverage(name: str) -> None:
+    """Rows that share a sentence, and rows whose sentences have left, continue as if each was alone."""
+    model = drawn(OPTIONS[name])
+    source, lengths, target_input, _ = make_batch()
+    steps = IncrementalModel(model)
+    _, _, state = steps.step(target_input[:, 0], steps.encode(source, lengths))
+    state = state.select(torch.tensor([2, 1, 2]), torch.tensor([8, 3, 6]), 3)
+    _, _, state = steps.step(torch.tensor([5, 6, 7]), state)
+    state = state.select(torch.tensor([0, 2, 1]), torch.tensor([7, 6, 5]), 3).keep(torch.tensor([1, 2]))
+    found, attention, _ = steps.step(torch.tensor([8, 9, 4]), state)
+    assert attention.shape == (3, 4)
+    for row, (sentence, words) in enumerate([(2, [5, 8]), (2, [7, 9]), (1, [6, 4])]):
+        target, size = torch.tensor([[2, *words]]), int(lengths[sentence])
+        hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
+        expected = torch.log_softmax(hidden[0, -1] @ model.output.weight.T + model.output.bias, dim=-1)
+        torch.testing.assert_close(found[row], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_coverage_that_nothing_reads_changes_nothing() -> None:
+    """A model takes the parameters of one without coverage, and computes the same."""
+    plain = drawn({})
+    covered = drawn({"attention__coverage": {"type": "gru", "num_hidden": 2}})
+    assert covered.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert covered.decoder.attention.coverage is not None
+    nn.init.zeros_(covered.decoder.attention.coverage.key.weight)
+    losses = [sum_of_losses(model) for model in (plain, covered)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
+
+
+def test_both_matrices_behind_a_gate_are_initialized() -> None:
+    init = {"weights": "uniform", "scale": 1e-6}
+    gate: Any = make_model(make_config(decoder__context_gating=True, initialization=init)).decoder.combine
+    for linear in (gate.of_state, gate.of_context):
+        assert 0.0 < float(linear.weight.detach().abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention__coverage": {"type": "count", "num_hidden": 2}}, "must be 1 for coverage of type count"),
+        (
+            {"attention__coverage": {"type": "gru"}, "attention__type": "dot"},
+            "coverage needs type: additive, not dot",
+        ),
+        (
+            {"decoder__cell": "sru"},
+            "decoder.cell sru has no input feeding; set decoder.input_feeding: false, or one of these cells: lstm, "
+            "lnlstm, lnglstm, gru",
+        ),
+        *(
+            ({**option, "decoder__input_feeding": False}, f"{key} needs decoder.input_feeding: true")
+            for option, key in (
+                ({"decoder__context_gating": True}, "decoder.context_gating"),
+                ({"layer_normalization": True}, "layer_normalization"),
+                ({"attention__coverage": {"type": "tanh"}}, "attention.coverage.type tanh"),
+            )
+        ),
+    ],
+)
+def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+        make_config(**options)
