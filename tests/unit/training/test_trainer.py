@@ -336,11 +336,13 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
 
 @pytest.mark.parametrize("metric", ["perplexity", "bleu"])
 def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -> None:
-    training, state = Training(early_stopping=EarlyStopping(metric=metric)), TrainingState()
-    found = []
+    training = Training(early_stopping=EarlyStopping(metric=metric), checkpoint_interval=1)
+    state, found = TrainingState(), []
     for update, score in enumerate((math.nan, 5.0, math.nan, 5.0), start=1):
         state.update = update
-        found.append(judge_checkpoint(training, state, {METRICS[metric].column: score}))
+        row = {METRICS[metric].column: score}
+        found.append(judge_checkpoint(training, state, row))
+        state.metrics.append({"update": update, **row})
     assert found == [True, True, False, False]
     assert (state.best_score, state.best_update, state.num_not_improved) == (5.0, 2, 2)
 
@@ -353,6 +355,50 @@ def test_early_stopping_counts_checkpoints_since_the_best(
     result = run.train()
     assert (result.update, result.best_update) == (8, 4)
     assert result.reason == "no better perplexity for 2 checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "whole", "ends", "parts", "best"),
+    [
+        # Ends at updates 4 and 5 are worse than the checkpoint at 3, but do not count.
+        (("max_num_checkpoint_not_improved=2",), (3.0, 3.1, 3.2), (3, 4, 5), (3.0, 3.5, 3.6, 3.1, 3.2), 3),
+        # The end at update 4 is the best of all, but the next ones are compared with the checkpoint at 3.
+        (("max_num_checkpoint_not_improved=2",), (3.0, 2.9, 3.2, 2.95), (4,), (3.0, 2.8, 2.9, 3.2, 2.95), 4),
+        (("schedule.name=plateau-reduce", "max_updates=9"), (3.0, 4.0, 3.2), (2, 4, 7), (9.0, 3.0, 2.0, 4.0, 8.0, 3.2), 4),
+        # Patience is lost at update 6, but the run lasts until the first checkpoint after update 7.
+        (("max_num_checkpoint_not_improved=1", "min_updates=7"), (3.0, 3.1, 3.2), (8,), (3.0, 3.1, 3.3, 3.2), 3),
+    ],
+)  # fmt: skip
+def test_ends_between_checkpoints_do_not_count(
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    whole: tuple[float, ...],
+    ends: tuple[int, ...],
+    parts: tuple[float, ...],
+    best: int,
+) -> None:
+    """A run in parts ends, and reduces its rate, where one does that never stopped, with the same parameters."""
+    script(monkeypatch, *whole, *parts)
+    keys = ["checkpoint_interval=3", "schedule.reduce_num_not_improved=1", "schedule.reduce_factor=0.5"]
+    keys += ["max_updates=50", "decode_and_evaluate=0", "keep_last_params=1", *overrides]
+    both = [f"training.{'early_stopping.' if key.startswith('max_num') else ''}{key}" for key in keys]
+    expected = make_run(*both, name="whole").train()
+    for end in ends:
+        make_run(*both, f"training.max_updates={end}", name="parts").train()
+    run = make_run(*both, name="parts")
+    found = run.train()
+    assert (found.update, found.reason) == (expected.update, expected.reason)
+    last = f"params.{expected.update:05d}.safetensors"
+    other = make_run(name="whole")
+    assert (run.folder.path / last).read_bytes() == (other.folder.path / last).read_bytes()
+    rates = [
+        {row["update"]: row["learning_rate"] for row in metrics(each.folder) if row["update"] % 3 == 0}
+        for each in (run, other)
+    ]
+    assert rates[0] == rates[1]
+    assert found.best_update == best
+    assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
 
 
 def test_early_stopping_on_bleu_prefers_more(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
