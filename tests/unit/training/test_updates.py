@@ -166,6 +166,7 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "cosine": schedule("name: cosine, decay_updates: 4, min_learning_rate: 0.1", 0.3 + 0.2 * 0.5**0.5, 0.3),
     "linear": schedule("name: linear, warmup: 1, decay_updates: 3", 0.5, 0.25),
     "step": schedule("name: step, decay_interval: 1, decay_start: 1, reduce_factor: 0.5", 0.5, 0.25),
+    "step after warmup": schedule("name: step, warmup: 1, decay_interval: 1, reduce_factor: 0.5", 0.5, 0.25),
     "exponential": schedule(
         "name: exponential, decay_interval: 2, reduce_factor: 0.25, min_learning_rate: 0.2", 0.25, 0.2
     ),
