@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from econmt.checkpoint.state import TrainingState
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import EarlyStopping, Training
 from econmt.data.batching.batches import Batch, pad_batch
+from econmt.engine.step import StepResult
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
 from econmt.training.end_of_run import judge_checkpoint
 from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
-from econmt.training.progress import Progress
+from econmt.training.progress import Figures, Progress
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics
 from econmt.training.validation import Validation
@@ -204,6 +205,36 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
     found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
     assert found == pytest.approx(float(loss), rel=1e-5)
     assert first["train_loss"] != second["train_loss"]
+
+
+def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run("training.update_interval=2", "training.log_interval=3").trainer()
+    trainer.model.train()
+    taken: list[tuple[float, float, int]] = []
+    real = trainer.gradient
+
+    def gradient(batches: Sequence[Batch], *, updates: bool = False) -> StepResult:
+        result = real(batches, updates=updates)
+        taken.append((float(result.loss), float(result.norm), sum(b.target_tokens for b in batches)))
+        return result
+
+    monkeypatch.setattr(trainer, "gradient", gradient)
+    for update, recent in ((1, 1), (2, 2), (3, 3), (4, 1), (5, 2)):
+        if update == 3:  # the meter is emptied when its line has been written
+            lines: list[Figures] = []
+            monkeypatch.setattr(Progress, "updates", lambda _, figures, lines=lines: lines.append(figures))
+        trainer._update(Progress.silent())
+        figures = lines.pop() if update == 3 else trainer._figures(update)
+        losses, norms, tokens = zip(*taken[-recent:], strict=True)
+        assert figures.loss == pytest.approx(sum(losses) / sum(tokens), rel=1e-12)
+        assert figures.gradient_norm == norms[-1]
+        assert figures.learning_rate == trainer.schedule.learning_rate(update)
+        assert figures.epoch == 2 * update // trainer.batches.batches_per_epoch
+        meter = trainer.state.since_log
+        assert meter.tokens == (0 if update == 3 else sum(tokens))
+    assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)
 
 
 def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
