@@ -32,7 +32,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
     Args:
         folder: Model folder. state: Newest committed state, which is readable.
         keep_last: Number of the newest parameter files to keep, in addition to the best.
-        keep_best_state: True if the best checkpoint's optimizer state is kept too.
+        keep_best_state: True if the best checkpoint at the interval is kept too, with its optimizer state.
     """
     if state.best_update:
         _link_best(folder, state.best_update)
@@ -45,7 +45,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
         needed += [load_state(folder, commit) for commit in before]
     states = {commits[-1], *before}
     if keep_best_state:
-        states |= {Commit(kept_state.best_update, True) for kept_state in needed}
+        states |= {Commit(kept_state.best_regular, True) for kept_state in needed}
     for commit in commits:
         if commit not in states:
             _remove_state(folder.state(commit))
@@ -56,6 +56,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
     kept = {*checkpoints[-keep_last:]}
     for kept_state in needed:
         kept |= {kept_state.best_update, kept_state.parameters_from}
+        kept |= {kept_state.best_regular} if keep_best_state else set()
     for update in checkpoints:
         if update not in kept:
             folder.parameters(update).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import pytest
 from econmt.serving import bodies, server, unread
 from econmt.serving.access import Keys
 from econmt.serving.settings import Settings
+from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_server import exchange
 
@@ -29,7 +30,7 @@ def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def connected(client: Client) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
         yield connection
 
 

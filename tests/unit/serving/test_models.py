@@ -21,6 +21,7 @@ from econmt.serving.app import Service
 from econmt.serving.models import LoadedModels, Served, TranslationJob, by_pair
 from econmt.serving.server import Server, bind
 from econmt.serving.settings import Refused, Settings
+from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import MORE, Client, serving
 from tests.unit.training.tiny import Run
 
@@ -244,7 +245,7 @@ def test_a_server_takes_better_parameters_up_while_it_answers(
     with serving(mine, Settings(watch_seconds=0.02)) as client:
         assert ask(client) == old
         put(better, mine)
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE
         while (found := ask(client)) != new:
             assert found == old
             assert time.monotonic() < end, "the better parameters never came"
