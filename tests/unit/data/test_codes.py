@@ -199,6 +199,20 @@ def test_a_joint_vocabulary_is_one(tmp_path: Path) -> None:
             load_vocabularies(tmp_path / "p")
 
 
+@pytest.mark.parametrize("joint", ["true", "false"])
+def test_prepared_text_with_codes_is_prepared_again(tmp_path: Path, joint: str) -> None:
+    text, folder = letters(tmp_path), tmp_path / "p"
+    files = "[codes.trg]" if joint == "true" else "[codes.src, codes.trg]"
+    run = Run(text, tmp_path / "run", (f"data.subwords={{type: codes, joint: {joint}, files: {files}}}",))
+    prepare(run.recipe, folder, [text], show_progress=False)
+    (text / "codes.trg").write_text("".join((text / "codes.trg").read_text().splitlines(True)[:4]))
+    (text / "train.trg").write_text("".join((text / "train.trg").read_text().splitlines(True)[::-1]))
+    again = prepare(run.recipe, folder, [text], show_progress=False)
+    fresh = prepare(run.recipe, tmp_path / "q", [text], show_progress=False)
+    assert again.checksums == fresh.checksums
+    assert any(name.endswith(".json") for name in again.checksums)
+
+
 @pytest.mark.parametrize(
     ("subwords", "message"),
     [
