@@ -35,9 +35,10 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = Path(error.filename) if isinstance(error.filename, str) else path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            full = "a file is too large" if error.errno == errno.EFBIG else "the disk is full"
             raise InputError(
-                f"{path}: the disk is full; free some space and run the same command again"
+                f"{path}: {full}; {errors.REMEDIES[error.errno]} and run the same command again"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InputError(f"{path}: no permission to write {where}; choose another folder") from error

@@ -72,6 +72,10 @@ def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: p
     [
         (errno.ENOSPC, "place: the disk is full; free some space and run the same command again"),
         (errno.EDQUOT, "place: the disk is full"),
+        (
+            errno.EFBIG,
+            "place: a file is too large; allow larger files (ulimit -f) and run the same command again",
+        ),
         (errno.EACCES, "place: no permission to write name; choose another folder"),
         (errno.EROFS, "place: no permission to write name"),
         (errno.EEXIST, "place: cannot create this folder, because name is a file; choose another name"),
