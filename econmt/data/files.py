@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from econmt import errors
+from econmt.config import limits
 from econmt.errors import InputError, printable, talk
 
 
@@ -160,7 +161,8 @@ def _sync(path: Path) -> None:
 def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.*"):
         process, _, kind = leftover.name.removeprefix(f".{folder.name}.").partition(".")
-        if kind in ("partial", "old") and process.isdigit() and not _is_running(int(process)):
+        number = limits.natural(process)
+        if kind in ("partial", "old") and number is not None and not _is_running(number):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -169,7 +171,7 @@ def _is_running(process: int) -> bool:
         return process != os.getpid()
     try:
         os.kill(process, 0)  # signal 0 only checks for existence
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from econmt.checkpoint import folder
 from econmt.cli.inspection import read_metrics
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
@@ -93,6 +94,12 @@ def test_a_foreign_or_broken_folder_is_one_clear_line(
     assert len(ended.err.splitlines()) == 1
     assert message in ended.err
     assert str(copy) in ended.err
+
+
+@pytest.mark.parametrize("first", ["9" * 5000, "²", ""])
+def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path, first: str) -> None:
+    (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
+    assert folder._updates(tmp_path / "metrics.tsv") == {7}
 
 
 def test_metrics_without_an_update_are_refused(tmp_path: Path) -> None:

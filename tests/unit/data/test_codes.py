@@ -112,6 +112,12 @@ def test_codes_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> N
     (tmp_path / "vocab").write_text("a 3\nb\n")
     with pytest.raises(InputError, match=r"vocab:2: expected a subword and its count, found 'b'"):
         read_kept(tmp_path / "vocab", 1)
+    for line in (f"b {'9' * 5000}", "b ٣", "b -1", " 3", "b 3 4"):
+        (tmp_path / "vocab").write_text(f"a 3\n{line}\n", encoding="utf-8")
+        with pytest.raises(InputError, match=r"vocab:2: expected a subword and its count, found"):
+            read_kept(tmp_path / "vocab", 1)
+    (tmp_path / "vocab").write_text("a 3\nb 2\nc 4\n")
+    assert read_kept(tmp_path / "vocab", 3) == ["a", "c"]
 
 
 def test_tokens_keep_the_beginnings_of_words(tmp_path: Path) -> None:

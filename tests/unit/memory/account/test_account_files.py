@@ -107,9 +107,11 @@ def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
     account.to_json(one)
     wider.to_json(two)
     assert memory.compare(one, two) == comparison
-    two.write_text("[]")
-    with pytest.raises(InputError, match="no memory account; expected the output of"):
-        memory.compare(one, two)
+    row = '{"ledger": {"entries": [{"category": "weights", "layer": "a", "bytes": %s}]}}'
+    for content in ("[]", row % "Infinity", row % ("9" * 5000), "[" * 100_000):
+        two.write_text(content)
+        with pytest.raises(InputError, match="no memory account; expected the output of"):
+            memory.compare(one, two)
     with pytest.raises(InputError, match="No such file"):
         memory.compare(one, tmp_path / "three.json")
 
