@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import econmt
+from econmt.api import translation as translation_module
 from econmt.checkpoint.folder import ModelFolder
+from econmt.config.model import Model
 from econmt.data.text.glossary import Glossary
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.errors import InputError
@@ -125,6 +128,25 @@ def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
     options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
     ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
     assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
+
+
+def test_the_widest_model_of_an_ensemble_decides_on_threads(
+    word_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[object, int]] = []
+    widths = iter([64, 512, 8])
+    monkeypatch.setattr(Model, "widest", property(lambda _: next(widths)))
+
+    def threads_for(given: int | None, _: torch.device, width: int) -> SimpleNamespace:
+        found.append((given, width))
+        return SimpleNamespace(number=1)
+
+    monkeypatch.setattr(translation_module, "threads_for", threads_for)
+    monkeypatch.setattr(
+        translation_module.torch, "set_num_threads", lambda number: found.append(("set", number))
+    )
+    econmt.load([word_model] * 3, checkpoint=["best", "last", 6], threads="auto", precision="float32")
+    assert found == [(None, 512), ("set", 1)]
 
 
 def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:

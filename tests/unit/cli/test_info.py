@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from econmt.checkpoint import folder
-from econmt.cli.inspection import read_metrics
+from econmt.cli.inspection import disk_bytes, read_metrics
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 
@@ -94,6 +94,19 @@ def test_a_foreign_or_broken_folder_is_one_clear_line(
     assert len(ended.err.splitlines()) == 1
     assert message in ended.err
     assert str(copy) in ended.err
+
+
+def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "one").write_bytes(b"123")
+    (tmp_path / "other").write_bytes(b"12345")
+    (tmp_path / "linked").hardlink_to(tmp_path / "other")
+    (tmp_path / "symbolic").symlink_to(tmp_path / "one")
+    assert disk_bytes([]) == 0
+    assert disk_bytes([tmp_path / "folder"]) == 0
+    assert disk_bytes([tmp_path / "gone", tmp_path / "one"]) == 3
+    assert disk_bytes([tmp_path / "other", tmp_path / "linked"]) == 5
+    assert disk_bytes(tmp_path.iterdir()) == 8
 
 
 @pytest.mark.parametrize("first", ["9" * 5000, "²", ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,31 @@ from torch.cuda import _memory_viz
 
 from econmt import memory
 from econmt.errors import InputError
+from econmt.memory.account.comparison import AccountComparison
 from econmt.memory.measure.ledger import CATEGORIES
 from scripts.bench.account_models import GPT, Case, adam, gpt, next_word_loss
+
+
+def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
+    before = Counter(
+        {("weights", "a"): 10, ("weights", "gone"): 7, ("gradients", "same"): 5, ("other", "c"): 2}
+    )
+    after = Counter(
+        {("weights", "a"): 11, ("gradients", "same"): 5, ("other", "c"): 6, ("workspace", "new"): 3}
+    )
+    comparison = AccountComparison(before, after)
+    assert list(comparison.changes().items()) == [
+        (("weights", "gone"), -7),
+        (("other", "c"), 4),
+        (("workspace", "new"), 3),
+        (("weights", "a"), 1),
+    ]
+    assert comparison.grown == 1
+    table = comparison.table()
+    assert table.rows[0] == ["gone", "weights", 7, 0, "-7 B"]
+    assert table.rows[2] == ["new", "workspace", 0, 3, "+3 B"]
+    assert table.sums == ["all", "", 24, 25, "+1 B"]
+    assert AccountComparison(before, before).table().sums[-1] == ""
 
 
 def account_of(case: Case) -> memory.Account:
