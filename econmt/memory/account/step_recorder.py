@@ -35,7 +35,7 @@ from econmt_ops.core import scopes as accounting
 _Label = tuple[int, int, int, str, str]
 """Time in nanoseconds, address, bytes, category and layer of a tensor."""
 
-_Use = tuple[int, int, int, torch.Size, torch.dtype]
+_Use = tuple[int, int, int, tuple[int, ...], torch.dtype]
 """Time in nanoseconds, address and bytes of a storage, and shape and type of a tensor in it."""
 
 _Mark = tuple[int, int, str, UserLine | None]
