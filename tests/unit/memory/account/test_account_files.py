@@ -6,6 +6,7 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from torch.cuda import _memory_viz
 
 from econmt import memory
 from econmt.errors import InputError
+from econmt.memory.account.advice import advise
 from econmt.memory.account.comparison import AccountComparison
-from econmt.memory.measure.ledger import CATEGORIES
+from econmt.memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
 from scripts.bench.account_models import GPT, Case, adam, gpt, next_word_loss
 
 
@@ -167,6 +169,38 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
     assert advice["use an optimizer with 8-bit state"] < account.by_category()["optimizer state"]
     assert list(advice.values()) == sorted(advice.values(), reverse=True)
     assert "what would make room" in {table.title for table in account.tables().values()}
+
+
+def test_advice_to_the_byte() -> None:
+    ledger = Ledger(peak=1812)
+    ledger.entries.update(
+        {
+            ("feature maps", "m.0"): 600,
+            ("feature maps", "m.1"): 380,
+            ("feature maps", "m.1.sub"): 20,
+            ("weights", "m.0"): 150,
+            ("gradients", "m.0"): 150,
+            ("optimizer state", "m.0"): 512,
+        }
+    )
+    map_of = TensorAtPeak(501, (), "float32", "feature maps", "m.0", "")
+    ledger.largest = [map_of, map_of._replace(category="weights"), map_of._replace(dtype="bfloat16")]
+    scopes = SimpleNamespace(
+        kinds={"m": "Model", "m.0": "Block", "m.1": "Block", "m.1.sub": "Sub"},
+        inputs={"m": 5, "m.0": 100, "m.1": 30, "m.1.sub": 20},
+    )
+    texts = {each.text: each.bytes for each in advise(ledger, scopes)}  # type: ignore[arg-type]
+    assert list(texts.items()) == [
+        ("halve the batch", (1812 - 150 - 150 - 512) // 2),
+        ("compute in bfloat16 (torch.autocast)", 500),
+        ("use an optimizer with 8-bit state", 384 - 2),
+        ("checkpoint each of the 2 modules Block in m", 370),
+    ]
+    ledger.largest[0] = map_of._replace(bytes=500)  # no more than half of them is wide
+    assert "compute in bfloat16 (torch.autocast)" not in {each.text for each in advise(ledger, scopes)}  # type: ignore[arg-type]
+    ledger.peak = 38_000  # of which 370 bytes are less than a hundredth
+    found = [each.text for each in advise(ledger, scopes)]  # type: ignore[arg-type]
+    assert found == ["halve the batch", "use an optimizer with 8-bit state"]
 
 
 def test_advice_saves_what_it_predicts() -> None:
