@@ -362,6 +362,21 @@ def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> 
     assert not state.exists()
 
 
+def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
+    """A state is renamed before it is removed; one of that name may be there from the time before."""
+    state = checkpoints.load_state(copy.folder, Commit(8, True))
+    old = copy.folder.state(Commit(2, True))
+    shutil.copytree(copy.folder.state(Commit(6, True)), old)
+    left = old.with_name(f"{old.name}.tmp")
+    shutil.copytree(old, left)
+    aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
+    aside.mkdir()
+    recovery.finish_commit(copy.folder, state, 8, False)
+    assert copy.folder.commits() == [Commit(6, True), Commit(8, True)]
+    assert not left.exists()
+    assert not aside.exists()  # of an update that was written again
+
+
 def test_a_lost_checkpoint_is_not_replaced_by_another_best(copy: Run) -> None:
     """The numbered file is restored from the best one only if that is the same checkpoint's."""
     state = checkpoints.load_state(copy.folder, Commit(8, True))
