@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,24 @@ def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
     options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
     ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
     assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(6, [6, 6]), ([6], [6, 6]), ([8, 6], [8, 6]), (["last", 6], ["last", 6])]
+)
+def test_each_model_of_an_ensemble_has_its_checkpoint(
+    word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, expected: list[object]
+) -> None:
+    other, loaded = shutil.copytree(word_model, tmp_path / "other"), list[tuple[Path, object]]()
+    real = translation_module.load_model
+
+    def load_model(folder: Path, which: Any, device: torch.device) -> Any:
+        loaded.append((folder, which))
+        return real(folder, which, device)
+
+    monkeypatch.setattr(translation_module, "load_model", load_model)
+    econmt.load([word_model, other], given, precision="float32", device="cpu")
+    assert loaded == [(word_model, expected[0]), (other, expected[1])]
 
 
 def test_the_widest_model_of_an_ensemble_decides_on_threads(
