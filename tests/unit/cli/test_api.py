@@ -334,3 +334,9 @@ def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> N
         econmt.evaluate(hypotheses, ["a"])
     with pytest.raises(InputError, match="metric 'meteor'"):
         econmt.evaluate(hypotheses, references, ["meteor"])
+
+
+def test_evaluation_may_ignore_case() -> None:
+    for lowercase, expected in ((False, False), (True, True)):
+        found = econmt.evaluate(["ein hund bellt laut"], ["Ein Hund bellt laut"], lowercase=lowercase)
+        assert all((found[name].value > 99.9) == expected for name in ("bleu", "chrf"))
