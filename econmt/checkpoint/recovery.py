@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.checkpoint.checkpoints import load_state, prove, publish
+from econmt.checkpoint.checkpoints import load_state, prove, remove_unfinished
 from econmt.checkpoint.folder import Commit, ModelFolder, remove
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import check_tensors, read_metadata, write_text
@@ -69,16 +69,8 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recov
     Unreadable states are set aside if an earlier one is readable. If none is, the folder of states stays unchanged, and
     InputError is raised.
     """
-    for path in folder.temporaries():
-        remove(path)
+    remove_unfinished(folder)
     commits = folder.commits()
-    newest = commits[-1].update if commits and commits[-1].is_checkpoint else None
-    for update, paths in folder.pending().items():
-        if update == newest:
-            publish(folder, update)
-        else:
-            for path in paths:
-                path.unlink()
     if not commits:
         return Recovered(None)
     commit, notes = _newest_readable(folder, commits)

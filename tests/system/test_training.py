@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
     assert process.returncode == 1
     last = err.splitlines()[-1]
     assert last.startswith(f"econmt: error: {folder}/run: cannot save the checkpoint of update 6 (")
-    assert "the checkpoint of update 4 is intact; free some space and run the same command to resume" in last
+    assert "the checkpoint of update 4 is intact; allow larger files (ulimit -f) and run the same" in last
     assert "Traceback" not in err
     assert {path.name: path.read_bytes() for path in run.path.glob("*.safetensors")} == before
     assert train(folder, *longer) == 0

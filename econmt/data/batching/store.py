@@ -47,7 +47,7 @@ META_FILE = "meta.json"
 _STORE_FILES = re.compile(
     r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|weights|(source|target|factor[0-9]+)\.txt)"
     r"|(train|valid)_links\.(tokens|index|lines)"
-    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
+    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt|json)"
 )
 """Names of a store's files; a folder with other files is never overwritten."""
 
@@ -426,6 +426,7 @@ def _build(
         meta = _write_store(data, partial, inputs, own, progress)
         meta["files"] = files
         meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}
+        assert all(map(_STORE_FILES.fullmatch, meta["store"])), "the store could not be prepared again"
         meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
         (partial / META_FILE).write_text(
             json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"

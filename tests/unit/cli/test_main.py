@@ -82,6 +82,11 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             "runs/x: No space left on device; free some space and run the same command again",
         ),
         (
+            OSError(errno.EFBIG, "File too large", "runs/x"),
+            1,
+            "runs/x: File too large; allow larger files (ulimit -f) and run the same command again",
+        ),
+        (
             PermissionError(errno.EACCES, "Permission denied", "runs/x"),
             1,
             "runs/x: Permission denied; check the permissions",
