@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -12,6 +13,17 @@ _UNPRINTABLE = re.compile(
 )
 _NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
+
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.EACCES: "check the permissions",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "give a name whose links lead somewhere",
+}
+"""Remedies for errors of the operating system by their numbers."""
 
 quiet = False
 """True if standard error gets warnings and errors only; set by the command line for --quiet."""

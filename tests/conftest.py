@@ -13,11 +13,19 @@ from typing import Protocol
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from econmt.engine.outside_memory import WORKSPACE
 from tests import extras
 
 ROOT = Path(__file__).resolve().parent.parent
+
+PATIENCE = 1800.0
+"""Seconds after which a test fails that waits for something; none expects it sooner, since machines may be slow."""
+
+# Neither deadlines nor the time that drawing examples takes are tested.
+settings.register_profile("econmt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("econmt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -148,7 +156,7 @@ def run_econmt(tmp_path: Path) -> RunEconmt:
             env=econmt_environment(env),
             cwd=cwd or tmp_path,
             capture_output=True,
-            timeout=300,
+            timeout=PATIENCE,
             check=False,
         )
         return subprocess.CompletedProcess(

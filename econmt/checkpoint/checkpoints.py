@@ -47,7 +47,7 @@ from econmt.config.recipe import LanguageModelSection, Model, Recipe, read_recip
 from econmt.data.files import sync_folder
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.data.text.vocabulary import Vocabularies
-from econmt.errors import InputError, TrainingError
+from econmt.errors import REMEDIES, InputError, TrainingError
 from econmt.model import TranslationModel
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import TASKS
@@ -159,6 +159,20 @@ def publish(folder: ModelFolder, update: int) -> None:
     for path in folder.pending().get(update, []):
         path.replace(path.with_suffix(""))
     sync_folder(folder.path)
+
+
+def remove_unfinished(folder: ModelFolder) -> None:
+    """Removes what interrupted writes have left, and gives files of the newest commit their final names."""
+    for path in folder.temporaries():
+        remove(path)
+    commits = folder.commits()
+    newest = commits[-1].update if commits and commits[-1].is_checkpoint else None
+    for update, paths in folder.pending().items():
+        if update == newest:
+            publish(folder, update)
+        else:
+            for path in paths:
+                path.unlink()
 
 
 def _sha256(content: bytes) -> str:
@@ -365,7 +379,10 @@ def _description(
 
 @contextlib.contextmanager
 def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
-    """Turns a failure to write into a TrainingError of one line that says which checkpoint is intact."""
+    """Turns a failure to write into a TrainingError of one line that says which checkpoint is intact.
+
+    Removes what was written, which may be what fills the disk.
+    """
     try:
         yield
     except (OSError, SafetensorError, InputError) as error:
@@ -375,10 +392,13 @@ def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
                 f"{folder.path}: the checkpoint of update {update} cannot be read back ({error}); {good}; check the "
                 "disk, and run the same command to resume"
             ) from error
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        with contextlib.suppress(OSError):  # else the next start does it
+            remove_unfinished(folder)
+        number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, str(error))
+        remedy = REMEDIES.get(number or 0, "check the disk")
         raise TrainingError(
-            f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}; free some space and run "
-            "the same command to resume"
+            f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}; {remedy} and run the "
+            "same command to resume"
         ) from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt.checkpoint.tensor_files import read_metadata
+from econmt.config import limits
 from econmt.config.recipe import parse_recipe, recipe_text
 from econmt.data.batching.store import META_FILE
 from econmt.data.files import refuse_pipe
@@ -331,4 +332,4 @@ def _updates(metrics: Path) -> set[int]:
     except (OSError, UnicodeDecodeError):
         return set()
     first = (row.partition("\t")[0] for row in rows)
-    return {int(update) for update in first if update.isdecimal()}
+    return {number for number in map(limits.natural, first) if number is not None}

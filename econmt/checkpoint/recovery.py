@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.checkpoint.checkpoints import load_state, prove, publish
+from econmt.checkpoint.checkpoints import load_state, prove, remove_unfinished
 from econmt.checkpoint.folder import Commit, ModelFolder, remove
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import check_tensors, read_metadata, write_text
@@ -32,7 +32,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
     Args:
         folder: Model folder. state: Newest committed state, which is readable.
         keep_last: Number of the newest parameter files to keep, in addition to the best.
-        keep_best_state: True if the best checkpoint's optimizer state is kept too.
+        keep_best_state: True if the best checkpoint at the interval is kept too, with its optimizer state.
     """
     if state.best_update:
         _link_best(folder, state.best_update)
@@ -45,7 +45,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
         needed += [load_state(folder, commit) for commit in before]
     states = {commits[-1], *before}
     if keep_best_state:
-        states |= {Commit(kept_state.best_update, True) for kept_state in needed}
+        states |= {Commit(kept_state.best_regular, True) for kept_state in needed}
     for commit in commits:
         if commit not in states:
             _remove_state(folder.state(commit))
@@ -56,6 +56,7 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
     kept = {*checkpoints[-keep_last:]}
     for kept_state in needed:
         kept |= {kept_state.best_update, kept_state.parameters_from}
+        kept |= {kept_state.best_regular} if keep_best_state else set()
     for update in checkpoints:
         if update not in kept:
             folder.parameters(update).unlink(missing_ok=True)
@@ -68,16 +69,8 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recov
     Unreadable states are set aside if an earlier one is readable. If none is, the folder of states stays unchanged, and
     InputError is raised.
     """
-    for path in folder.temporaries():
-        remove(path)
+    remove_unfinished(folder)
     commits = folder.commits()
-    newest = commits[-1].update if commits and commits[-1].is_checkpoint else None
-    for update, paths in folder.pending().items():
-        if update == newest:
-            publish(folder, update)
-        else:
-            for path in paths:
-                path.unlink()
     if not commits:
         return Recovered(None)
     commit, notes = _newest_readable(folder, commits)

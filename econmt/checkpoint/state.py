@@ -197,14 +197,15 @@ class TrainingState:
 
     ``update`` counts updates; ``data`` is the state of the batch iterator; ``last_checkpoint`` is the update of the
     last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training
-    continues with (the best one after the plateau schedule returned to it); ``num_not_improved`` counts checkpoints
-    since the best one, of score ``best_score``; ``gradient_norm`` is that of the last update, ``monitored`` those of
-    monitored parameters; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a memory budget, empty
-    without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` is the
-    division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name in a
-    recipe; ``loss_scale`` is that of the next update, empty unless in float16, and ``skipped`` counts the updates that
-    overflowed; ``average_from`` is the update after which parameter averaging began, None before; ``environment`` is
-    that of the last save, see :mod:`econmt.training.provenance`.
+    continues with (the best one after the plateau schedule returned to it); ``best_update`` is the best checkpoint, of
+    score ``best_score``; ``best_regular`` is the best one at the checkpoint interval, to which the plateau schedule
+    returns, and ``num_not_improved`` counts those since it; ``gradient_norm`` is that of the last update, ``monitored``
+    those of monitored parameters; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a memory budget,
+    empty without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline``
+    is the division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name
+    in a recipe; ``loss_scale`` is that of the next update, empty unless in float16, and ``skipped`` counts the updates
+    that overflowed; ``average_from`` is the update after which parameter averaging began, None before; ``environment``
+    is that of the last save, see :mod:`econmt.training.provenance`.
     """
 
     update: Update = 0
@@ -215,6 +216,7 @@ class TrainingState:
     schedule: Annotated[Values, shaped_like(ScheduleState, may_be_empty=True)] = field(default_factory=dict)
     best_update: Update = 0
     best_score: Score = None
+    best_regular: Update = 0
     num_not_improved: Count = 0
     last_checkpoint: Update = 0
     parameters_from: Update = 0
@@ -253,9 +255,10 @@ class TrainingState:
             )
         # States of older versions lack fields that were added later; their precision was float32.
         later = {"plan", "choices", "precision", "average_from", "environment", "monitored"}
-        later |= {"loss_scale", "skipped", "savings"}
+        later |= {"loss_scale", "skipped", "savings", "best_regular"}
         missing = {entry.name for entry in fields(cls)} - later - set(values)
         wrong = [f"{name}: missing" for name in sorted(missing)]
+        values.setdefault("best_regular", values.get("best_update", 0))
         try:
             for name in ("since_checkpoint", "since_log"):
                 if isinstance(values.get(name), dict):
@@ -271,7 +274,8 @@ class TrainingState:
     def _contradictions(self) -> list[str]:
         """Returns inconsistencies: every checkpoint that a state names must have a row of metrics."""
         rows = {0, *(row["update"] for row in self.metrics)}
-        named = {name: getattr(self, name) for name in ("best_update", "last_checkpoint", "parameters_from")}
+        names = ("best_update", "best_regular", "last_checkpoint", "parameters_from")
+        named = {name: getattr(self, name) for name in names}
         wrong = [
             f"{name} {update}: no such checkpoint" for name, update in named.items() if update not in rows
         ]

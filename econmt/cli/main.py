@@ -25,7 +25,7 @@ import typer
 import econmt
 from econmt import errors
 from econmt.cli.standard_streams import open_standard_streams
-from econmt.errors import EconmtError, InputError, printable, talk
+from econmt.errors import REMEDIES, EconmtError, InputError, printable, talk
 from econmt.parallel.orphans import end_with_launcher
 
 COMMANDS = {
@@ -58,19 +58,13 @@ EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
 EXIT_HELP = -2
 """Marks exit code 2 after help instead of an error."""
-REMEDIES = {
-    errno.ENOSPC: "free some space and run the same command again",
-    errno.EDQUOT: "free some space and run the same command again",
-    errno.EACCES: "check the permissions",
-    errno.EROFS: "choose a folder that can be written to",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.ELOOP: "give a name whose links lead somewhere",
-}
 WITHOUT_TORCH = frozenset({"recipes", "doctor"})
 """Commands that do not load torch, or say why it cannot be loaded."""
 COMMON_OPTIONS = (
     "Every command takes -q, --quiet (only warnings and results) and --debug (traceback of an error)."
 )
+AGAIN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers after which the same command may succeed."""
 UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
 """Error numbers of paths that cannot exist."""
 # typer does not export the base class of its parser's errors.
@@ -186,12 +180,23 @@ def _check_words(words: Sequence[str]) -> None:
         if not word or (option.startswith("--") and equals and not value):
             name = f" ({option})" if option else f" (after {words[number - 2]})" if number > 1 else ""
             raise InputError(f"argument {number}{name} is empty; give a value or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                f"argument {number} '{word}' is not valid UTF-8; give names and values in UTF-8"
-            ) from None
+        if not word.isascii():
+            _check_encoding(number, word)
+
+
+def _check_encoding(number: int, word: str) -> None:
+    """Raises InputError if an argument is not UTF-8, or is, but in a locale of another encoding."""
+    try:
+        text = os.fsencode(word).decode()
+    except UnicodeError:
+        raise InputError(
+            f"argument {number} '{word}' is not valid UTF-8; give names and values in UTF-8"
+        ) from None
+    if text != word:
+        raise InputError(
+            f"argument {number} '{text}' is in UTF-8, but the locale's encoding is {sys.getfilesystemencoding()}; set "
+            "PYTHONUTF8=1"
+        )
 
 
 def _tell(error: Exception, debug: bool = False) -> int:
@@ -239,6 +244,7 @@ def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
     if isinstance(error, OSError) and error.strerror:
         where = f"{printable(error.filename)}: " if error.filename else ""
         advice = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+        advice += " and run the same command again" if error.errno in AGAIN else ""
         return [f"{where}{error.strerror}{advice}"], 2 if error.errno in UNUSABLE else 1
     devices = sys.modules.get("econmt.engine.devices")  # loaded, if a device can have run out of memory
     if isinstance(error, MemoryError) or (devices is not None and devices.is_out_of_memory(error)):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from econmt.cli.standard_streams import table_console
 from econmt.cli.workload import Workload, find_workload
 from econmt.config import limits
 from econmt.config.recipe import Recipe
-from econmt.data.files import writing
+from econmt.data.files import notice, writing
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.communicator import rows_of_share
@@ -32,9 +32,10 @@ from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.memory.account.comparison import compare
-from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
+from econmt.memory.estimate.techniques import Say, Technique, estimate, estimator, techniques
 from econmt.memory.measure.byte_budget import budget_bytes, size_text
 from econmt.memory.measure.kernels import KernelTimes
+from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, demand, fit_all
 from econmt.memory.plan.planner import describe
@@ -42,15 +43,14 @@ from econmt.memory.profiling import Failures, Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.data import fit_data, report_data
 from econmt.memory.report.page import page
-from econmt.memory.report.report import Report, fit_table, print_report
+from econmt.memory.report.report import Report, fit_table, print_report, row_text
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
-from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.rule import rules_only
 
-FITTED = ("reference", "all", "all, bfloat16")
+FITTED = ("reference", "all", "reference, bfloat16", "all, bfloat16")
 """Techniques whose largest batches --fit --compare prints."""
 
 _PASSES = 4
@@ -73,7 +73,9 @@ class StepOptions:
         help="Find the largest batch of each bucket that fits into these bytes, e.g. 8GiB.",
         metavar="BYTES",
     )
-    compare: bool = option(False, help="Compare techniques, one row each.")
+    compare: bool = option(
+        False, help="Compare techniques, one row each; compiled ones if an op of the recipe is compiled."
+    )
     processes: int | None = option(
         None,
         help="Number of processes that train together; the figures are those of one of them.",
@@ -115,9 +117,7 @@ def profile(
     budget = _check_options(context, steps, output)
     settings = recipe.load()
     step = _step_to_profile(recipe, settings, batch, steps, output)
-    technique, notes = step.of_run()
-    rows = step.compared() if steps.compare else [technique]
-    notes = [] if steps.compare else notes
+    rows, notes = (step.compared(), []) if steps.compare else step.of_run()
     command = shlex.join(["econmt", *context.obj])
     if budget is not None:
         if steps.compare:
@@ -137,27 +137,28 @@ def profile(
             precision = "" if steps.compare else f", {step.precision.name}"
             _print_fits(fits, budget, step, precision, notes)
         return
-    failures, kernel_times = Failures(), []
-    with status_line() as say, reproducible(step.device, step.threads), rules_only():  # as a run
-        ledgers = []
-        if len(step.ranks) > 1:
-            task, shape = step.workload.task, step.workload.shape
-            ledgers = [estimate(task, technique, shape, step.device.type, rank) for rank in step.ranks]
-        rank = step.ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else step.ranks[0]
-        profiles = step.profiles(rows, rank, say, failures, patient=steps.measured)
-        if output.trace is not None:
-            failures.attempt(technique, step.trace, technique, profiles, output.trace, rank, say)
-        if step.device.type == "cuda" and any(each.times is not None for each in profiles):
-            kernel_times = failures.attempt(technique, step.kernels, technique, rank, say) or []
+    figures = step.measure(rows, output.trace, patient=steps.measured)
     workload = step.workload
-    device, how = str(step.device), _how(profiles, step.predicted)
+    device, how = str(step.device), _how(figures.profiles, step.predicted)
     name, sizes, machine = settings.name, workload.task.sizes, describe_machine(device)
-    notes = [*workload.notes, *notes, *failures.notes]
+    notes = [*workload.notes, *notes, *figures.notes]
     report = Report(
-        name, command, workload.shape, sizes, device, how, notes, machine, profiles, kernel_times, ledgers
+        name,
+        command,
+        workload.shape,
+        sizes,
+        device,
+        how,
+        notes,
+        machine,
+        figures.profiles,
+        figures.kernels,
+        figures.ranks,
     )
-    _print(report, output, traced=technique not in failures.errors)
-    failures.raise_first()
+    _print(report, output, traced=figures.traced)
+    if figures.interrupted:
+        raise KeyboardInterrupt
+    figures.failures.raise_first()
 
 
 def _print_difference(context: typer.Context, files: RunRecipe) -> None:
@@ -189,7 +190,11 @@ def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:
 
 
 def _print_fits(
-    fits: Mapping[str, Sequence[Fit]], budget: int, step: ProfiledStep, precision: str, notes: Sequence[str]
+    fits: Mapping[Technique, Sequence[Fit]],
+    budget: int,
+    step: ProfiledStep,
+    precision: str,
+    notes: Sequence[str],
 ) -> None:
     """Prints the largest batches as a table."""
     console, ranks = table_console(), step.ranks[0].size
@@ -199,6 +204,32 @@ def _print_fits(
         lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
     console.print("\n".join(lines), highlight=False, markup=False)
     print_table(console, fit_table(fits, budget).for_terminal())
+
+
+@dataclass
+class ProfileFigures:
+    """Figures of a profile.
+
+    Attributes:
+        profiles: profiles of the techniques that did not fail, as far as the user did not interrupt.
+        kernels: kernels of a step on a GPU.
+        ranks: ledgers of the ranks that differ, if there are several ranks.
+        traced: True if the trace was written.
+        interrupted: True if the user interrupted; the figures are those until then.
+    """
+
+    failures: Failures
+    profiles: list[Profile] = field(default_factory=list)
+    kernels: list[KernelTimes] = field(default_factory=list)
+    ranks: list[Ledger] = field(default_factory=list)
+    traced: bool = False
+    interrupted: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about figures that are missing."""
+        stopped = "Interrupted; these are the figures until then."
+        return [*self.failures.notes, *([stopped] if self.interrupted else [])]
 
 
 @dataclass(frozen=True)
@@ -218,7 +249,48 @@ class ProfiledStep:
     threads: int | None
     precision: Precision
 
-    def of_run(self) -> tuple[Technique, list[str]]:
+    def measure(self, rows: Sequence[Technique], trace: Path | None, *, patient: bool) -> ProfileFigures:
+        """Measures or predicts techniques; says each of several as soon as it is done.
+
+        Args:
+            rows: Techniques, the reference first if there are several.
+            trace: File for the trace of a step as the recipe runs it; None: no trace.
+            patient: True to measure however long it takes.
+        """
+        failures = Failures()
+        figures = ProfileFigures(failures)
+        with status_line() as say, reproducible(self.device, self.threads), rules_only():  # as a run
+            try:
+                rank = self.ranks[0]
+                if len(self.ranks) > 1:
+                    task, shape = self.workload.task, self.workload.shape
+                    figures.ranks = [
+                        estimate(task, rows[0], shape, self.device.type, each) for each in self.ranks
+                    ]
+                    rank = self.ranks[figures.ranks.index(max(figures.ranks, key=demand))]
+                for profile in self.profiles(rows, rank, say, failures, patient=patient):
+                    figures.profiles.append(profile)
+                    if len(rows) > 1:
+                        notice(row_text(profile))
+                timed = any(each.times is not None for each in figures.profiles)
+                on_gpu = self.device.type == "cuda" and timed
+                if trace is not None or on_gpu:
+                    technique = self.of_run()[0][0] if len(rows) > 1 else rows[0]
+                    if trace is not None:
+                        failures.attempt(technique, self.trace, technique, figures.profiles, trace, rank, say)
+                        figures.traced = technique not in failures.errors
+                    if on_gpu:
+                        figures.kernels = (
+                            failures.attempt(technique, self.kernels, technique, rank, say) or []
+                        )
+            except KeyboardInterrupt:
+                if not figures.profiles:
+                    raise
+                figures.interrupted = True
+        figures.profiles = [each for each in figures.profiles if each.technique not in failures.errors]
+        return figures
+
+    def of_run(self) -> tuple[list[Technique], list[str]]:
         """Returns the technique of a run of the recipe on this machine, and notes on it, a sentence each.
 
         A run with a byte budget leaves open what its plan chooses, and follows the rules; so does a prediction for a
@@ -229,11 +301,11 @@ class ProfiledStep:
         technique = Technique("as in the recipe", in_recipe, self.precision)
         by_rule = self.predicted and self.device.type != "cpu"
         if task.recipe.training.memory_budget is not None or by_rule or "auto" not in in_recipe:
-            return technique, []
+            return [technique], []
         with torch.device("meta"):
             size = sum(parameter.nbytes for parameter in task.build_model().parameters())
         if self.predicted and 2 * size > budget_bytes("auto", self.device, 0):  # the weights need not fit
-            return technique, []
+            return [technique], []
         with status_line() as say, reproducible(self.device, self.threads):
             say("finding out which ops are fastest, as a run does when it begins")
             chosen, why = settle(
@@ -245,27 +317,30 @@ class ProfiledStep:
                 passes=_PASSES,
             )
         notes = [f"Ops that auto means here: {describe(chosen)} ({why})."]
-        return technique._replace(implementations=chosen), notes
+        return [technique._replace(implementations=chosen)], notes
 
     def compared(self) -> list[Technique]:
         """Returns the techniques of --compare."""
         task, kind = self.workload.task, self.device.type
+        compiled = not self.predicted and "compiled" in Implementations.of(task.recipe.ops)
         with rules_only(kind) if self.predicted else nullcontext():
-            rows = techniques(task.recipe.ops.stash, kind, has_compiler() and not self.predicted)
+            rows = techniques(task.recipe.ops.stash, kind, compiled)
         # A language model's layers are run as an encoder's.
         return [each for each in rows if task.translates or each.name != "+ decoder"]
 
     def profiles(
         self, rows: Sequence[Technique], rank: Rank, say: Say, failures: Failures, *, patient: bool
-    ) -> list[Profile]:
-        """Measures or predicts techniques; ``patient`` measures however long it takes."""
-        task, shape = self.workload.task, self.workload.shape
+    ) -> Iterator[Profile]:
+        """Yields profiles of techniques, measured or predicted; ``patient`` measures however long it takes."""
+        task, shape, device = self.workload.task, self.workload.shape, self.device
         if not self.predicted:
-            return measure_profile(
-                task, rows, shape, self.device, patient=patient, say=say, rank=rank, failures=failures
+            yield from measure_profile(
+                task, rows, shape, device, patient=patient, say=say, rank=rank, failures=failures
             )
-        ledgers = zip(rows, estimates(task, rows, shape, self.device.type, say, rank), strict=True)
-        return [Profile(technique, shape, ledger, measured=False) for technique, ledger in ledgers]
+            return
+        predict = estimator(task, shape, device.type, say, rank)
+        for technique in rows:
+            yield Profile(technique, shape, predict(technique), measured=False)
 
     def trace(
         self, technique: Technique, profiles: Sequence[Profile], path: Path, rank: Rank, say: Say
@@ -284,11 +359,11 @@ class ProfiledStep:
         """Measures the kernels of a step on a GPU."""
         return kernels(self.workload.task, technique, self.workload.shape, self.device, say, rank)
 
-    def fits(self, rows: Sequence[Technique], budget: int) -> dict[str, list[Fit]]:
+    def fits(self, rows: Sequence[Technique], budget: int) -> dict[Technique, list[Fit]]:
         """Finds the largest batch, of all ranks together, of each bucket by each technique."""
         task, ranks = self.workload.task, self.ranks
         replicas = ranks[0].size // task.recipe.parallel.pipeline if ranks[0].size > 1 else 1
-        fits: dict[str, list[Fit]] = {}
+        fits: dict[Technique, list[Fit]] = {}
         buckets = self.workload.buckets[::-1]
         start = self.workload.shape.rows
         with status_line() as say:
@@ -301,7 +376,7 @@ class ProfiledStep:
                     say(f"{progress}: {source} x {target}, {technique.name}")
                     largest.insert(0, next(results))
                 start = max(1, largest[-1].rows)
-                fits[technique.name] = [each._replace(rows=each.rows * replicas) for each in largest]
+                fits[technique] = [each._replace(rows=each.rows * replicas) for each in largest]
         return fits
 
 
@@ -393,9 +468,10 @@ def _how(profiles: Sequence[Profile], predicted: bool) -> str:
     if not guessed:
         graphs = any(profile.bytes.graphs is not None for profile in profiles)
         return "Bytes and times: measured" + ("; times of steps are those of CUDA graphs." if graphs else ".")
+    names = ", ".join(profile.technique.name for profile in guessed)
     if len(guessed) < len(profiles):
-        names = ", ".join(profile.technique.name for profile in guessed)
-        return f"Bytes and times: measured; the device's memory is too small for {names}, whose bytes are estimated."
+        lack = "the device's memory is too small" if guessed[0].bytes.device == "cuda" else "no time was left"
+        return f"Bytes and times: measured; {lack} for {names}, whose bytes are estimated."
     timed = profiles[0].timed_shape
     if timed is None:
         return "Bytes: estimated with fake tensors; no step fits the free memory."

@@ -248,10 +248,15 @@ class Filters(Section):
 class Noise(Section):
     """Random changes of training pairs, drawn again in every epoch, that make a model robust to them.
 
-    The token store is unchanged; the changes depend on the seed, the epoch and the position of a pair only.
+    The token store is unchanged; the changes depend on the seed, the epoch and the position of a pair only. A pair that
+    would become too long for ``data.max_length`` or the buckets of the text stays as it is.
     """
 
-    upper: Probability = Field(0.0, description="probability that both sides of a pair are put in capitals")
+    upper: Probability = Field(
+        0.0,
+        description="probability that both sides of a pair are put in capitals; pairs that would become too long stay "
+        "as they are, so that fewer long pairs are changed",
+    )
     title: Probability = Field(
         0.0, description="probability that all words of both sides of a pair are capitalised"
     )

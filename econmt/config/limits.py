@@ -6,6 +6,7 @@ constants, so that recipes, options and Python calls agree.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field
@@ -113,3 +114,11 @@ def check_whole(name: str, value: object, most: int) -> None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
         return
     raise InputError(f"{name}: expected a whole number from 1 to {most}, found {str(value)[:40]}")
+
+
+def natural(text: str) -> int | None:
+    """Reads a number of at most 15 digits from 0 to 9; None for any other text.
+
+    ``int`` raises an error for thousands of digits, and ``str.isdigit`` accepts characters that ``int`` does not.
+    """
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None

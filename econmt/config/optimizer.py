@@ -155,7 +155,7 @@ class ScheduleSection(Section):
         0,
         ge=0,
         le=limits.UPDATES,
-        description="number of updates before the decay begins (step, exponential)",
+        description="number of updates before the decay begins, at least those of warmup (step, exponential)",
     )
     min_learning_rate: float = Field(
         0.0,

@@ -163,7 +163,9 @@ class Training(Section):
         None, description="do not stop early before a checkpoint after this many epochs"
     )
     checkpoint_interval: Annotated[Updates, NO_MEMORY] = Field(
-        500, description="updates between checkpoints (validate and save)"
+        500,
+        description="updates between checkpoints (validate and save); a run that ends between two of them is validated "
+        "and saved, too, but early stopping and schedules leave that checkpoint out",
     )
     decode_and_evaluate: Annotated[int, TRANSLATION] = Field(
         -1,

@@ -35,6 +35,8 @@ _SCALARS = {
         "-+.0123456789",
     ),
 }
+_DIGITS = 100
+"""Maximum number of characters of an integer."""
 _TAGS = {*_SCALARS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))}
 
 
@@ -59,6 +61,8 @@ class _Writer(yaml.SafeDumper):
 
 def _integer(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     bases = {"0o": 8, "0x": 16}
+    if len(node.value) > _DIGITS:
+        raise ValueError(f"a number of {len(node.value):,} characters; give at most {_DIGITS}")
     return int(node.value, bases.get(node.value[:2], 10))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from econmt import errors
+from econmt.config import limits
 from econmt.errors import InputError, printable, talk
 
 
@@ -35,9 +36,10 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = Path(error.filename) if isinstance(error.filename, str) else path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            full = "a file is too large" if error.errno == errno.EFBIG else "the disk is full"
             raise InputError(
-                f"{path}: the disk is full; free some space and run the same command again"
+                f"{path}: {full}; {errors.REMEDIES[error.errno]} and run the same command again"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InputError(f"{path}: no permission to write {where}; choose another folder") from error
@@ -159,7 +161,8 @@ def _sync(path: Path) -> None:
 def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.*"):
         process, _, kind = leftover.name.removeprefix(f".{folder.name}.").partition(".")
-        if kind in ("partial", "old") and process.isdigit() and not _is_running(int(process)):
+        number = limits.natural(process)
+        if kind in ("partial", "old") and number is not None and not _is_running(number):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -168,7 +171,7 @@ def _is_running(process: int) -> bool:
         return process != os.getpid()
     try:
         os.kill(process, 0)  # signal 0 only checks for existence
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -119,10 +119,13 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 class Heartbeat:
-    """Prints the current activity on stderr whenever ``seconds`` have passed without a line, while it is entered."""
+    """Prints the current activity on stderr whenever ``seconds`` have passed without a line, while it is entered.
+
+    An activity that was printed last already is printed again only after twice as long each time.
+    """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._doing = seconds, "working"
+        self._seconds, self._doing, self._told, self._wait = seconds, "working", "", seconds
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self.spoke()
@@ -136,8 +139,11 @@ class Heartbeat:
         self._last = time.monotonic()
 
     def _beat(self) -> None:
-        while not self._finished.wait(max(0.0, self._last + self._seconds - time.monotonic())):
-            if time.monotonic() - self._last >= self._seconds:
+        while not self._finished.wait(self._seconds - (time.monotonic() - self._last) % self._seconds):
+            if self._doing != self._told:
+                self._told, self._wait = self._doing, self._seconds
+            if time.monotonic() - self._last >= self._wait:
+                self._wait *= 2.0
                 notice(self._doing)
                 self.spoke()
 

@@ -29,12 +29,13 @@ _END = re.compile(
 _NEXT = re.compile(rf"\s+(?:[-–—]\s*)?[{_OPENING}\s]*")
 _WORD_BEFORE = re.compile(rf"[^\s{_OPENING}]*\Z")
 _LONGEST_WORD = 40
-_LONG_WORD = re.compile(r"\S{1000}")
+_LONG_WORD = 1000
 _LONG_TEXT = 20_000
 """Characters of a text above which the library, whose time grows with the square, is not used."""
+_BLANKS = re.compile(r"\s*")
 _ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[^\W\d_]")
 _ORDINAL = re.compile(r"\d{1,2}|[IVX]{1,5}")
-_ITEM = re.compile(r"\s*\d{1,3}\Z")
+_ITEM = re.compile(r"\d{1,3}\Z")
 
 _TITLES = {
     "": "Dr Prof Mr Mrs Ms St Ph.D Inc Ltd Co Jr Sr vs cf ca al",
@@ -80,13 +81,13 @@ def sentence_spans(text: str, language: str = "", *, stops: bool = True) -> list
     between words does not end it at all.
     """
     spans: list[Span] = []
-    begin = 0
+    begin = _after_blanks(text, 0)
     for end in _END.finditer(text):
         if not stops and end["stop"] and not end["closing"]:
             continue
         if end["wide"] or _begins_sentence(text, begin, end, language):
             spans += _trimmed(text, begin, end.end())
-            begin = end.end()
+            begin = _after_blanks(text, end.end())
     return spans + _trimmed(text, begin, len(text))
 
 
@@ -95,6 +96,13 @@ def _trimmed(text: str, begin: int, end: int) -> list[Span]:
     piece = text[begin:end]
     start = begin + len(piece) - len(piece.lstrip())
     return [(start, begin + len(piece.rstrip()))] if piece.strip() else []
+
+
+def _after_blanks(text: str, at: int) -> int:
+    """Returns the index of the first character from ``at`` on that is not blank."""
+    blanks = _BLANKS.match(text, at)
+    assert blanks is not None
+    return blanks.end()
 
 
 def _begins_sentence(text: str, begin: int, end: re.Match[str], language: str) -> bool:
@@ -142,7 +150,7 @@ def splitter_for(language: str) -> Splitter:
 
     def split(text: str) -> list[Span]:
         # The library takes the square of a word's length, and of a text's.
-        if len(text) > _LONG_TEXT or _LONG_WORD.search(text):
+        if len(text) > _LONG_TEXT or max(map(len, text.split()), default=0) >= _LONG_WORD:
             return own(text)
         spans: list[Span] = []
         for begin, last in _found(text, library.split(" ".join(text.split()))):

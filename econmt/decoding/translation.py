@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from econmt.data.text.case import lower, upper
-from econmt.decoding.requests import Request
+
+if TYPE_CHECKING:  # files are read in processes that start fast and import no torch
+    from torch import Tensor
+
+    from econmt.decoding.requests import Request
 
 
 class NBestEntry(NamedTuple):

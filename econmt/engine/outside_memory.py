@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -63,18 +64,25 @@ ASSUMED_GRAPHS = 12
 
 
 class OutsideMeter:
-    """Measures the memory of a GPU outside of PyTorch's allocator, by what the process has done since it began.
+    """Measures the memory of a GPU outside of PyTorch's allocator.
 
-    Memory of other processes is not counted, except what they allocate later, and what they had if CUDA was in use
-    before or NVIDIA's management library is missing. Stacks are limited unless CUDA was in use before.
+    Where NVIDIA's management library tells the memory of this process, memory of other processes is not counted.
+    Elsewhere, as in many containers, it is what all processes take, less what they took before; two readings that agree
+    are needed, because others may allocate at the same time. Then what others allocate later is counted, and what they
+    had if CUDA was in use before or the library is missing. Stacks are limited unless CUDA was in use before.
+
+    Attributes:
+        by_process: True if the memory of this process alone is measured.
     """
 
     def __init__(self, device: torch.device) -> None:
         cuda: Any = torch.cuda
         begins = not cuda.is_initialized()
-        others = taken_by_all(device.index) if begins else 0
-        self._device, self._others = device, others
+        self._device, self._others = device, 0
+        if begins:
+            self._others = agreed(lambda: taken_by_all(device.index))
         torch.cuda.synchronize(device)  # creates the context
+        self.by_process = self._own_bytes() is not None
         if begins:
             with torch.cuda.device(device):
                 _limit_stacks(STACK_BYTES)
@@ -97,9 +105,43 @@ class OutsideMeter:
         kernels = ASSUMED.kernels + max(0, graphs - ASSUMED_GRAPHS) * GRAPH_BYTES
         return now._replace(kernels=max(now.kernels, kernels))
 
+    @property
+    def source(self) -> str:
+        """Clause for a message on how the memory is measured."""
+        if self.by_process:
+            return "measured for this process"
+        return "measured for all processes of the GPU, less what they took at the start"
+
     def _bytes(self) -> int:
+        own = self._own_bytes() if self.by_process else None
+        if own is None:
+            own = agreed(self._bytes_of_all) - self._others
+        return max(0, own - torch.cuda.memory_reserved(self._device))
+
+    def _bytes_of_all(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
-        return max(0, total - free - torch.cuda.memory_reserved(self._device) - self._others)
+        return total - free
+
+    def _own_bytes(self) -> int | None:
+        """Returns the bytes of this process; None if the library does not tell, or tells less than the allocator has.
+
+        In a container, the library may know the process by another number, which here another process may have.
+        """
+        own = taken_by_process(self._device.index, os.getpid())
+        return None if own is None or own < torch.cuda.memory_reserved(self._device) else own
+
+
+_READINGS = 10
+
+
+def agreed(read: Callable[[], int]) -> int:
+    """Returns a number of bytes that two readings in a row have in common; if none do, the smallest of ten."""
+    readings = [read()]
+    for _ in range(_READINGS - 1):
+        readings.append(read())
+        if readings[-1] == readings[-2]:
+            return readings[-1]
+    return min(readings)
 
 
 _WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
@@ -181,19 +223,59 @@ class _DriverMemory(ctypes.Structure):
     )
 
 
-def taken_by_all(index: int) -> int:
-    """Returns the bytes of a GPU that all processes take, without creating a context on it; 0 if unknown."""
+class _ProcessMemory(ctypes.Structure):
+    """Structure nvmlProcessInfo_t of the third version of its function, in bytes."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+_UNKNOWN_MEMORY = 2**64 - 1
+"""Bytes of a process of which the library knows no more than that it is there."""
+
+
+@cache
+def _management(index: int) -> tuple[Any, ctypes.c_void_p] | None:
+    """Returns NVIDIA's management library and its handle of a GPU of CUDA; None if one of them is missing."""
     driver, management = _library("libcuda.so.1"), _library("libnvidia-ml.so.1")
     if driver is None or management is None:
-        return 0
+        return None
     gpu, handle, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.create_string_buffer(32)
-    memory = _DriverMemory(version=ctypes.sizeof(_DriverMemory) | 2 << 24)
     failed = (
         driver.cuInit(0)
         or driver.cuDeviceGet(ctypes.byref(gpu), index)
         or driver.cuDeviceGetPCIBusId(address, len(address), gpu)
         or management.nvmlInit_v2()
         or management.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle))
-        or management.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory))
     )
-    return 0 if failed else int(memory.used)
+    return None if failed else (management, handle)
+
+
+def taken_by_all(index: int) -> int:
+    """Returns the bytes of a GPU that all processes take, without creating a context on it; 0 if unknown."""
+    found = _management(index)
+    memory = _DriverMemory(version=ctypes.sizeof(_DriverMemory) | 2 << 24)
+    if found is None or found[0].nvmlDeviceGetMemoryInfo_v2(found[1], ctypes.byref(memory)):
+        return 0
+    return int(memory.used)
+
+
+def taken_by_process(index: int, process: int) -> int | None:
+    """Returns the bytes of a GPU that a process takes; None if the management library does not tell."""
+    found = _management(index)
+    # Drivers before version 510 lack the function.
+    read = None if found is None else getattr(found[0], "nvmlDeviceGetComputeRunningProcesses_v3", None)
+    if found is None or read is None:
+        return None
+    room = ctypes.c_uint(0)
+    read(found[1], ctypes.byref(room), None)  # tells how many there are
+    room.value += 16  # some may begin meanwhile
+    entries = (_ProcessMemory * room.value)()
+    if read(found[1], ctypes.byref(room), entries):
+        return None
+    used = [entry.used for entry in entries[: room.value] if entry.pid == process]
+    return None if not used or _UNKNOWN_MEMORY in used else sum(used)

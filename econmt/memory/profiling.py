@@ -6,9 +6,12 @@ memory and time do not depend on the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +22,7 @@ from econmt.engine.graphs import GraphedStep
 from econmt.engine.outside_memory import outside_meter
 from econmt.engine.step import StepResult
 from econmt.errors import printable
-from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
+from econmt.memory.estimate.techniques import Say, Technique, estimator, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
@@ -32,11 +35,11 @@ from econmt_ops.dispatch.rule import captured
 ROUNDS = 3
 """Number of timed steps of each technique, which take turns; the fastest counts."""
 
-TIME_LIMIT = 60.0
+TIME_LIMIT = 40.0
 """Seconds that measuring on a CPU may take, unless the user asks for whole steps."""
 
 _PASSES = ROUNDS + 4
-"""Cost of measuring a technique, in steps: a warm-up, a tracked one (which takes twice as long), one timed by layer."""
+"""Cost of measuring a technique, in steps: a tracked one, which takes twice as long, two by layer, and the rounds."""
 
 
 @dataclass
@@ -131,8 +134,9 @@ class Step:
         return seconds_of(self.run, self.device)
 
     def measure(self) -> Ledger:
-        """Returns the ledger of a step with its times, after a warm-up step."""
-        self.run()
+        """Returns the ledger of a step with its times; on a GPU after a warm-up step."""
+        if self.device.type == "cuda":
+            self.run()
         accumulating = self.training.task.recipe.training.update_interval > 1
         ledger = measure_step(self.training, self._batch, accumulating=accumulating)
         ledger.rank = self._rank.text
@@ -182,22 +186,23 @@ def profile(
     say: Say,
     rank: Rank,
     failures: Failures,
-) -> list[Profile]:
+) -> Iterator[Profile]:
     """Measures techniques, of which the first needs most memory, as well as the machine allows.
 
     On a CPU, bytes and times come from real steps if these fit the free memory and take about :data:`TIME_LIMIT`
-    seconds at most, or however long if ``patient``; otherwise bytes are estimated and times are those of fewer rows. On
-    a GPU, a technique that lacks memory has estimated bytes and no times. If the recipe trains in CUDA graphs, seconds
-    are those of a replay, whereas bytes and layers are those of the same step launched kernel by kernel.
+    seconds at most, or however long if ``patient``; otherwise bytes are estimated and times are those of fewer rows, or
+    missing for techniques for which no time is left. On a GPU, a technique that lacks memory has estimated bytes and no
+    times. If the recipe trains in CUDA graphs, seconds are those of a replay, whereas bytes and layers are those of the
+    same step launched kernel by kernel.
 
-    Returns:
-        Profiles of the techniques that did not fail.
+    Yields:
+        The profile of each technique that did not fail, as soon as it is measured. Times may become shorter afterwards,
+        when techniques take turns; one that fails then is in ``failures`` as well.
     """
     profiler = _Profiler(task, techniques, shape, device, say, rank, failures)
-    profiles = profiler.on_gpu() if device.type == "cuda" else profiler.on_cpu(patient)
-    if not profiles:
+    yield from profiler.on_gpu() if device.type == "cuda" else profiler.on_cpu(patient)
+    if len(failures.errors) == len(techniques):
         failures.raise_first()
-    return profiles
 
 
 @dataclass
@@ -212,90 +217,95 @@ class _Profiler:
     rank: Rank
     failures: Failures
 
-    def on_cpu(self, patient: bool) -> list[Profile]:
-        first_technique, shape = self.techniques[0], self.shape
-        self.say(f"predicting {first_technique.name}, {shape}")
-        first = estimate(self.task, first_technique, shape, "cpu", self.rank)
-        rows = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", self.device, 0)))
+    def on_cpu(self, patient: bool) -> Iterator[Profile]:
+        end = math.inf if patient else time.monotonic() + TIME_LIMIT
+        shape, predict = self.shape, self._estimator()
+        fitting = rows_that_fit(predict(self.techniques[0]), shape, budget_bytes("auto", self.device, 0))
+        rows = min(shape.rows, fitting)
         if rows and not patient:
-            rows = affordable_rows(self._round_time, rows, TIME_LIMIT / _PASSES)
+            rows = affordable_rows(self._step_seconds, rows, TIME_LIMIT / (_PASSES * len(self.techniques)))
         timed_shape = shape._replace(rows=rows)
+        step = Step(self.task, timed_shape, self.device, self.rank) if rows else None
         times: dict[Technique, Ledger] = {}
-        if rows:
-            step = Step(self.task, timed_shape, self.device, self.rank)
-            times = self._measure(step, step.measure)
-            times = self._take_turns(step, times)
-            if times:
-                last = next(reversed(times.values()))
-                last.process, last.process_peak = resident_parts(), peak_memory(self.device)
-        if timed_shape == shape:
-            return [Profile(row, shape, ledger, True, ledger, shape) for row, ledger in times.items()]
-        guesses = [first, *estimates(self.task, self.techniques[1:], shape, "cpu", self.say, self.rank)]
-        return [
-            Profile(row, shape, guess, False, times.get(row), timed_shape if row in times else None)
-            for row, guess in zip(self.techniques, guesses, strict=True)
-            if row not in self.failures.errors
-        ]
+        for technique in self.techniques:
+            ledger = None
+            if step is not None and (not times or time.monotonic() < end):
+                ledger = self._measure(step, technique, step.measure)
+            if technique in self.failures.errors:
+                continue
+            if ledger is not None:
+                times[technique] = ledger
+            measured = ledger is not None and timed_shape == shape
+            whole = ledger if ledger is not None and measured else predict(technique)
+            yield Profile(technique, shape, whole, measured, ledger, None if ledger is None else timed_shape)
+        if step is not None:
+            self._take_turns(step, times, end)
+        if times:
+            last = next(reversed(times.values()))
+            last.process, last.process_peak = resident_parts(), peak_memory(self.device)
 
-    def _round_time(self, rows: int) -> float:
-        """Returns the seconds of a step with so many rows, summed over the techniques."""
-        self.say(f"timing {rows} of {self.shape.rows} rows, to see what can be measured")
+    def _estimator(self) -> Callable[[Technique], Ledger]:
+        return estimator(self.task, self.shape, self.device.type, self.say, self.rank)
+
+    def _step_seconds(self, rows: int) -> float:
+        """Returns the seconds of a step of the first technique with so many rows; 0 if it fails."""
+        technique = self.techniques[0]
+        self.say(f"timing {rows} of {self.shape.rows} rows, {technique.name}, to see what can be measured")
         step = Step(self.task, self.shape._replace(rows=rows), self.device, self.rank)
+        step.use(technique)
 
         def seconds() -> float:
             step.run()
             return step.seconds()
 
-        total = 0.0
-        for technique in self.techniques:
-            step.use(technique)
-            total += self.failures.attempt(technique, seconds) or 0.0
-        return total
+        return self.failures.attempt(technique, seconds) or 0.0
 
-    def on_gpu(self) -> list[Profile]:
+    def on_gpu(self) -> Iterator[Profile]:
         in_graphs = self.task.recipe.training.in_graphs
-        ledgers: dict[Technique, Ledger] = {}
+        predict, step = self._estimator(), None
         try:
             step = Step(self.task, self.shape, self.device, self.rank)
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
-        else:
-            ledgers = self._measure(step, lambda: _measure_gpu(step, in_graphs))
-            ledgers |= self._take_turns(step, {row: it for row, it in ledgers.items() if it.graphs is None})
-        missing = [row for row in self.techniques if row not in ledgers and row not in self.failures.errors]
-        guesses = estimates(self.task, missing, self.shape, "cuda", self.say, self.rank)
-        guess_of = dict(zip(missing, guesses, strict=True))
-        return [
-            Profile(row, self.shape, guess_of[row], False)
-            if row in guess_of
-            else Profile(row, self.shape, ledgers[row], True, ledgers[row], self.shape)
-            for row in self.techniques
-            if row not in self.failures.errors
-        ]
-
-    def _measure(self, step: Step, measure: Callable[[], Ledger | None]) -> dict[Technique, Ledger]:
-        """Returns the ledgers of the techniques that can be measured."""
-        ledgers: dict[Technique, Ledger] = {}
-        for number, technique in enumerate(self.techniques, 1):
-            self.say(f"measuring {number} of {len(self.techniques)}: {technique.name}")
-            step.use(technique)
-            ledger = self.failures.attempt(technique, measure)
+        launched: dict[Technique, Ledger] = {}
+        for technique in self.techniques:
+            ledger = None
+            if step is not None:
+                ledger = self._measure(step, technique, partial(_measure_gpu, step, in_graphs))
+            if technique in self.failures.errors:
+                continue
             if ledger is None:
-                step.forget()
-            else:
-                ledgers[technique] = ledger
-        return ledgers
+                yield Profile(technique, self.shape, predict(technique), False)
+                continue
+            if ledger.graphs is None:
+                launched[technique] = ledger
+            yield Profile(technique, self.shape, ledger, True, ledger, self.shape)
+        if step is not None:
+            self._take_turns(step, launched, math.inf)
 
-    def _take_turns(self, step: Step, ledgers: dict[Technique, Ledger]) -> dict[Technique, Ledger]:
-        """Times the techniques in turns; returns the ledgers of those that did not fail, with their shortest times."""
+    def _measure(
+        self, step: Step, technique: Technique, measure: Callable[[], Ledger | None]
+    ) -> Ledger | None:
+        """Returns the ledger of a technique; None if it cannot be measured."""
+        number = self.techniques.index(technique) + 1
+        self.say(f"measuring {number} of {len(self.techniques)}: {technique.name}")
+        step.use(technique)
+        ledger = self.failures.attempt(technique, measure)
+        if ledger is None:
+            step.forget()
+        return ledger
+
+    def _take_turns(self, step: Step, ledgers: Mapping[Technique, Ledger], end: float) -> None:
+        """Times the techniques in turns until ``end``; the shortest time of each counts."""
         for turn in range(2, ROUNDS + 1):
             for number, (technique, ledger) in enumerate(ledgers.items(), 1):
+                if time.monotonic() > end:
+                    return
                 self.say(f"timing {number} of {len(ledgers)}: {technique.name}, turn {turn} of {ROUNDS}")
                 step.use(technique)
                 seconds = self.failures.attempt(technique, step.seconds)
                 if seconds is not None:
                     ledger.take(min(ledger.seconds, seconds))
-        return {row: ledger for row, ledger in ledgers.items() if row not in self.failures.errors}
 
 
 def _measure_gpu(step: Step, in_graphs: bool) -> Ledger | None:
@@ -324,20 +334,29 @@ def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
     return max(0, (memory - fixed) * shape.rows // max(1, ledger.peak - fixed))
 
 
-def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float) -> int:
+def affordable_rows(step_time: Callable[[int], float], rows: int, limit: float) -> int:
     """Returns the largest batch predicted to stay within ``limit`` seconds: all ``rows``, or a power of two.
 
-    ``round_time`` returns the seconds of a step by rows; it is called with about a sixteenth and an eighth of ``rows``.
+    ``step_time`` returns the seconds of a step by rows; it is called with about a sixteenth of ``rows`` and, if that is
+    within the limit, an eighth.
     """
     first = max(1, rows // 16)
     if rows <= first:
         return rows
-    short, long = round_time(first), round_time(2 * first)
+    short = step_time(first)
+    if short > limit:
+        return _power_of_two(int(first * limit / short))
+    long = step_time(2 * first)
     slope = max(long - short, 0.05 * long) / first
     affordable = 2 * first + int((limit - long) / slope)
     if affordable >= rows:
         return rows
-    return 1 << (max(1, affordable).bit_length() - 1)
+    return _power_of_two(affordable)
+
+
+def _power_of_two(rows: int) -> int:
+    """Returns the largest power of two of at most ``rows``, at least 1."""
+    return 1 << (max(1, rows).bit_length() - 1)
 
 
 def kernels(

@@ -6,6 +6,7 @@ vocabulary, D input width of the output layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -183,7 +184,9 @@ class TranslationModel(nn.Module):
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
             once = how.accepts_unique_rows("encoder")
-            embedded = self._look_up(self.embed_source, source, self.source_dropout, once)
+            embedded = self._look_up(
+                self.embed_source, math.prod(self.source_sizes), source, self.source_dropout, once
+            )
         with layer("encoder"), self._source_kept_as_ids(embedded, source):
             values, last = self.encoder(embedded, lengths, how)
         return self.encoded(values, last, lengths)
@@ -246,6 +249,7 @@ class TranslationModel(nn.Module):
         with layer("embedding"):
             embedded = self._look_up(
                 self.target_embedding,
+                self.target_embedding.num_embeddings,
                 target_input,
                 self.target_dropout,
                 how.accepts_unique_rows("decoder"),
@@ -350,6 +354,7 @@ class TranslationModel(nn.Module):
     def _look_up(
         self,
         embedding: Callable[[Tensor], Tensor],
+        size: int,
         ids: Tensor,
         dropout: EmbeddingDropout,
         once: bool,
@@ -362,6 +367,7 @@ class TranslationModel(nn.Module):
 
         Args:
             embedding: function from ids to embeddings.
+            size: number of different ids, a bound for estimates, whose ids have no values.
             ids: (B, T).
             dropout: dropout of this side's embeddings.
             once: True if the layer that reads the embeddings accepts the distinct words.
@@ -369,7 +375,7 @@ class TranslationModel(nn.Module):
         """
         if once and not (dropout.drops or ids.is_cuda) and torch.is_grad_enabled():
             words, positions = torch.unique(ids, return_inverse=True)
-            rows = -(-words.numel() // ROWS) * ROWS
+            rows = -(-min(words.numel(), size) // ROWS) * ROWS
             if rows <= most_distinct(ids.numel()):
                 words = functional.pad(words, (0, rows - words.numel()), value=self.pad)
                 return UniqueRows(embedding(words), positions)

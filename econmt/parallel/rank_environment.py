@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from econmt.config import limits
 from econmt.engine.outside_memory import outside_meter
 from econmt.errors import InputError
 
@@ -43,9 +44,10 @@ def rank_environment() -> RankEnvironment | None:
     ):
         value = os.environ.get(name, default)
         assert value is not None
-        if not value.isdecimal():
-            raise InputError(f"environment variable {name} is '{value}', not a number; torchrun sets it")
-        numbers.append(int(value))
+        number = limits.natural(value)
+        if number is None:
+            raise InputError(f"environment variable {name} is '{value[:40]}', not a number; torchrun sets it")
+        numbers.append(number)
     ranks = RankEnvironment(*numbers)
     if ranks.rank >= ranks.size or ranks.local_rank >= ranks.local_size:
         raise InputError(

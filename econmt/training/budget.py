@@ -150,11 +150,13 @@ class Budget:
         if value == "auto" or self._device.type != "cuda":
             return 0
         graphs = len(self._batches.shapes()) if self._recipe.training.in_graphs else 0
-        outside = outside_meter(self._device).expected(graphs)
+        meter = outside_meter(self._device)
+        outside = meter.expected(graphs)
         context, libraries, kernels = map(size_text, outside)
         self.notes.append(
             f"training.memory_budget {value}: {size_text(outside.total)} of it for memory outside of PyTorch's "
-            f"allocator (context {context}, libraries {libraries}, kernels and CUDA graphs {kernels})"
+            f"allocator (context {context}, libraries {libraries}, kernels and CUDA graphs {kernels}; "
+            f"{meter.source})"
         )
         return outside.total
 

@@ -12,6 +12,7 @@ import torch
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.resume import Start
 from econmt.checkpoint.state import TrainingState
+from econmt.config import limits
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData
 from econmt.data.progress_bars import Heartbeat
@@ -58,8 +59,7 @@ def make_context(
     communicator: Communicator,
 ) -> RunContext:
     """Makes the context of a run; rank 0 chooses threads and precision for all. See :class:`RunContext`."""
-    began_with = "" if saved is None else saved.environment.get("threads", "")
-    began = int(began_with) if began_with.isdecimal() else 0
+    began = 0 if saved is None else limits.natural(saved.environment.get("threads", "")) or 0
 
     def choose_threads() -> list[Any]:
         width, processes = recipe.model.widest, communicator.local_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config import recipe
@@ -31,22 +31,49 @@ def end_reason(
     return None
 
 
-def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: Mapping[str, float]) -> bool:
-    """Returns True if the checkpoint at the current update, of these figures, is the best so far, as the first is."""
+Row = Mapping[str, float]
+
+
+def regular(rows: Sequence[Row], interval: int) -> list[Row]:
+    """Returns the rows of metrics of all checkpoints but those between, where a run ended that goes on.
+
+    Decisions are made from these, so that a run in parts decides as one that never stopped.
+    """
+    return [row for row in rows if row["update"] % interval == 0]
+
+
+def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: Row) -> bool | None:
+    """Notes whether the checkpoint at the current update, of these figures, is the best so far, as the first is.
+
+    Returns:
+        True if it is better than all regular ones before it, whose metrics are recorded; None if it is not regular.
+    """
     metric = METRICS[training.early_stopping.metric]
-    score, best = columns[metric.column], state.best_score
-    improved = best is None or math.isnan(best) or (score > best if metric.higher else score < best)
+    score = columns[metric.column]
+
+    def improves(best: float | None) -> bool:
+        return best is None or math.isnan(best) or (score > best if metric.higher else score < best)
+
+    if improves(state.best_score):
+        state.best_score, state.best_update = score, state.update
+    if state.update % training.checkpoint_interval:
+        return None
+    improved = improves(_score_of(state, state.best_regular, metric.column))
+    state.num_not_improved = 0 if improved else state.num_not_improved + 1
     if improved:
-        state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
-    else:
-        state.num_not_improved += 1
+        state.best_regular = state.update
     return improved
 
 
+def _score_of(state: TrainingState, update: int, column: str) -> float | None:
+    return next((row.get(column) for row in state.metrics if row["update"] == update), None)
+
+
 def _too_early(training: recipe.Training, state: TrainingState) -> bool:
-    """Returns True if the last checkpoint lies before the earliest end of the run."""
-    epoch = state.metrics[-1]["epoch"] if state.metrics else 0
-    return state.last_checkpoint < (training.min_updates or 0) or epoch < (training.min_epochs or 0)
+    """Returns True if the last regular checkpoint lies before the earliest end of the run."""
+    rows = regular(state.metrics, training.checkpoint_interval)
+    last = rows[-1] if rows else {"update": 0, "epoch": 0}
+    return last["update"] < (training.min_updates or 0) or last["epoch"] < (training.min_epochs or 0)
 
 
 RECENT = 180.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 
 import torch
 
@@ -15,6 +17,15 @@ from econmt.data.text.subwords import vocabulary_files
 from econmt.errors import InputError
 from econmt.training.context import RunContext
 
+_TEXT = (
+    *(f"{split}.{kind}" for split in ("train", "valid") for kind in ("tokens", "index")),
+    *("valid.source.txt", "valid.target.txt"),
+)
+"""Files of any prepared data that a run reads."""
+
+_BESIDE = re.compile(r"train\.weights|(train|valid)_links\.(tokens|index)|valid\.factor\d+\.txt")
+"""Files that it reads where the text has weights, alignments or factors; ids of training text include the factors."""
+
 
 def environment_of(device: torch.device) -> dict[str, str]:
     """Returns versions, device and, if the CPU computes, the number of threads, all of which affect rounding."""
@@ -23,19 +34,21 @@ def environment_of(device: torch.device) -> dict[str, str]:
 
 
 def text_fingerprint(prepared: PreparedData) -> str:
-    """Returns a fingerprint of all text that training and validation read: ids, lengths, and raw validation lines."""
-    tokens = [f"{split}.{kind}" for split in ("train", "valid") for kind in ("tokens", "index")]
-    read = (*tokens, "valid.source.txt", "valid.target.txt")
-    return hashlib.sha256("".join(prepared.checksums[name] for name in read).encode()).hexdigest()
+    """Returns a fingerprint of all that training and validation read: ids, lengths, weights, alignments, raw lines."""
+    return _checksum_of(prepared, (*_TEXT, *filter(_BESIDE.fullmatch, sorted(prepared.checksums))))
 
 
-def _older_text_fingerprint(prepared: PreparedData) -> str:
-    """Returns the text fingerprint of older states, from counts and the raw validation lines."""
+def _checksum_of(prepared: PreparedData, names: Iterable[str]) -> str:
+    return hashlib.sha256("".join(prepared.checksums[name] for name in names).encode()).hexdigest()
+
+
+def _older_text_fingerprints(prepared: PreparedData) -> tuple[str, str]:
+    """Returns the text fingerprints of older states: from the text alone, or from counts and raw validation lines."""
     counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
     digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
     for line in (*prepared.valid_text.source, *prepared.valid_text.target):
         digest.update(line.encode("utf-8") + b"\n")
-    return digest.hexdigest()
+    return _checksum_of(prepared, _TEXT), digest.hexdigest()
 
 
 def copy_vocabulary(context: RunContext) -> None:
@@ -76,11 +89,12 @@ def compare(context: RunContext, saved: TrainingState, current: TrainingState) -
         notes.append(
             f"resuming with {', '.join(changed)}: parameters will differ by rounding from those of an unchanged run"
         )
-    if saved.text not in (current.text, _older_text_fingerprint(context.prepared)):
+    if saved.text not in (current.text, *_older_text_fingerprints(context.prepared)):
         if not context.start.with_changes:
             raise InputError(
-                f"{context.folder.path}: the run began with other text (a training or validation file has changed); "
-                "restore it, resume nevertheless with --resume-with-changes, or start anew with --overwrite-output"
+                f"{context.folder.path}: the run began with other text (a training or validation file, or one beside "
+                "it, has changed); restore it, resume nevertheless with --resume-with-changes, or start anew with "
+                "--overwrite-output"
             )
         notes.append("resuming with changed text")
     return notes

@@ -8,14 +8,14 @@ from econmt.checkpoint.state import TrainingState
 from econmt.config import recipe
 from econmt.engine.averaging import ParameterAverage, begins
 from econmt.engine.parameter_types import in_float32
+from econmt.training.end_of_run import regular
 from econmt_ops.optimizer import FusedOptimizer
 
 
 class RunAverage:
     """Parameter averaging of a run, if the recipe has it.
 
-    ``interval`` is the number of updates between checkpoints. Those between, where a run ended that goes on, do not
-    count in the decision when averaging begins, so that a run in parts decides as one that never stopped.
+    ``interval`` is the number of updates between checkpoints.
     """
 
     def __init__(self, config: recipe.Averaging, optimizer: FusedOptimizer, interval: int) -> None:
@@ -56,14 +56,14 @@ class RunAverage:
 
     def checkpoint(self, state: TrainingState) -> list[str]:
         """Decides after a checkpoint, whose metrics are recorded, whether averaging begins; returns messages."""
-        on_time = [row for row in state.metrics if row["update"] % self._interval == 0]
+        rows = regular(state.metrics, self._interval)
         if (
             self._config.start != "non-monotone"
             or state.average_from is not None
-            or state.metrics[-1:] != on_time[-1:]
+            or state.metrics[-1:] != rows[-1:]
         ):
             return []
-        perplexities = [row["valid_perplexity"] for row in on_time]
+        perplexities = [row["valid_perplexity"] for row in rows]
         if not begins(perplexities, self._config.non_monotone_interval):
             return []
         state.average_from = state.update

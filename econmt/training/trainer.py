@@ -353,12 +353,12 @@ class Trainer:
         state.last_checkpoint = state.update
         state.parameters_from = state.update
         state.since_checkpoint = Meter()
-        goes_back = self.schedule.checkpoint(improved)
+        goes_back = improved is not None and self.schedule.checkpoint(improved)
         notes = self._average.checkpoint(state)
         tensors = self._optimizer_tensors()
         best = self._best(tensors, progress) if goes_back else None
         if best is not None:
-            state.parameters_from = state.best_update
+            state.parameters_from = state.best_regular
         self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
             with in_float32(self.model.parameters()):
@@ -371,8 +371,8 @@ class Trainer:
         report_checkpoint(progress, result, state, goes_back=goes_back)
 
     def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
-        """Loads the best checkpoint; with the ``current`` optimizer tensors if its own are missing or damaged."""
-        commit = Commit(self.state.best_update, True)
+        """Loads the best regular checkpoint; with ``current`` optimizer tensors if its own are missing or damaged."""
+        commit = Commit(self.state.best_regular, True)
         if self.folder.state(commit).is_dir():
             try:
                 return load_saved(self.folder, commit).for_optimizer(
@@ -380,7 +380,7 @@ class Trainer:
                 )
             except InputError as error:
                 progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
-        parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))
+        parameters, _ = read_tensors(self.folder.parameters(self.state.best_regular))
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
 
     def _row(self, result: Validation) -> dict[str, float]:

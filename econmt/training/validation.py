@@ -431,9 +431,8 @@ def report_checkpoint(
     titles["valid_alignment_loss"] = "alignment loss"
     parts += [f"{titles[column]} {value:.4f}" for column, value in result.others.items()]
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
-    parts.append(
-        best if improved or not goes_back else f"{best}; training returns to it with a reduced learning rate"
-    )
+    back = "it" if state.best_regular == state.best_update else f"checkpoint {state.best_regular}"
+    parts.append(f"{best}; training returns to {back} with a reduced learning rate" if goes_back else best)
     progress.note(", ".join(parts))
     scalars = {"valid/perplexity": result.perplexity}
     if result.signature:

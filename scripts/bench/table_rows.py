@@ -20,7 +20,7 @@ from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import NAMED
-from econmt.memory.estimate.techniques import Technique, estimate, estimates, techniques
+from econmt.memory.estimate.techniques import Technique, estimate, estimator, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import fit
 from econmt.memory.report.tables import format_bytes
@@ -80,7 +80,7 @@ def _task(recipe: str, *changes: str) -> Task:
 
 def _predicted(task: Task, rows: Sequence[Technique], shape: Shape, device: str) -> list[Ledger]:
     with reproducible(torch.device("cpu"), 1), rules_only(device):
-        return estimates(task, rows, shape, device, lambda _: None)
+        return [*map(estimator(task, shape, device, lambda _: None), rows)]
 
 
 def _less(before: int, after: int) -> str:
@@ -100,15 +100,13 @@ def technique_rows(recipe: str, rows: int) -> Rows:
     """
     task = _task(recipe)
     with rules_only("cpu"):
-        reference, *others, lean = techniques(task.recipe.ops.stash, "cpu", False)
-    half = reference._replace(name=f"{reference.name}, bfloat16", precision=lean.precision)
-    compared = [reference, *others, half, lean]
+        compared = techniques(task.recipe.ops.stash, "cpu", False)
     yield "technique", "recipe", "stash", "times less", "peak", "times less"
-    ledgers = _predicted(task, compared, ECHO._replace(rows=rows), "cpu")
-    kept = {technique.precision: ledgers[compared.index(technique)] for technique in (reference, half)}
-    for technique, ledger in zip(compared, ledgers, strict=True):
-        less, before = ["", ""], kept[technique.precision]
-        if ledger is not before:
+    ledgers = dict(zip(compared, _predicted(task, compared, ECHO._replace(rows=rows), "cpu"), strict=True))
+    for technique, ledger in ledgers.items():
+        less, reference = ["", ""], technique.compared_with(compared)
+        if reference is not None and reference is not technique:
+            before = ledgers[reference]
             less = [_less(before.stashed, ledger.stashed), _less(before.peak, ledger.peak)]
         stash, peak = format_bytes(ledger.stashed), format_bytes(ledger.peak)
         yield technique.name, KEYS[technique.name], stash, less[0], peak, less[1]

@@ -13,11 +13,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.documents import fork_server, tiny
-
-TIMEOUT = 240
-"""Seconds that a command may take."""
 
 
 class Shell:
@@ -92,7 +89,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=PATIENCE,
             check=False,
         )
 

@@ -21,7 +21,7 @@ import yaml
 from typer.main import get_command
 
 from scripts.bench.__main__ import COMMANDS, application, scripts
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE, ROOT
 from tests.documents import tiny
 from tests.documents.blocks import (
     ONLY_PARSED,
@@ -136,7 +136,7 @@ class Reader:
     def stop(self) -> None:
         if self.server is not None:
             self.server.send_signal(signal.SIGTERM)
-            self.server.communicate(timeout=60)
+            self.server.communicate(timeout=PATIENCE)
             self.server = None
 
 

@@ -16,7 +16,7 @@ from econmt_ops.dispatch.measurements import Store, machine
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.session import forget, measuring
-from econmt_ops.dispatch.timing import Timing
+from econmt_ops.dispatch.timing import Timing, quantile
 from econmt_ops.dispatch.traits import Implementation, Traits
 from tests.ops.helpers import Make
 
@@ -108,6 +108,28 @@ def call(
 
 def variable(size: int = 4) -> Tensor:
     return torch.ones(size, requires_grad=True)
+
+
+def test_deciles_enclose_the_time_that_is_compared(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one was dropped while the machine was slow, so that its samples are beyond its time."""
+    samples = {"reference": (4.0,) * 3 + (1.0,) * 9, "recompute": (6.0, 8.0, 10.0)}
+    timings = {
+        name: Timing(*(quantile(each, share) for share in (0.5, 0.1, 0.9)), each, each[0])
+        for name, each in samples.items()
+    }
+
+    def alternate(functions: dict[str, Callable[[], None]], _: float, **options: object) -> dict[str, Timing]:
+        for function in functions.values():
+            function()
+        return timings
+
+    monkeypatch.setattr(sessions, "alternate", alternate)
+    with measuring() as session:
+        call(variable())
+    (measurement,) = session.measurements.values()
+    fast, slow = (measurement.records[name][:3] for name in samples)
+    assert fast == pytest.approx((1000.0, 1000.0, 4000.0))
+    assert slow == pytest.approx((2000.0, 2000.0 * 6.4 / 8.0, 2000.0 * 9.6 / 8.0))
 
 
 def test_the_fastest_runs_from_then_on(clock: Clock) -> None:

@@ -14,6 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
 import econmt_ops
+from econmt_ops import LSTMWeights
+from econmt_ops.core.stack import StackOptions
+from econmt_ops.lstm import call_plans
 from tests.ops.helpers import Make, assert_close, padded_part, poisoned
 
 SIZE, HIDDEN, BATCH, STEPS = 5, 7, 4, 6
@@ -270,3 +273,13 @@ def test_parameters_start_as_torchs_do(kind: str) -> None:
         torch.manual_seed(1)
         states.append(getattr(module, name)(5, 8, 2, bidirectional=True, **extra).state_dict())
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+def test_a_plan_of_resets_has_no_dropout_of_all_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout 1 there is no launch, also if one of the same shapes is planned."""
+    plan, weights = object(), LSTMWeights(torch.ones(8, 3), torch.ones(8, 2), torch.ones(8))
+    monkeypatch.setattr(call_plans, "key_of", lambda *_: ("resets",))
+    monkeypatch.setattr(call_plans, "PLANS", {("resets",): plan})
+    for dropout, expected in ((0.0, plan), (0.999, plan), (1.0, None)):
+        options = StackOptions(dropout=dropout, seed=1 if dropout else None)
+        assert call_plans.resets_plan(torch.ones(2, 4, 3), [(weights,)], None, options, "auto") is expected

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from econmt_ops.backends import c
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE, ROOT
 
 SUITE = ROOT / "scripts" / "smoke.py"
 
@@ -18,7 +18,7 @@ SUITE = ROOT / "scripts" / "smoke.py"
 @pytest.mark.skipif(not (Path(sys.executable).parent / "econmt").exists(), reason="econmt is not installed")
 def test_the_suite_passes_here() -> None:
     words = [sys.executable, str(SUITE), "--library", "yes" if c.is_built() else "no"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [line.split(":")[0].strip() for line in done.stdout.splitlines()]
     assert steps == ["train", "translate", "judge", "export", "serve", "extras"]
@@ -27,7 +27,7 @@ def test_the_suite_passes_here() -> None:
 @pytest.mark.slow
 def test_a_failing_step_ends_it(tmp_path: Path) -> None:
     words = [sys.executable, str(SUITE), "--ops"]  # econmt is there, so econmt_ops is not alone
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 1
     assert "ops: failed" in done.stdout
     assert "AssertionError" in done.stdout

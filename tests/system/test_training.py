@@ -19,6 +19,7 @@ import sacrebleu
 
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.cli.main import main
+from tests.conftest import PATIENCE
 
 RECIPE = """
 name: reverse
@@ -147,7 +148,7 @@ def test_signals_save_and_leave(folder: Path, number: int, name: str, code: int)
         if line.startswith("update 3 "):
             process.send_signal(number)
             break
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (code, "")
     last = err.splitlines()[-1]
     found = re.fullmatch(
@@ -170,7 +171,7 @@ def test_the_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert ModelFolder(folder / "run").commits() == []
@@ -193,11 +194,11 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
     before = {path.name: path.read_bytes() for path in run.path.glob("*.safetensors")}
     longer = (*words, "training.max_updates=6")
     process = start(folder, longer, preexec_fn=lambda: limit_files(size - 1000))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     last = err.splitlines()[-1]
     assert last.startswith(f"econmt: error: {folder}/run: cannot save the checkpoint of update 6 (")
-    assert "the checkpoint of update 4 is intact; free some space and run the same command to resume" in last
+    assert "the checkpoint of update 4 is intact; allow larger files (ulimit -f) and run the same" in last
     assert "Traceback" not in err
     assert {path.name: path.read_bytes() for path in run.path.glob("*.safetensors")} == before
     assert train(folder, *longer) == 0

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
@@ -324,7 +324,6 @@ TEXT = st.text(CHARACTERS, min_size=1, max_size=8)
 """What can be printed and is a path without the language suffix."""
 
 
-@settings(deadline=None)
 @given(
     name=TEXT, source=st.sampled_from(["no", "1e3", "0x1F", "null", "~", "true", "1:30", "010", "2001-01-01"])
 )

@@ -66,6 +66,7 @@ def test_scalars_are_those_of_yaml_1_2(text: str, expected: object) -> None:
         ("value: !!int abc\n", "file:1: value: 'abc' is not a valid int; remove the tag !!int"),
         ("value: !!timestamp 2001-01-01\n", "file:1: value: the tag tag:yaml.org,2002:timestamp is not allowed"),
         ("value: " + "[" * 5000, "file:1: not valid YAML: nested too deeply"),
+        ("value: " + "9" * 5000, "file:1: value: a number of 5,000 characters; give at most 100"),
     ],
 )  # fmt: skip
 def test_text_that_is_no_section(text: str, expected: str) -> None:

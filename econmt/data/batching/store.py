@@ -15,15 +15,24 @@ from pydantic import AfterValidator, BaseModel, Field
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
-from econmt.config.recipe import CodesSubwords, Data, Recipe, SentencePieceSubwords, TextData, TextSubwords
+from econmt.config.recipe import Data, Recipe, TextData
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
 from econmt.data.progress_bars import counted, counting
-from econmt.data.text.corpus import Corpus, existing_companion, find_companions, find_corpus, find_text
+from econmt.data.text.corpus import (
+    Corpus,
+    compare_with_catalog,
+    existing_companion,
+    find_companions,
+    find_corpus,
+    find_text,
+    without_network,
+)
 from econmt.data.text.filters import Codes, Selection
+from econmt.data.text.own_vocabulary import find_own_vocabulary
 from econmt.data.text.subwords import (
     fingerprint,
     load_vocabularies,
@@ -38,7 +47,7 @@ META_FILE = "meta.json"
 _STORE_FILES = re.compile(
     r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|weights|(source|target|factor[0-9]+)\.txt)"
     r"|(train|valid)_links\.(tokens|index|lines)"
-    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
+    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt|json)"
 )
 """Names of a store's files; a folder with other files is never overwritten."""
 
@@ -199,13 +208,13 @@ def prepare(
     fits = meta is not None and changed is None
     try:
         inputs = _find_inputs(data, search, show_progress, fetch=not fits)
-        own = _find_own_vocabulary(data, search)
+        own = find_own_vocabulary(data, search)
     except InputError as error:
-        if changed is not None:
-            line = f"{folder} cannot be used without the text: since it was prepared, {changed}"
-            raise InputError(*error.lines, line) from error
         if not fits:
-            raise
+            more = without_network(error, data, search)
+            if changed is not None:
+                more.append(f"{folder} cannot be used without the text: since it was prepared, {changed}")
+            raise InputError(*error.lines, *more) from error
         notice(
             f"using the prepared data in {folder}; its text was not found, so it was not checked for changes"
         )
@@ -366,18 +375,6 @@ def _with_guides(corpus: Corpus, data: Data, split: str, prefix: str, search: Se
     return corpus._replace(alignment=found[0], weights=found[1])
 
 
-def _find_own_vocabulary(data: Data | TextData, search: Sequence[Path]) -> list[Path]:
-    """Finds the files of vocabularies that the recipe names; none if they are learnt."""
-    subwords = data.subwords
-    if isinstance(subwords, (SentencePieceSubwords, TextSubwords)):
-        names = subwords.models
-    elif isinstance(subwords, CodesSubwords):
-        names = [*subwords.files, *subwords.vocabularies]
-    else:
-        names = subwords.lists
-    return [find_text(name, search, progress=False, fetch=False) for name in names]
-
-
 def _describe_inputs(
     inputs: Sequence[_Input], meta: dict[str, Any] | None, verify: bool
 ) -> list[dict[str, Any]]:
@@ -389,6 +386,7 @@ def _describe_inputs(
             resolved = str(path.resolve())
             entry = known_entries.get(resolved)
             if entry is None or not is_as_described(path, entry, verify=verify):
+                compare_with_catalog(path)
                 entry = describe(path)
             described.append({**entry, "split": split, "path": resolved})
     return described
@@ -428,6 +426,7 @@ def _build(
         meta = _write_store(data, partial, inputs, own, progress)
         meta["files"] = files
         meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}
+        assert all(map(_STORE_FILES.fullmatch, meta["store"])), "the store could not be prepared again"
         meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
         (partial / META_FILE).write_text(
             json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"

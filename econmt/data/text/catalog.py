@@ -157,11 +157,13 @@ CATALOG: dict[str, DataSet] = {
 
 def fetch(names: Sequence[str], progress: bool) -> list[Path] | None:
     """Fetches files, such as ``multi30k/train.en``, into the cache; None if one of them is not known."""
-    for name in names:
-        data_set, _, file = name.partition("/")
-        if data_set not in CATALOG or file not in CATALOG[data_set].names:
-            return None
-    return [_fetch(name, progress) for name in names]
+    return [_fetch(name, progress) for name in names] if all(map(is_known, names)) else None
+
+
+def is_known(name: str) -> bool:
+    """Returns True if the catalog has a file, such as ``multi30k/train.en``."""
+    data_set, _, file = name.partition("/")
+    return data_set in CATALOG and file in CATALOG[data_set].names
 
 
 def _fetch(name: str, progress: bool) -> Path:
@@ -180,6 +182,13 @@ def _fetch(name: str, progress: bool) -> Path:
     notice(f"making the text of {data_set_name} in {folder}")
     data_set.make(folder)
     return folder / file
+
+
+def entry_of(path: Path) -> RemoteFile | None:
+    """Returns the download with a file's name, whether packed or not; None if the catalog has none."""
+    data_set, name = CATALOG.get(path.parent.name), path.name.removesuffix(".gz")
+    files = {} if data_set is None or data_set.made else data_set.files
+    return files.get(name) or files.get(f"{name}.gz")
 
 
 def why_not(prefix: str) -> str:

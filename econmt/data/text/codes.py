@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from econmt.config import limits
 from econmt.data.text.corpus import read_lines
 from econmt.errors import InputError
 
@@ -132,11 +133,12 @@ def read_kept(path: Path, threshold: int) -> list[str]:
     """
     kept = set()
     for number, line in enumerate(read_lines(path), 1):
-        match = re.fullmatch(r"([^ ]+) ([0-9]+)", line.strip("\r\n "))
-        if match is None:
+        subword, space, digits = line.strip("\r\n ").partition(" ")
+        count = limits.natural(digits)
+        if not subword or not space or count is None:
             raise InputError(f"{path}:{number}: expected a subword and its count, found '{line[:40]}'")
-        if int(match[2]) >= threshold:
-            kept.add(match[1])
+        if count >= threshold:
+            kept.add(subword)
     if not kept:
         raise InputError(f"{path}: has no subword with a count of at least {threshold}")
     return sorted(kept)

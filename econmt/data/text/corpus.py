@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt.config import limits
-from econmt.data.files import cache_folder, refuse_pipe
+from econmt.config.recipe import Data, TextData
+from econmt.data.files import cache_folder, notice, refuse_pipe
 from econmt.data.text import catalog, parquet
+from econmt.data.text.download import DownloadError, text_checksum
 from econmt.data.text.tmx import read_tmx
 from econmt.errors import InputError
 
+_GZIP = b"\x1f\x8b"
+"""First bytes of a file that is compressed with gzip."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -135,6 +139,53 @@ def different_lengths(path: Path, lines: int, source: Path, pairs: int) -> Input
     )
 
 
+def without_network(error: InputError, data: Data | TextData, search: Sequence[Path]) -> list[str]:
+    """Returns further lines of a failed download: all files that are missing, and what needs none of them."""
+    if not isinstance(error, DownloadError):
+        return []
+    suffixes = [data.text] if isinstance(data, TextData) else [data.source, data.target]
+    prefixes = [*data.train, data.valid, *([] if data.test is None else [data.test])]
+    names = (f"{prefix}.{suffix}" for prefix in prefixes for suffix in suffixes)
+    missing = [
+        name
+        for name in filter(catalog.is_known, names)
+        if not any(path.is_file() for folder in search for path in (folder / name, folder / f"{name}.gz"))
+    ]
+    return [
+        f"missing are {', '.join(missing)} (plain or .gz)",
+        "without a network, econmt train quickstart trains on text that it makes, and econmt profile RECIPE --estimate "
+        "needs no text",
+    ]
+
+
+def compare_with_catalog(path: Path) -> None:
+    """Says that a file with the name of one in the catalog is another text than the catalog's.
+
+    Raises:
+        InputError: it is in the cache, which holds the catalog's texts and no others.
+    """
+    remote = catalog.entry_of(path)
+    if remote is None or remote.checksum is None:
+        return
+    kind, _, expected = remote.checksum.partition(":")
+    try:
+        actual = text_checksum(path, kind, compressed=path.name.endswith(".gz"))
+    except (EOFError, gzip.BadGzipFile, zlib.error):  # read_lines reports the error with its line
+        return
+    if actual == expected:
+        return
+    differs = (
+        f"{path}: not the catalog's text of {path.parent.name}: it has {count_lines(path) or 0:,} lines and the {kind} "
+        f"checksum {actual} instead of {expected}"
+    )
+    if path.resolve().is_relative_to((cache_folder() / "data").resolve()):
+        raise InputError(
+            f"{differs}; remove it to get the catalog's, or to use it all the same, move its folder to another one and "
+            "name that with --data-dir"
+        )
+    notice(differs)
+
+
 def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:
     """Finds one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``, as :func:`find_corpus` does."""
     stem = Path(name).expanduser()
@@ -216,9 +267,11 @@ def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """Decodes a line and drops its end (\\n or \\r\\n) and, in the first line, a byte order mark.
 
     Raises:
-        InputError: if it is too long (devices and binary files have lines without end), is not UTF-8 or has a NUL byte;
-            the message names ``where`` and the line ``number``.
+        InputError: if it is compressed, too long (devices and binary files have lines without end), is not UTF-8 or has
+            a NUL byte; the message names ``where`` and the line ``number``.
     """
+    if number == 1 and raw.startswith(_GZIP):
+        raise InputError(f"{where}: is compressed with gzip; unpack it, or give a file's name the ending .gz")
     if len(raw) >= limits.LINE_BYTES:
         kind = "NUL bytes, a line" if b"\0" in raw else "a line"
         raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")

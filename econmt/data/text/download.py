@@ -47,6 +47,10 @@ class RemoteFile:
     ``git`` for a git blob id, the SHA-1 of ``blob SIZE\\0`` and the content; None if unknown."""
 
 
+class DownloadError(InputError):
+    """Failed download of a file, which could be got in another way."""
+
+
 class _BrokenConnectionError(Exception):
     """Connection that ended early; another attempt can resume the download."""
 
@@ -72,8 +76,9 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
     renamed. ``progress`` shows a bar if stderr is a terminal.
 
     Raises:
-        InputError: if there is no network, the server refuses or sends an invalid response, the connection breaks or
-            stalls, the checksum differs (the file is removed), or the folder cannot be written.
+        DownloadError: if there is no network, the server refuses or sends an invalid response, or the connection breaks
+            or stalls.
+        InputError: if the checksum differs (the file is removed), or the folder cannot be written.
     """
     partial = path.with_name(path.name + ".part")
     if _forbidden:
@@ -94,7 +99,9 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
                     remedy = f"{size:,} bytes are kept in {partial}; run the same command again to resume"
                     if not size:
                         remedy = f"nothing was received; try again later, or {_by_hand(partial)}"
-                    raise InputError(f"{remote.url}: the connection broke ({broken}); {remedy}") from broken
+                    raise DownloadError(
+                        f"{remote.url}: the connection broke ({broken}); {remedy}"
+                    ) from broken
         _check(remote, partial, path.name)
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -148,17 +155,17 @@ def _request(url: str, have: int, partial: Path) -> http.client.HTTPResponse | N
                 return None
             partial.unlink()
             raise _BrokenConnectionError("the file has changed on the server") from error
-        raise InputError(
+        raise DownloadError(
             f"{url}: the server answers {error.code} {_error_text(error.reason)}; {_by_hand(partial)}"
         ) from error
     except urllib.error.URLError as error:
-        raise InputError(
+        raise DownloadError(
             f"{url}: cannot download ({_error_text(error.reason)}); no network? {_by_hand(partial)}"
         ) from error
     except OSError as error:
         raise _BrokenConnectionError(_error_text(error)) from error
     except (http.client.HTTPException, ValueError) as error:  # ValueError: a redirect to an invalid URL
-        raise InputError(
+        raise DownloadError(
             f"{url}: the server's answer cannot be read ({_error_text(error)}); try again later, or {_by_hand(partial)}"
         ) from error
     return answer

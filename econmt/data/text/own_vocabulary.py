@@ -14,7 +14,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from econmt.data.text.corpus import read_lines
+from econmt.config.recipe import CodesSubwords, Data, SentencePieceSubwords, TextData, TextSubwords
+from econmt.data.text.corpus import find_text, read_lines
 from econmt.errors import InputError
 
 _PIECE, _TRAINER, _SELF_TEST = 1, 2, 4
@@ -210,3 +211,15 @@ def _text_field(number: int, text: str) -> bytes:
 def _new_piece(text: str, type_of: int) -> bytes:
     score = _encoded(2 << 3 | 5) + struct.pack("<f", 0.0)
     return _bytes_field(_PIECE, _text_field(1, text) + score + _varint_field(3, type_of))
+
+
+def find_own_vocabulary(data: Data | TextData, search: Sequence[Path]) -> list[Path]:
+    """Finds the files of vocabularies that the recipe names; none if they are learnt."""
+    subwords = data.subwords
+    if isinstance(subwords, (SentencePieceSubwords, TextSubwords)):
+        names = subwords.models
+    elif isinstance(subwords, CodesSubwords):
+        names = [*subwords.files, *subwords.vocabularies]
+    else:
+        names = subwords.lists
+    return [find_text(name, search, progress=False, fetch=False) for name in names]

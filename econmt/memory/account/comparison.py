@@ -79,7 +79,7 @@ def _entries(source: Account | Path | str) -> Counter[tuple[str, str]]:
         )
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
         wanted = "expected the output of Account.to_json or of econmt profile --json"
         raise InputError(f"{path}: no memory account; {wanted}") from None
 

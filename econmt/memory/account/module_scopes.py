@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +73,11 @@ class ModuleScopes:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Enters the scopes of modules that run within the context, and labels gradients and optimizer state."""
+        limit = sys.getrecursionlimit()
+        # A module with hooks takes four Python frames in place of three.
+        sys.setrecursionlimit(limit + limit // 2)
         with self._hooks as hooks:
+            hooks.callback(sys.setrecursionlimit, limit)
             for handle in (
                 register_module_forward_pre_hook(self._enter),
                 register_module_forward_hook(self._leave, always_call=True),

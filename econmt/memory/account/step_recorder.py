@@ -28,14 +28,14 @@ from econmt.memory.account.profiled_operators import (
 from econmt.memory.measure.allocations import OUTSIDE, AllocationLog
 from econmt.memory.measure.layer_times import Clock
 from econmt.memory.measure.record import MemoryRecord, now
-from econmt.memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work
+from econmt.memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
 from econmt.memory.measure.user_lines import LARGE, UserLine, user_line
 from econmt_ops.core import scopes as accounting
 
 _Label = tuple[int, int, int, str, str]
 """Time in nanoseconds, address, bytes, category and layer of a tensor."""
 
-_Use = tuple[int, int, int, torch.Size, torch.dtype]
+_Use = tuple[int, int, int, tuple[int, ...], torch.dtype]
 """Time in nanoseconds, address and bytes of a storage, and shape and type of a tensor in it."""
 
 _Mark = tuple[int, int, str, UserLine | None]
@@ -140,7 +140,7 @@ class StepRecorder(MemoryRecord):
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
-        if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE and (address := _address(tensor)):
+        if isinstance(tensor, Tensor) and (address := _address(tensor)) and tensor.nbytes >= LARGE:
             self._marks.append((time.time_ns(), address, "", self.calling or user_line()))
 
     def use(self, tensor: Tensor) -> None:
@@ -186,7 +186,7 @@ class StepRecorder(MemoryRecord):
         address = memory.data_ptr()
         if not address or address in self._used:
             return
-        self._used[address] = time.time_ns(), address, memory.nbytes(), tensor.shape, tensor.dtype
+        self._used[address] = time.time_ns(), address, memory.nbytes(), shape_of(tensor), tensor.dtype
         if self._index < 0:
             released = self._released
 

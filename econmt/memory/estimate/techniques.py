@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from econmt.config.recipe import OPS
@@ -26,12 +26,22 @@ class Technique(NamedTuple):
     implementations: Implementations
     precision: Precision
 
+    @property
+    def is_reference(self) -> bool:
+        """True if every op runs its definition, so that techniques of the same precision are compared with it."""
+        return self.implementations == Implementations.definitions()
+
+    def compared_with(self, others: Iterable[Technique]) -> Technique | None:
+        """Returns the reference of the same precision among ``others``; None if there is none."""
+        alike = (each for each in others if each.is_reference and each.precision == self.precision)
+        return next(alike, None)
+
 
 def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     """Returns the techniques of a comparison for a recipe with the stash level ``stash``.
 
-    They are the reference, the leanest implementation in one op at a time, the leanest ones in all ops, and all other
-    implementations that recompute; those that must warm up only if ``warming``.
+    They are the reference, the leanest implementation in one op at a time, the leanest ones in all ops, reference and
+    leanest ones in bfloat16, and all other implementations that recompute; those that must warm up only if ``warming``.
     """
     single, half = NAMED["float32"], NAMED["bfloat16"]
     reference = Implementations.definitions()
@@ -48,6 +58,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
         Technique("+ encoder", reference._replace(encoder=lean.encoder, stash=stash), single),
         Technique("+ output", reference._replace(output=lean.output), single),
         Technique("all", lean, single),
+        Technique("reference, bfloat16", reference, half),
         Technique("all, bfloat16", lean, half),
     ]
     others: dict[str, dict[str, str]] = {}
@@ -76,17 +87,20 @@ def estimate(task: Task, technique: Technique, shape: Shape, device: str, rank: 
     )
 
 
-def estimates(
-    task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say, rank: Rank = ALONE
-) -> list[Ledger]:
-    """Predicts the ledgers of several techniques; those that allocate the same bytes are estimated once."""
+def estimator(
+    task: Task, shape: Shape, device: str, say: Say, rank: Rank = ALONE
+) -> Callable[[Technique], Ledger]:
+    """Returns a function that predicts ledgers; techniques that allocate the same bytes are estimated once."""
     ledgers: dict[Technique, Ledger] = {}
-    for number, technique in enumerate(rows, 1):
+
+    def predict(technique: Technique) -> Ledger:
         key = _traceable(technique)
         if key not in ledgers:
-            say(f"predicting {number} of {len(rows)}: {technique.name}, {shape}")
+            say(f"predicting {technique.name}, {shape}")
             ledgers[key] = estimate(task, technique, shape, device, rank)
-    return [ledgers[_traceable(technique)] for technique in rows]
+        return ledgers[key]
+
+    return predict
 
 
 def _traceable(technique: Technique) -> Technique:

@@ -89,6 +89,11 @@ class Storage:
     category: str | None = None
 
 
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Returns a tensor's shape; the number of its elements for a nested tensor, which has several."""
+    return (tensor.numel(),) if tensor.is_nested else tuple(tensor.shape)
+
+
 class Change(NamedTuple):
     """Growth of a storage by ``size`` bytes (shrinkage if negative), ``seconds`` after the start."""
 

@@ -32,6 +32,7 @@ from econmt.memory.measure.storages import (
     Storage,
     Work,
     expanded,
+    shape_of,
 )
 from econmt.memory.measure.user_lines import LARGE, user_line
 from econmt_ops.core import scopes as accounting
@@ -260,7 +261,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = memory._cdata
         storage = Storage(
             0,
-            tuple(tensor.shape),
+            shape_of(tensor),
             tensor.dtype,
             operator,
             layer,

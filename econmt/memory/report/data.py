@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.ledger import CATEGORIES, Ledger, Moment
 from econmt.memory.measure.storages import PHASES
 from econmt.memory.plan.fit import Fit
@@ -119,9 +120,9 @@ def report_data(report: Report) -> dict[str, Any]:
     }
 
 
-def fit_data(fits: Mapping[str, Sequence[Fit]], budget: int) -> dict[str, Any]:
+def fit_data(fits: Mapping[Technique, Sequence[Fit]], budget: int) -> dict[str, Any]:
     """Returns the largest batches as JSON values."""
     return {
         "budget_bytes": budget,
-        "techniques": {name: [fit._asdict() for fit in row] for name, row in fits.items()},
+        "techniques": {technique.name: [fit._asdict() for fit in row] for technique, row in fits.items()},
     }

@@ -19,6 +19,7 @@ from econmt.memory.report.kernel_tables import classes_table, launches_table
 from econmt.memory.report.report import (
     Report,
     comparison_table,
+    faster_text,
     format_precision,
     largest_table,
     layers_table,
@@ -27,6 +28,7 @@ from econmt.memory.report.report import (
     process_sentence,
     process_table,
     ranks_table,
+    reference_of,
     size_of,
     speed_text,
 )
@@ -185,7 +187,8 @@ def _panel(report: Report, number: int) -> str:
     profile = report.profiles[number]
     ledger, times = profile.bytes, profile.times
     name = f": {escape(profile.technique.name)}" if len(report.profiles) > 1 else ""
-    before = report.profiles[0].bytes.peak if number else None
+    reference = reference_of(profile, report.profiles)
+    before = None if reference is None else reference.bytes.peak
     highest = max(each.bytes.peak for each in report.profiles)
     chart = _timeline(ledger, before, highest, timed=bool(ledger.milliseconds))
     live = f"{chart}<h3>The largest tensors at the peak</h3>"
@@ -198,9 +201,8 @@ def _panel(report: Report, number: int) -> str:
     at_peak = _layer_bars(ledger, largest) + _table("ledger", ledger_table(ledger))
     sections = _section(f"Where the bytes are at the peak{name}", at_peak)
     sections += _section(f"Live memory over the step{name}", live)
-    of_process = ledger if times is None else times
-    if of_process.process:
-        text = f"<p>{escape(process_sentence(of_process))}</p>" + _table("process", process_table(of_process))
+    if ledger.process:
+        text = f"<p>{escape(process_sentence(ledger))}</p>" + _table("process", process_table(ledger))
         sections += _section("Where the memory of the process is", text)
     return f'<div class="panel" data-technique="{number}">{sections}</div>'
 
@@ -260,8 +262,8 @@ def _technique_bars(title: str, profiles: Sequence[Profile], sizes: Sequence[Map
     rows = []
     sums = [sum(of_profile.values()) for of_profile in sizes]
     for profile, of_profile, total in zip(profiles, sizes, sums, strict=True):
-        name = profile.technique.name
-        change = "" if profile is profiles[0] else less(sums[0], total)
+        name, reference = profile.technique.name, reference_of(profile, profiles)
+        change = "" if reference is None else less(sums[profiles.index(reference)], total)
         rows.append(Bar(name, _parts(name, of_profile), format_bytes(total), change))
     return f"<h3>{title}</h3>{_bars(title, list(sizes[0]), rows, max(sums))}"
 
@@ -269,11 +271,11 @@ def _technique_bars(title: str, profiles: Sequence[Profile], sizes: Sequence[Map
 def _speeds(profiles: Sequence[Profile]) -> str:
     """Returns bars of target tokens per second; empty if no step was timed."""
     rows = []
-    reference = profiles[0].tokens_per_second
     for profile in profiles:
         name, speed = profile.technique.name, profile.tokens_per_second
         if speed is not None:
-            ratio = "" if reference is None or profile is profiles[0] else faster(reference, speed)
+            reference = reference_of(profile, profiles)
+            ratio = "" if reference is None else faster_text(reference, profile)
             part = Part("speed", round(speed, 1), f"{name}: {speed:,.0f} target tokens/s")
             rows.append(Bar(name, [part], f"{speed:,.0f}", ratio))
     if not rows:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from econmt.data.tables import print_table
+from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.allocations import OUTSIDE
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
@@ -233,6 +234,8 @@ def process_table(ledger: Ledger) -> ReportTable:
 
 def largest_table(ledger: Ledger) -> ReportTable:
     """Lists the largest tensors alive at the peak; equal ones share a row."""
+    groups = grouped(ledger.largest)[:LARGEST]
+    count = sum(number for _, number in groups)
     rows: list[list[Cell]] = [
         [
             number * tensor.bytes,
@@ -243,27 +246,50 @@ def largest_table(ledger: Ledger) -> ReportTable:
             tensor.layer,
             maker(tensor),
         ]
-        for tensor, number in grouped(ledger.largest)[:LARGEST]
+        for tensor, number in groups
     ]
     return ReportTable(
-        f"the {len(ledger.largest)} largest tensors at the peak",
+        f"the {count} largest tensors at the peak, equal ones in one row",
         ("bytes", "tensors", "shape", "dtype", "category", "layer", "made by"),
         rows,
         left=range(2, 7),
     )
 
 
+def reference_of(profile: Profile, profiles: Sequence[Profile]) -> Profile | None:
+    """Returns the profile that another one is compared with; None for a reference, or if it is missing."""
+    reference = profile.technique.compared_with(each.technique for each in profiles)
+    if reference is None or reference == profile.technique:
+        return None
+    return next(each for each in profiles if each.technique == reference)
+
+
+def faster_text(before: Profile, after: Profile) -> str:
+    """Formats the ratio of two speeds; empty if one is unknown."""
+    speeds = before.tokens_per_second, after.tokens_per_second
+    return "" if speeds[0] is None or speeds[1] is None else faster(speeds[0], speeds[1])
+
+
+def row_text(profile: Profile) -> str:
+    """Describes a technique's stash, peak and speed in a line."""
+    ledger, speed = profile.bytes, profile.tokens_per_second
+    text = f"{profile.technique.name}: stash {format_bytes(ledger.stashed)}, peak {format_bytes(ledger.peak)}"
+    return text if speed is None else f"{text}, {speed:,.0f} target tokens/s"
+
+
 def comparison_table(profiles: Sequence[Profile]) -> ReportTable:
-    """Compares stash, peak and speed of techniques with those of the first one, one row per technique."""
-    first = profiles[0]
+    """Compares stash, peak and speed of techniques with the reference's in their precision, one row per technique."""
     timed = any(profile.tokens_per_second is not None for profile in profiles)
     rows: list[list[Cell]] = []
     for profile in profiles:
-        ledger, speed, reference = profile.bytes, profile.tokens_per_second, first.tokens_per_second
-        changes = [less(first.bytes.stashed, ledger.stashed), less(first.bytes.peak, ledger.peak)]
-        changes.append("" if speed is None or reference is None else faster(reference, speed))
-        if profile is first:
-            changes = ["", "", ""]
+        ledger, speed = profile.bytes, profile.tokens_per_second
+        changes, reference = ["", "", ""], reference_of(profile, profiles)
+        if reference is not None:
+            changes = [
+                less(reference.bytes.stashed, ledger.stashed),
+                less(reference.bytes.peak, ledger.peak),
+                faster_text(reference, profile),
+            ]
         row: list[Cell] = [profile.technique.name, ledger.stashed, changes[0], ledger.peak, changes[1]]
         row += ["" if speed is None else f"{speed:,.0f}", changes[2]] if timed else []
         rows.append([*row, "measured" if profile.measured else "estimated"])
@@ -275,7 +301,7 @@ def comparison_table(profiles: Sequence[Profile]) -> ReportTable:
         "change",
         *(("target tokens/s", "change") if timed else ()),
     )
-    return ReportTable("techniques, each against the reference", (*columns, "bytes"), rows)
+    return ReportTable("techniques, each against the reference in its precision", (*columns, "bytes"), rows)
 
 
 def stash_table(profiles: Sequence[Profile]) -> ReportTable:
@@ -290,21 +316,26 @@ def stash_table(profiles: Sequence[Profile]) -> ReportTable:
     return ReportTable("kept for the backward pass, by layer", ("technique", *layers), rows)
 
 
-def fit_table(fits: Mapping[str, Sequence[Fit]], budget: int) -> ReportTable:
-    """Lists the largest batch of each bucket; of several techniques only the rows, compared with the first one's."""
-    names = list(fits)
-    columns = ["rows", "target tokens", "bytes"]
-    if len(names) > 1:
-        columns = [names[0], *(column for name in names[1:] for column in (name, "change"))]
+def fit_table(fits: Mapping[Technique, Sequence[Fit]], budget: int) -> ReportTable:
+    """Lists the largest batch of each bucket; of several techniques only the rows, compared with the references'."""
+    several = len(fits) > 1
+    references = {technique: technique.compared_with(fits) for technique in fits}
+    columns = [] if several else ["rows", "target tokens", "bytes"]
+    for technique, reference in references.items() if several else ():
+        columns += [technique.name] if reference in (None, technique) else [technique.name, "change"]
     rows = []
-    for first, *others in zip(*fits.values(), strict=True):
-        cells = [str(first.source), str(first.target), f"{first.rows:,}" if first.rows else "none"]
-        if len(names) == 1:
-            size = format_bytes(first.bytes)
-            cells += [f"{first.rows * first.target:,}", size] if first.rows else ["", f"1 row takes {size}"]
-        for other in others:
-            cells.append(f"{other.rows:,}" if other.rows else "none")
-            cells.append(faster(first.rows, other.rows) if first.rows and other.rows else "")
+    for fitting in zip(*fits.values(), strict=True):
+        of_technique = dict(zip(fits, fitting, strict=True))
+        cells = [str(fitting[0].source), str(fitting[0].target)]
+        for technique, each in of_technique.items():
+            cells.append(f"{each.rows:,}" if each.rows else "none")
+            reference = references[technique]
+            if reference is not None and reference != technique:
+                before = of_technique[reference].rows
+                cells.append(faster(before, each.rows) if before and each.rows else "")
+            if not several:
+                size = format_bytes(each.bytes)
+                cells += [f"{each.rows * each.target:,}", size] if each.rows else ["", f"1 row takes {size}"]
         rows.append(cells)
     title = f"largest batch in {format_bytes(budget)} ({budget:,} bytes)"
     return ReportTable(title, ("source", "target", *columns), rows, left=())
@@ -321,10 +352,9 @@ def print_report(report: Report, console: Console) -> None:
     else:
         (profile,) = report.profiles
         tables += [ledger_table(profile.bytes), layers_table(profile), largest_table(profile.bytes)]
-        ledger = profile.bytes if profile.times is None else profile.times
-        if ledger.process:
-            tables.append(process_table(ledger))
-            lines.append(process_sentence(ledger))
+        if profile.bytes.process:  # measured
+            tables.append(process_table(profile.bytes))
+            lines.append(process_sentence(profile.bytes))
         lines += summary(profile)
     for line in heading(report):
         console.print(line, highlight=False, markup=False)

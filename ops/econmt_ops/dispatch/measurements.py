@@ -38,8 +38,9 @@ _MACHINES = 16
 class MeasurementRecord(NamedTuple):
     """Measurement of one candidate's forward and backward pass.
 
-    Median (see `timing.compared`), lowest and highest decile in milliseconds; the bytes that autograd keeps; and the
-    seconds by which the first call exceeded the median.
+    Milliseconds that are compared (see `timing.compared`), and lowest and highest decile around them: those of the
+    samples, relative to their median; the bytes that autograd keeps; and the seconds by which the first call exceeded
+    the median.
     """
 
     milliseconds: float

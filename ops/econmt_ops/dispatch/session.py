@@ -148,8 +148,9 @@ class Session:
         return {
             name: MeasurementRecord(
                 1e3 * times[name],
-                1e3 * timing.low,
-                1e3 * timing.high,
+                # Spread of the samples around the time that is compared, which is not their median.
+                1e3 * times[name] * (timing.low / timing.median),
+                1e3 * times[name] * (timing.high / timing.median),
                 sizes[name],
                 max(0.0, compiling.get(name, timing.first) - timing.median),
             )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import econmt
+from econmt.api import translation as translation_module
 from econmt.checkpoint.folder import ModelFolder
+from econmt.config.model import Model
 from econmt.data.text.glossary import Glossary
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.errors import InputError
@@ -125,6 +129,43 @@ def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
     options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
     ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
     assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(6, [6, 6]), ([6], [6, 6]), ([8, 6], [8, 6]), (["last", 6], ["last", 6])]
+)
+def test_each_model_of_an_ensemble_has_its_checkpoint(
+    word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, expected: list[object]
+) -> None:
+    other, loaded = shutil.copytree(word_model, tmp_path / "other"), list[tuple[Path, object]]()
+    real = translation_module.load_model
+
+    def load_model(folder: Path, which: Any, device: torch.device) -> Any:
+        loaded.append((folder, which))
+        return real(folder, which, device)
+
+    monkeypatch.setattr(translation_module, "load_model", load_model)
+    econmt.load([word_model, other], given, precision="float32", device="cpu")
+    assert loaded == [(word_model, expected[0]), (other, expected[1])]
+
+
+def test_the_widest_model_of_an_ensemble_decides_on_threads(
+    word_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[object, int]] = []
+    widths = iter([64, 512, 8])
+    monkeypatch.setattr(Model, "widest", property(lambda _: next(widths)))
+
+    def threads_for(given: int | None, _: torch.device, width: int) -> SimpleNamespace:
+        found.append((given, width))
+        return SimpleNamespace(number=1)
+
+    monkeypatch.setattr(translation_module, "threads_for", threads_for)
+    monkeypatch.setattr(
+        translation_module.torch, "set_num_threads", lambda number: found.append(("set", number))
+    )
+    econmt.load([word_model] * 3, checkpoint=["best", "last", 6], threads="auto", precision="float32")
+    assert found == [(None, 512), ("set", 1)]
 
 
 def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
@@ -293,3 +334,9 @@ def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> N
         econmt.evaluate(hypotheses, ["a"])
     with pytest.raises(InputError, match="metric 'meteor'"):
         econmt.evaluate(hypotheses, references, ["meteor"])
+
+
+def test_evaluation_may_ignore_case() -> None:
+    for lowercase, expected in ((False, False), (True, True)):
+        found = econmt.evaluate(["ein hund bellt laut"], ["Ein Hund bellt laut"], lowercase=lowercase)
+        assert all((found[name].value > 99.9) == expected for name in ("bleu", "chrf"))

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import econmt
 from econmt import TrainedModel
+from econmt.api.fusion import load_fusion
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny_text import TextRun
@@ -33,6 +35,18 @@ def train(text: Path, folder: Path, *subwords: str) -> Path:
 def language_model(text: Path, word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = f"data.subwords={{type: words, lists: [{word_model / 'vocab.target.txt'}]}}"
     return train(text, tmp_path_factory.mktemp("language"), words)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(torch.int8, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)],
+)
+def test_a_language_model_beside_8_bits_computes_in_float32(
+    word_model: Path, language_model: Path, given: torch.dtype, expected: torch.dtype
+) -> None:
+    target = econmt.load(word_model, device="cpu").vocabularies.target
+    found = load_fusion(language_model, 0.3, torch.device("cpu"), given, target, None)
+    assert (found.weight, found.precision) == (0.3, expected)
 
 
 def test_the_command_is_the_python_interface(call: Call, word_model: Path, language_model: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from econmt.cli.inspection import read_metrics
+from econmt.checkpoint import folder
+from econmt.cli.inspection import disk_bytes
 from econmt.errors import InputError
+from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call
 
 
@@ -93,6 +95,25 @@ def test_a_foreign_or_broken_folder_is_one_clear_line(
     assert len(ended.err.splitlines()) == 1
     assert message in ended.err
     assert str(copy) in ended.err
+
+
+def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "one").write_bytes(b"123")
+    (tmp_path / "other").write_bytes(b"12345")
+    (tmp_path / "linked").hardlink_to(tmp_path / "other")
+    (tmp_path / "symbolic").symlink_to(tmp_path / "one")
+    assert disk_bytes([]) == 0
+    assert disk_bytes([tmp_path / "folder"]) == 0
+    assert disk_bytes([tmp_path / "gone", tmp_path / "one"]) == 3
+    assert disk_bytes([tmp_path / "other", tmp_path / "linked"]) == 5
+    assert disk_bytes(tmp_path.iterdir()) == 8
+
+
+@pytest.mark.parametrize("first", ["9" * 5000, "²", ""])
+def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path, first: str) -> None:
+    (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
+    assert folder._updates(tmp_path / "metrics.tsv") == {7}
 
 
 def test_metrics_without_an_update_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 import econmt
 from econmt.cli import computing
 from econmt.config.recipe import load_recipe
+from econmt.data.text.vocabulary import EOS
+from econmt.decoding.text_reader import TextReader
 from econmt.errors import InputError
 from scripts.bench import language_model
 from tests.unit.cli.conftest import Call
@@ -204,7 +206,7 @@ def test_contenders_of_the_bench_compute_the_same() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_from_python(call: Call, trained: TextRun, tmp_path: Path) -> None:
+def test_from_python(call: Call, trained: TextRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = TextRun(trained.text, tmp_path / "run")
     assert call("train", run.path).code == 0
     folder = run.folder.path
@@ -222,10 +224,14 @@ def test_from_python(call: Call, trained: TextRun, tmp_path: Path) -> None:
     text = model.generate(length=20, top_k=5, seed=3)
     assert text == written.out.removesuffix("\n")
     assert text == model.generate(length=20, top_k=5, seed=3)
+    word = model.vocabularies.target.encode("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(TextReader, "write", lambda *_, **__: [EOS, EOS, *word, EOS, EOS])
+        assert model.generate("a") == "a\n\na\n"  # blank lines are lines, and the last end ends the text
     for refused in (lambda: model.translate(["a"]), lambda: model.search_options({})):
         with pytest.raises(InputError, match="is a language model, which does not translate"):
             refused()
-    for wrong in ({"length": 0}, {"top_k": -1}, {"temperature": 0.0}, {"seed": 1.5}):
+    for wrong in ({"length": 0}, {"top_k": -1}, {"top_p": 0.0}, {"temperature": 0.0}, {"seed": 1.5}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             model.generate(**wrong)
     wrong_values: list[tuple[Callable[..., Any], Any, dict[str, Any], str]] = [

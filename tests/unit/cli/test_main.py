@@ -21,7 +21,7 @@ from econmt import __version__
 from econmt.cli import main as command
 from econmt.cli import options
 from econmt.errors import InputError, TrainingError
-from tests.conftest import ROOT, RunEconmt, econmt_environment
+from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call
 
 OUT_OF_MEMORY = (
@@ -80,6 +80,11 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             OSError(errno.ENOSPC, "No space left on device", "runs/x"),
             1,
             "runs/x: No space left on device; free some space and run the same command again",
+        ),
+        (
+            OSError(errno.EFBIG, "File too large", "runs/x"),
+            1,
+            "runs/x: File too large; allow larger files (ulimit -f) and run the same command again",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied", "runs/x"),
@@ -228,7 +233,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, errors = process.communicate("go\n", timeout=60)
+    _, errors = process.communicate("go\n", timeout=PATIENCE)
     assert errors == ""
     assert process.returncode == 1
 

@@ -12,8 +12,11 @@ import torch
 from econmt.cli import profile as verb
 from econmt.config.recipe import load_recipe, shipped_recipes
 from econmt.engine.outside_memory import ASSUMED
+from econmt.engine.precision import NAMED
 from econmt.memory import profiling
+from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.ledger import Ledger
+from econmt.memory.report.tables import format_bytes
 from econmt.model import Implementations
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
@@ -24,7 +27,9 @@ BUCKET = ("--bucket", "6x5", "--batch", 8)
 def assert_nothing_but_progress(told: str) -> None:
     """On a busy machine what takes long is said now and then, and nothing else."""
     assert all(
-        re.match("econmt: (predicting|measuring|timing|kernels|tracing|bucket|working)", line)
+        re.match(
+            "econmt: (predicting|measuring|timing|kernels|tracing|bucket|working|.*: stash .*, peak )", line
+        )
         for line in told.splitlines()
     ), told
 
@@ -33,12 +38,6 @@ def assert_nothing_but_progress(told: str) -> None:
 def recipe(tmp_path: Path) -> Path:
     """A recipe whose text is nowhere."""
     return write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
-
-
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the compiled techniques out, which take their time to compile."""
-    monkeypatch.setattr(verb, "has_compiler", lambda: False)
 
 
 def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
@@ -79,12 +78,13 @@ def test_json_holds_everything(call: Call, recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path, no_compiler: None) -> None:
+def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
-    ended = call("profile", recipe, *BUCKET, "--compare", "--html", page, "--trace", trace)
+    ended = call("profile", recipe, *BUCKET, "--compare", "--measure", "--html", page, "--trace", trace)
     assert ended.code == 0, ended.err
     assert_nothing_but_progress(ended.err)
-    techniques = ["reference", "+ decoder", "+ encoder", "+ output", "all", "all, bfloat16"]
+    techniques = ["reference", "+ decoder", "+ encoder", "+ output", "all"]
+    techniques += ["reference, bfloat16", "all, bfloat16"]
     rows = [line for line in ended.lines if line.startswith((*techniques, "│"))]
     names = [re.split(" {2,}|│", line.strip("│ "))[0].strip() for line in rows]
     assert names == techniques * 2
@@ -93,14 +93,12 @@ def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path, no_compile
         assert " less " in line or " more " in line or "the same" in line
     assert ended.lines[-2:] == [f"page: {page}", f"trace: {trace}"]
     text = page.read_text(encoding="utf-8")
-    assert text.count('class="panel"') == 6
+    assert text.count('class="panel"') == 7
     assert "--compare" in text
     assert json.loads(trace.read_text())["traceEvents"]
 
 
-def test_estimates_without_a_gpu(
-    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a step was run")
 
@@ -166,9 +164,7 @@ def test_largest_batches(call: Call, recipe: Path) -> None:
     assert json.loads(call(*more).out)["profiles"][0]["ledger"]["peak_bytes"] > 200_000
 
 
-def test_largest_batches_of_all_buckets(
-    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def fake(workload: object, technique: object, bucket: tuple[int, int], *rest: object) -> object:
@@ -178,12 +174,11 @@ def test_largest_batches_of_all_buckets(
     monkeypatch.setattr("econmt.memory.plan.fit.fit", fake)
     ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare")
     assert ended.code == 0
-    assert asked == [(9, 9), (8, 8), (4, 4)] * 3
-    heads = [line for line in ended.lines if line.startswith("┃")]
-    for name in ("reference", "all", "all, bfloat16"):
-        assert any(name in line for line in heads)
-    rows = [line.split("│")[1:3] for line in ended.lines if line.startswith("│")]
-    assert [[cell.strip() for cell in row] for row in rows] == [["4", "4"], ["8", "8"], ["9", "9"]]
+    assert asked == [(9, 9), (8, 8), (4, 4)] * 4
+    ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare", "--json")
+    techniques = json.loads(ended.out)["fit"]["techniques"]
+    assert tuple(techniques) == verb.FITTED
+    assert all([row["source"] for row in rows] == [4, 8, 9] for rows in techniques.values())
     asked.clear()
     assert not any("outside of PyTorch" in line for line in ended.lines)
     ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--device", "cuda")
@@ -294,19 +289,86 @@ def test_nothing_to_trace_where_no_step_fits(
     assert "there is no step to trace" in ended.err
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_is_measured_is_printed_when_the_user_interrupts(
+    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    """Rows appear on standard error as they are measured; an interrupt before the first ends without a table."""
+    real = profiling.Step.measure
+    measured: list[Ledger] = []
+
+    def measure(step: profiling.Step) -> Ledger:
+        if len(measured) == most:
+            raise KeyboardInterrupt
+        measured.append(real(step))
+        return measured[-1]
+
+    monkeypatch.setattr(profiling.Step, "measure", measure)
+    most = 2
+    ended = call("profile", recipe, *BUCKET, "--compare", "--measure", *(["--json"] if as_json else []))
+    assert ended.code == 130
+    told = [line for line in ended.err.splitlines() if ": stash " in line]
+    assert [line.split(": ")[1] for line in told] == ["reference", "+ decoder"]
+    assert f"peak {format_bytes(measured[0].peak)}, " in told[0]
+    note = "Interrupted; these are the figures until then."
+    if as_json:
+        found = json.loads(ended.out)
+        peaks = [each["ledger"]["peak_bytes"] for each in found["profiles"]]
+        assert peaks == [ledger.peak for ledger in measured]
+        assert note in found["notes"]
+    else:
+        assert note in ended.lines
+        assert len([line for line in ended.lines if line.startswith("+ decoder ")]) == 2
+        assert not [line for line in ended.lines if line.startswith("+ encoder")]
+    most = 0
+    measured.clear()
+    ended = call("profile", recipe, *BUCKET, "--compare", "--measure")
+    assert (ended.code, ended.out) == (130, "")
+
+
+def test_compiled_techniques_are_compared_on_request(
+    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
+        asked.append(warming)
+        return [Technique("reference", Implementations.definitions(), NAMED["float32"])]
+
+    monkeypatch.setattr(verb, "techniques", techniques)
+    for given in ((), ("ops.output=compiled",), ("ops.output=compiled", "--estimate")):
+        assert call("profile", recipe, *BUCKET, "--compare", *given).code == 0
+    assert asked == [False, True, False]
+
+
+def test_one_batch_has_one_peak(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's memory is told of the batch whose bytes are told."""
+    sentence = "The ledger's peak"
+    whole = call("profile", recipe, *BUCKET, "--measure")
+    peaks = re.findall(r"peak,? (?:of )?([0-9.]+ [kM]B)", whole.out)
+    assert sentence in whole.out
+    assert len(set(peaks)) == 1, peaks
+    monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows // 4)
+    part = call("profile", recipe, *BUCKET)
+    assert "Times: measured with 2 of 8 rows" in " ".join(part.out.split())
+    assert sentence not in part.out
+    assert "where the memory of the process is" not in part.out
+
+
 @pytest.mark.parametrize("as_json", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_techniques_that_were_measured_are_printed_when_another_fails(
-    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch, as_json: bool
+    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     real = profiling.Step.measure
 
     def measure(step: profiling.Step) -> Ledger:
-        if step.training.precision.dtype == torch.bfloat16:
+        bfloat16 = step.training.precision.dtype == torch.bfloat16
+        if bfloat16 and step.training.implementations != Implementations.definitions():
             raise AssertionError("no value for symbol s23")
         return real(step)
 
     monkeypatch.setattr(profiling.Step, "measure", measure)
-    ended = call("profile", recipe, *BUCKET, "--compare", *(["--json"] if as_json else []))
+    ended = call("profile", recipe, *BUCKET, "--compare", "--measure", *(["--json"] if as_json else []))
     assert ended.code == 70
     assert ended.err.splitlines()[-1].startswith(
         "econmt: error: this is a bug in econmt: AssertionError: no value for symbol s23"
@@ -315,7 +377,7 @@ def test_techniques_that_were_measured_are_printed_when_another_fails(
     if as_json:
         found = json.loads(ended.out)
         names = [each["technique"] for each in found["profiles"]]
-        assert names == ["reference", "+ decoder", "+ encoder", "+ output", "all"]
+        assert names == ["reference", "+ decoder", "+ encoder", "+ output", "all", "reference, bfloat16"]
         assert note in found["notes"]
     else:
         assert note in ended.lines

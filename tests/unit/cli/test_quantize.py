@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from econmt import api
+from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
+from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 
 PARAMETERS = "params.best.safetensors"
@@ -101,3 +104,17 @@ def test_values_that_are_not_finite_are_refused(
         assert ended.code == 2
         assert f"'{name}' holds values that are not finite; quantize another checkpoint" in ended.err
         assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [None, torch.ones(1), torch.ones(2), torch.ones(4), torch.ones(3, 1), torch.ones(3, dtype=torch.float64)],
+)
+def test_every_row_has_a_scale(steps: torch.Tensor | None) -> None:
+    """A single scale would be taken for all rows."""
+    tensors = {"w": torch.ones(3, 2, dtype=torch.int8)} | ({} if steps is None else {"w.steps": steps})
+    with pytest.raises(InputError, match="file: 'w' has no scales for its rows"):
+        restored(tensors, Path("file"))
+    whole = restored({**tensors, "w.steps": torch.tensor([1.0, 2.0, 3.0])}, Path("file"))
+    assert list(whole) == ["w"]
+    assert whole["w"].tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]

@@ -26,7 +26,7 @@ from econmt.errors import InputError
 from econmt.export.runtime import _signed, export_runtime
 from econmt_runtime import lines
 from econmt_runtime.text import RuntimeWords
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
 
@@ -125,7 +125,7 @@ def run(
         input=text,
         env={**environment, **options.pop("env", {})},
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
         **options,
     )
@@ -257,7 +257,7 @@ def test_what_is_no_regular_file_is_refused(whole: Path, tmp_path: Path, file: s
         env=econmt_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.stderr.splitlines()[-1].startswith(f"econmt_runtime.errors.RuntimeInputError: {path}: ")
@@ -372,7 +372,7 @@ def test_a_configuration_of_nothing_but_brackets_is_refused(whole: Path, tmp_pat
 def test_closed_streams_are_told(whole: Path, closed: str, message: str) -> None:
     done = subprocess.run(
         ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert message in done.stderr
@@ -426,7 +426,7 @@ def test_packages_that_are_not_installed_are_named(subword_model: Path, tmp_path
         f"runpy.run_path({str(made)!r}, run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code], input=b"a\n", capture_output=True, timeout=60, check=False
+        [sys.executable, "-I", "-c", code], input=b"a\n", capture_output=True, timeout=PATIENCE, check=False
     )
     assert refusal(done).endswith(
         f"this Python has no {package}; install it, as with pip install numpy sentencepiece"

@@ -18,7 +18,8 @@ import pytest
 
 from econmt.cli.serve import _is_tiny, _proxies
 from econmt.config.recipe import load_recipe, recipe_text
-from tests.conftest import ROOT, econmt_environment
+from econmt.serving.server import Server
+from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder
 
@@ -74,7 +75,7 @@ def test_the_documented_unit_is_one(tmp_path: Path) -> None:
     unit = tmp_path / "econmt.service"
     unit.write_text(found[1].replace("/opt/econmt/.venv/bin/econmt", sys.executable), encoding="utf-8")
     done = subprocess.run(
-        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -100,6 +101,18 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
     said = call("serve", "-m", tmp_path / "nosuch", "--host", "localhost.example.org", "--port", 0)
     assert ("anyone who reaches localhost.example.org can use the server" in said.err) == warned
     assert "no such model folder" in said.err
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [(0, "all requests are answered"), (1, "1 request was refused"), (2, "2 requests were refused")],
+)
+def test_its_last_line_tells_what_it_refused(
+    call: Call, folder: Path, refused: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "run", lambda server, _: setattr(server._service, "refused", refused))
+    ended = call("serve", "-m", folder, "--port", 0)
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, f"econmt: stopped; {said}")
 
 
 @pytest.mark.slow
@@ -136,7 +149,7 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
         answers: list[tuple[int, str]] = []
 
         def ask() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
             connection.request(
                 "POST", "/translate", json.dumps({"q": "a b c\nd e"}), {"Content-Type": "application/json"}
             )
@@ -150,7 +163,7 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
         client = threading.Thread(target=ask)
         client.start()
         assert asked.wait(30)
-        waiting = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        waiting = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
         waiting.request("GET", "/health")
         assert waiting.getresponse().status == 200
         waiting.close()

@@ -16,7 +16,7 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from econmt.model import IncrementalModel
-from tests.conftest import RunEconmt, econmt_environment
+from tests.conftest import PATIENCE, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
 
 INPUT = "a b c\n\nd\n  \nh g f e d\n"
@@ -284,7 +284,7 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
         except BrokenPipeError:
             pass
         talk = process.stderr.read().decode()
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE)
     assert "Traceback" not in talk
     assert "error" not in talk
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli import profile as verb
 from econmt.cli.main import COMMANDS
 from econmt.data.files import notice
 from tests.unit.cli.conftest import Call
@@ -58,7 +57,6 @@ def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_tables_of_measurements(
     call: Call, bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "has_compiler", lambda: False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # into a pipe benches write CSV
     recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
     profiled = ("profile", recipe, *SMALL)

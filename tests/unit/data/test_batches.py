@@ -112,7 +112,7 @@ batch_sizes = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths_of_pairs, batch_sizes, st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**31 - 1))
 def test_every_pair_once_an_epoch_over_all_ranks(
     lengths: list[tuple[int, int]], size: BatchSize, width: int, ranks: int, seed: int
@@ -147,7 +147,7 @@ def write_store(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
     return TokenStore(folder, "train", description)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths_of_pairs, batch_sizes, st.integers(0, 60))
 def test_restored_in_the_middle_it_goes_on_the_same(
     lengths: list[tuple[int, int]], size: BatchSize, taken: int
@@ -500,7 +500,7 @@ def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize) -> Non
 DERIVED = Derived(3, PairFlops(2, 5, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths_of_pairs, batch_sizes, st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**31 - 1))
 def test_derived_buckets_give_every_pair_once_an_epoch_in_few_shapes(
     lengths: list[tuple[int, int]], size: BatchSize, most: int, ranks: int, seed: int
@@ -524,7 +524,7 @@ def test_derived_buckets_give_every_pair_once_an_epoch_in_few_shapes(
                     check_batch(real(part), lengths)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths_of_pairs, batch_sizes, st.integers(0, 60))
 def test_derived_batches_restored_in_the_middle_go_on_the_same(
     lengths: list[tuple[int, int]], size: BatchSize, taken: int

@@ -39,7 +39,7 @@ def test_order_of_buckets_and_of_pairs_inside() -> None:
     assert starts_of(found).tolist() == [0, 2, 4]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(lengths, st.integers(1, 13), st.integers(1, 9))
 def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +79,7 @@ def test_table_counts_real_and_padded_positions() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths.filter(bool), st.integers(1, 5), st.integers(1, 9))
 def test_every_pair_is_in_a_derived_bucket_that_holds_it(
     pairs: list[tuple[int, int]], most: int, chunk: int

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
+import urllib.error
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from econmt.config.recipe import Recipe
+from econmt.data.batching.store import prepare
 from econmt.data.text.catalog import CATALOG
 from econmt.data.text.corpus import find_corpus, read_pairs
+from econmt.data.text.download import RemoteFile
 from econmt.errors import InputError
+from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 
 def test_known_data_sets() -> None:
@@ -54,6 +62,65 @@ def test_number_words_are_made_once(
     assert capfd.readouterr().err.count("\n") == 1
     find_corpus("number-words/train", "en", "de", [], progress=False)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("place", ["cache/data", "mine"])
+def test_text_put_in_place_by_hand_is_compared_once(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    make_recipe: Callable[..., Recipe],
+    place: str,
+    packed: bool,
+) -> None:
+    """The cache holds the catalog's texts and no others; another folder may have what it likes, and it is told."""
+    write_pairs(tmp_path / place / "multi30k", "train", made_up_pairs(30))
+    write_pairs(tmp_path / place / "multi30k", "valid", made_up_pairs(5))
+    folder, entry = tmp_path / place / "multi30k", CATALOG["multi30k"]
+    right = {
+        f"{path.name}.gz": RemoteFile("https://x", f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}")
+        for path in folder.iterdir()
+    }
+    monkeypatch.setitem(CATALOG, "multi30k", replace(entry, files={**entry.files, **right}))
+    other = folder / "train.de"
+    lines = other.read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[1:] + lines[:1]))
+    for path in list(folder.iterdir()) if packed else ():
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    recipe = make_recipe(train=["multi30k/train"], valid="multi30k/valid", test=None)
+    name = f"{other}.gz" if packed else f"{other}"
+    says = f"{name}: not the catalog's text of multi30k: it has 30 lines and the sha256 checksum "
+    search = [tmp_path / place]
+    if place == "mine":
+        for said in (1, 0):
+            prepare(recipe, tmp_path / "store", search, show_progress=False)
+            assert capfd.readouterr().err.count(says) == said
+    else:
+        with pytest.raises(InputError, match=re.escape(says)) as raised:
+            prepare(recipe, tmp_path / "store", search, show_progress=False)
+        assert "name that with --data-dir" in raised.value.lines[0]
+
+
+def test_all_missing_files_are_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_recipe: Callable[..., Recipe]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("unreachable")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    write_pairs(tmp_path / "multi30k", "valid", made_up_pairs(5))
+    recipe = make_recipe(train=["multi30k/train", "iwslt15-en-vi/train"], valid="multi30k/valid", test=None)
+    with pytest.raises(InputError, match="no network") as raised:
+        prepare(recipe, tmp_path / "store", [tmp_path], show_progress=False)
+    _, missing, instead = raised.value.lines
+    # The other text is English and Vietnamese.
+    assert missing == (
+        "missing are multi30k/train.en, multi30k/train.de, iwslt15-en-vi/train.en (plain or .gz)"
+    )
+    assert "econmt train quickstart" in instead
+    assert "econmt profile RECIPE --estimate" in instead
 
 
 class TestTatoeba:

@@ -112,6 +112,12 @@ def test_codes_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> N
     (tmp_path / "vocab").write_text("a 3\nb\n")
     with pytest.raises(InputError, match=r"vocab:2: expected a subword and its count, found 'b'"):
         read_kept(tmp_path / "vocab", 1)
+    for line in (f"b {'9' * 5000}", "b ٣", "b -1", " 3", "b 3 4"):
+        (tmp_path / "vocab").write_text(f"a 3\n{line}\n", encoding="utf-8")
+        with pytest.raises(InputError, match=r"vocab:2: expected a subword and its count, found"):
+            read_kept(tmp_path / "vocab", 1)
+    (tmp_path / "vocab").write_text("a 3\nb 2\nc 4\n")
+    assert read_kept(tmp_path / "vocab", 3) == ["a", "c"]
 
 
 def test_tokens_keep_the_beginnings_of_words(tmp_path: Path) -> None:
@@ -197,6 +203,20 @@ def test_a_joint_vocabulary_is_one(tmp_path: Path) -> None:
         (tmp_path / "p" / "subwords.json").write_text(json.dumps({**damaged, key: value}))
         with pytest.raises(InputError, match=r"subwords\.json: damaged vocabulary of codes"):
             load_vocabularies(tmp_path / "p")
+
+
+@pytest.mark.parametrize("joint", ["true", "false"])
+def test_prepared_text_with_codes_is_prepared_again(tmp_path: Path, joint: str) -> None:
+    text, folder = letters(tmp_path), tmp_path / "p"
+    files = "[codes.trg]" if joint == "true" else "[codes.src, codes.trg]"
+    run = Run(text, tmp_path / "run", (f"data.subwords={{type: codes, joint: {joint}, files: {files}}}",))
+    prepare(run.recipe, folder, [text], show_progress=False)
+    (text / "codes.trg").write_text("".join((text / "codes.trg").read_text().splitlines(True)[:4]))
+    (text / "train.trg").write_text("".join((text / "train.trg").read_text().splitlines(True)[::-1]))
+    again = prepare(run.recipe, folder, [text], show_progress=False)
+    fresh = prepare(run.recipe, tmp_path / "q", [text], show_progress=False)
+    assert again.checksums == fresh.checksums
+    assert any(name.endswith(".json") for name in again.checksums)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def plan(given_buckets: list[tuple[int, int, int, int]]) -> EpochTable:
     return plan_epoch(np.stack([sources, targets], axis=1), counts, rows.tolist(), RULE)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(buckets.map(sorted))
 def test_every_pair_is_in_one_batch_that_has_room_for_it(
     given_buckets: list[tuple[int, int, int, int]],

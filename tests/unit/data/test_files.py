@@ -51,6 +51,12 @@ def test_a_folder_replaces_the_one_before_and_what_killed_processes_left(tmp_pat
         (partial / "new").write_bytes(b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.4194305.partial", "folder"]
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
+    strange = {f".folder.{number}.partial" for number in ("²", "٣", "9" * 200)}
+    for name in strange | {f".folder.{'9' * 15}.partial"}:
+        (tmp_path / name).mkdir()
+    with whole_folder(tmp_path / "folder") as partial:
+        (partial / "newer").write_bytes(b"")
+    assert {path.name for path in tmp_path.iterdir()} == {*strange, ".other.4194305.partial", "folder"}
 
 
 def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +78,10 @@ def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: p
     [
         (errno.ENOSPC, "place: the disk is full; free some space and run the same command again"),
         (errno.EDQUOT, "place: the disk is full"),
+        (
+            errno.EFBIG,
+            "place: a file is too large; allow larger files (ulimit -f) and run the same command again",
+        ),
         (errno.EACCES, "place: no permission to write name; choose another folder"),
         (errno.EROFS, "place: no permission to write name"),
         (errno.EEXIST, "place: cannot create this folder, because name is a file; choose another name"),

@@ -101,11 +101,17 @@ def test_a_heartbeat_speaks_only_after_silence(monkeypatch: pytest.MonkeyPatch) 
         return len(waits) % 2 == 0
 
     monkeypatch.setattr(heartbeat._finished, "wait", once)
-    for now, count in ((29.0, 0), (30.0, 1), (59.0, 1), (61.0, 2)):  # noqa: B007  the clock reads it
+    moments = ((29.0, 0), (30.0, 1), (61.0, 1), (89.0, 1), (91.0, 2), (210.0, 2), (211.0, 3))
+    for now, count in moments:  # noqa: B007  the clock reads it
         heartbeat._beat()
         assert len(told) == count
     heartbeat.spoke()
-    now = 90.0
+    now = 240.0
     heartbeat._beat()
-    assert told == ["validation", "validation"]
+    heartbeat.say("translation")
+    heartbeat._beat()
+    assert len(told) == 3
+    now = 241.0
+    heartbeat._beat()
+    assert told == ["validation"] * 3 + ["translation"]
     assert waits[:2] == [1.0, 1.0]

@@ -135,7 +135,7 @@ def alphabet_vocabulary() -> Vocabularies:
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(st.sampled_from(ALPHABET), max_size=40))
 def test_any_text_of_known_characters_comes_back(text: str) -> None:
     vocabulary = alphabet_vocabulary().source

@@ -31,7 +31,7 @@ def write(folder: Path, pairs: Sequence[tuple[list[int], list[int]]], vocabulary
     return description
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(ids, ids), max_size=8), st.booleans())
 def test_round_trip(pairs: list[tuple[list[int], list[int]]], wide: bool) -> None:
     if not wide:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import warnings
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ class Card:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, initialized: bool = False) -> None:
         self.taken, self.reserved, self.limits = 100, 0, list[int]()
+        self.own: int | None = None
         cuda = "torch.cuda."
         monkeypatch.setattr(cuda + "is_initialized", lambda: initialized)
         monkeypatch.setattr(cuda + "synchronize", lambda device: self._take(200))
@@ -37,16 +39,21 @@ class Card:
         monkeypatch.setattr(cuda + "mem_get_info", lambda device: (1000 - self.taken, 1000))
         monkeypatch.setattr(cuda + "memory_reserved", lambda device: self.reserved)
         monkeypatch.setattr(outside_memory, "taken_by_all", lambda index: self.taken if index == 1 else 0)
+        monkeypatch.setattr(outside_memory, "taken_by_process", self._of_process)
         monkeypatch.setattr(outside_memory, "_limit_stacks", self._shrink)
         monkeypatch.setattr(outside_memory, "_use_libraries", lambda device: self._take(50, 20))
 
+    def _of_process(self, index: int, process: int) -> int | None:
+        return self.own if (index, process) == (1, os.getpid()) else None
+
     def _take(self, size: int, reserved: int = 0) -> None:
         self.taken += size + reserved
+        self.own = None if self.own is None else self.own + size + reserved
         self.reserved += reserved
 
     def _shrink(self, size: int) -> None:
         self.limits.append(size)
-        self.taken -= 80
+        self._take(-80)
 
 
 def test_memory_is_told_apart_by_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +76,109 @@ def test_other_processes_count_if_the_gpu_was_in_use_before(monkeypatch: pytest.
     assert not card.limits
 
 
+@pytest.mark.parametrize("initialized", [False, True])
+def test_memory_of_others_does_not_count_where_the_library_tells_each_process(
+    monkeypatch: pytest.MonkeyPatch, initialized: bool
+) -> None:
+    card = Card(monkeypatch, initialized=initialized)
+    card.own = 0
+    meter = OutsideMeter(GPU)
+    assert meter.by_process
+    assert meter.source == "measured for this process"
+    assert meter.read() == OutsideMemory(200 if initialized else 120, 50, 0)
+    card.taken += 500  # another process
+    card._take(37, 100)
+    assert meter.read().kernels == 37
+    assert meter.expected().kernels == ASSUMED.kernels
+
+
+def test_a_process_of_the_same_number_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container other numbers may be seen; memory less than the allocator's is not this process's."""
+    card = Card(monkeypatch)
+    card.own, card.reserved = 0, 1000
+    card.taken += 1000
+    meter = OutsideMeter(GPU)
+    assert not meter.by_process
+    assert meter.source.startswith("measured for all processes of the GPU")
+
+
+def test_two_readings_agree() -> None:
+    readings = iter([7, 9, 8, 8, 5])
+    assert outside_memory.agreed(lambda: next(readings)) == 8
+    assert next(readings) == 5
+    falling = iter(range(20, 0, -1))
+    assert outside_memory.agreed(lambda: next(falling)) == 11
+
+
+class Management:
+    """NVIDIA's libraries, as far as they are called: the GPU 1 of CUDA has 900 bytes taken, by these processes."""
+
+    def __init__(self, processes: dict[int, int], *, fails: str = "") -> None:
+        self._processes, self._fails = list(processes.items()), fails
+        if fails == "missing":
+            self.nvmlDeviceGetComputeRunningProcesses_v3 = None
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, gpu: Any, index: int) -> int:
+        gpu._obj.value = index
+        return 0 if index == 1 else 101
+
+    def cuDeviceGetPCIBusId(self, address: Any, length: int, gpu: ctypes.c_int) -> int:
+        address.value = b"bus %d" % gpu.value
+        return 0
+
+    def nvmlInit_v2(self) -> int:
+        return 9 if self._fails == "driver" else 0
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, address: Any, handle: Any) -> int:
+        handle._obj.value = 77 if address.value == b"bus 1" else 0
+        return 0
+
+    def nvmlDeviceGetMemoryInfo_v2(self, handle: ctypes.c_void_p, memory: Any) -> int:
+        assert handle.value == 77
+        memory._obj.used = 900
+        return 0
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, room: Any, entries: Any) -> int:  # type: ignore[no-redef]
+        assert handle.value == 77
+        enough = room._obj.value >= len(self._processes)
+        room._obj.value = len(self._processes)
+        if entries is None or not enough:
+            return 7
+        for number, process in enumerate(self._processes):
+            entries[number].pid, entries[number].used = process
+        return 3 if self._fails == "refused" else 0
+
+
+@pytest.mark.parametrize(
+    ("processes", "fails", "expected"),
+    [
+        ({5: 300, 6: 600}, "", 300),
+        ({6: 600}, "", None),
+        ({5: 2**64 - 1}, "", None),  # the library knows that it is there, not what it takes
+        ({}, "", None),
+        ({5: 300}, "refused", None),
+        ({5: 300}, "missing", None),
+        ({5: 300}, "driver", None),
+        ({**{number: number for number in range(100, 140)}, 5: 11}, "", 11),
+    ],
+)
+def test_the_management_library_tells_what_a_process_takes(
+    monkeypatch: pytest.MonkeyPatch, processes: dict[int, int], fails: str, expected: int | None
+) -> None:
+    library = Management(processes, fails=fails)
+    monkeypatch.setattr(outside_memory, "_library", lambda name: library)
+    outside_memory._management.cache_clear()
+    try:
+        assert outside_memory.taken_by_process(1, 5) == expected
+        assert outside_memory.taken_by_process(0, 5) is None
+        assert outside_memory.taken_by_all(1) == (0 if fails == "driver" else 900)
+    finally:
+        outside_memory._management.cache_clear()
+
+
 def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, initialized=True)
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 1, raising=False)
@@ -85,7 +195,10 @@ def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pyte
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     outside_memory._limit_stacks(256)
+    outside_memory._management.cache_clear()
     assert outside_memory.taken_by_all(0) == 0
+    assert outside_memory.taken_by_process(0, 1) is None
+    outside_memory._management.cache_clear()
 
 
 def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +247,15 @@ def test_stacks_are_as_deep_as_kernels_need() -> None:
     numbers = torch.randn(1000, 1000, dtype=torch.float64, device=device)
     torch.testing.assert_close(torch.linalg.inv(numbers) @ numbers, torch.eye(1000, device=device).double())
     torch.testing.assert_close(numbers.sort().values.cpu(), numbers.cpu().sort().values)
+
+
+@pytest.mark.cuda
+def test_the_library_tells_this_process_what_the_meter_finds() -> None:
+    device = torch.device("cuda:0")
+    kept = torch.ones(64 << 20, dtype=torch.uint8, device=device)
+    own = outside_memory.taken_by_process(0, os.getpid())
+    free, total = torch.cuda.mem_get_info(device)
+    assert own is None or kept.nbytes < own <= total - free
 
 
 @pytest.mark.cuda

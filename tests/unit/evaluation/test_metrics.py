@@ -8,7 +8,14 @@ import sacrebleu
 from econmt.config.recipe import load_recipe
 from econmt.errors import EconmtError, InputError
 from econmt.evaluation import metrics
-from econmt.evaluation.metrics import bleu, corpus_score, make_metric, recipe_tokenizer, tokenizer_of
+from econmt.evaluation.metrics import (
+    bleu,
+    corpus_score,
+    make_metric,
+    paired_bootstrap,
+    recipe_tokenizer,
+    tokenizer_of,
+)
 
 HYPOTHESES = [
     "Ein Hund rennt über die Wiese.  ",
@@ -72,6 +79,7 @@ def test_an_unknown_metric_is_refused() -> None:
             ("zh_CN", "zh"),
             ("tok.zh", "zh"),
             ("cmn-Hant", "zh"),
+            ("TOK.ZH", "zh"),
             ("th", "char"),
             ("khm", "char"),
         ),
@@ -129,3 +137,34 @@ def test_scores_keep_no_lines() -> None:
     score = bleu(["a b c d e"] * 2, ["a b c d f"] * 2)
     assert bleu(["a b c d e"] * 2, ["a b c d f"] * 2) == score
     assert [kind.__call__.cache_info().currsize for kind in (Tokenizer13a, TokenizerRegexp)] == [0, 0]
+
+
+def test_a_system_is_better_in_the_direction_of_the_metric() -> None:
+    """An equal one is neither better nor worse; TER falls."""
+    lines = [f"the {word} dog runs home now" for word in ("red", "old", "big", "shy")]
+    systems = {
+        "first": [*lines[:2], "a", "b"],
+        "same": [*lines[:2], "a", "b"],
+        "best": lines,
+        "worst": ["x"] * 4,
+    }
+    found = paired_bootstrap(systems, {name: make_metric(name, [lines]) for name in ("ter", "bleu")}, 20)
+    assert [each.name for each in found] == ["TER", "BLEU"]
+    for significance in found:
+        assert [each.better for each in significance.systems] == [None, None, True, False]
+        assert significance.systems[0].p_value is None
+        assert significance.systems[1].p_value is not None
+
+
+def test_case_is_ignored_where_asked_for() -> None:
+    score = {
+        (name, lowercase): corpus_score(
+            make_metric(name, [["Ein Hund läuft sehr weit"]], lowercase=lowercase),
+            ["ein hund läuft sehr weit"],
+        ).value
+        for name in ("bleu", "chrf")
+        for lowercase in (False, True)
+    }
+    assert score["chrf", True] == pytest.approx(100.0)
+    assert score["chrf", False] < 90.0
+    assert score["bleu", False] < score["bleu", True]

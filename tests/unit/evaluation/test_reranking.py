@@ -51,6 +51,26 @@ def test_what_is_no_list_is_told(lines: list[str], message: str) -> None:
     assert message in str(refused.value)
 
 
+def test_every_part_knows_the_number_of_its_first_sentence() -> None:
+    """Also the third one, and one that is not full."""
+    lists = [[RerankCandidate(number, "a", "", 0.0)] for number in range(5)]
+    parts: list[tuple[list[int], int]] = []
+
+    def judge(part: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
+        parts.append(([candidates[0].number for candidates in part], first))
+        return [[1.0 + first] for _ in part]
+
+    scores = [candidates[0].score for candidates in rerank(lists, judge, 2)]
+    assert parts == [([0, 1], 0), ([2, 3], 2), ([4], 4)]
+    assert scores == [1.0, 1.0, 3.0, 3.0, 5.0]
+
+
+def test_all_fields_after_the_score_are_kept() -> None:
+    line = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
+    assert read_candidate(line, "x").rest == "0-0 ||| more ||| "
+    assert read_candidate(line, "x").line == line
+
+
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
 def test_references_decide(metric: str) -> None:
     references = ["a ||| b c", "", "ein Hund läuft weit"]

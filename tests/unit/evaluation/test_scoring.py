@@ -61,6 +61,21 @@ def test_log_probabilities_are_sums_over_tokens_and_the_end(batch_size: int) -> 
         assert found.tokens == [word if word != "d" else "<unk>" for word in target.split()]
 
 
+def test_pairs_of_similar_work_share_a_batch() -> None:
+    """The longer side decides, with its end; blank sources are done at once."""
+    model = Bigram(1)
+    sizes = [(9, 1), (1, 3), (0, 1), (1, 1), (3, 0), (1, 9)]
+    sources, targets = [" ".join("a" * source) for source, _ in sizes], [[5] * target for _, target in sizes]
+    done: list[int] = []
+    scorer(model, batch_size=2).score_ids(sources, targets, done.append)
+    assert done == [1, 2, 2, 1]
+    assert model.shapes == [(2, 10), (2, 4), (1, 2)]
+    for words, batches in ((99, [(2, 2)]), (100, [(1, 2), (1, 2)])):  # 200 positions in a batch of two
+        model.shapes.clear()
+        scorer(model, batch_size=2).score_ids([" ".join("a" * words)] * 2, [[5]] * 2)
+        assert model.shapes == batches
+
+
 def test_the_vocabulary_is_taken_a_slice_of_rows_at_a_time() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)

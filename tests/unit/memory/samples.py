@@ -55,7 +55,10 @@ def make_ledger(scale: int = 1, *, timed: bool = True) -> Ledger:
 
 def make_profile(name: str, scale: int, *, timed: bool = True, rows: int | None = None) -> Profile:
     """A profile; with ``rows`` its bytes are estimated and its times are those of so many rows."""
-    technique = Technique(name, Implementations("recompute", "reference"), NAMED["float32"])
+    ops = Implementations("recompute", "reference")
+    if name.startswith("reference"):
+        ops = Implementations.definitions()
+    technique = Technique(name, ops, NAMED["bfloat16" if name.endswith("bfloat16") else "float32"])
     ledger = make_ledger(scale, timed=timed and rows is None)
     if rows is not None:
         times = make_ledger(scale)

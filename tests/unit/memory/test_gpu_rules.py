@@ -50,13 +50,37 @@ HALF = torch.bfloat16
         (HALF, 30, 32, {"mask": True}, "math"),
         (HALF, 64, 1, {}, "flash"),  # cuDNN needs two keys
         (HALF, 64, 32, {"p": 0.1, "mask": True}, "efficient"),
+        (HALF, 128, 32, {}, "cudnn"),  # the largest that cuDNN takes
+        (HALF, 136, 32, {}, "flash"),
+        (HALF, 256, 32, {}, "flash"),  # the largest that flash attention takes
+        (HALF, 264, 32, {}, "efficient"),
+        (HALF, 64, 2, {}, "cudnn"),
+        (HALF, 64, 32, {"deterministic": True}, "flash"),
+        (HALF, 64, 32, {"deterministic": True, "mask": True}, "efficient"),
+        (HALF, 64, 32, {"learnt": True}, "efficient"),  # cuDNN has no gradient of a mask
+        (HALF, 64, 32, {"off": "cudnn"}, "flash"),
+        (HALF, 64, 32, {"off": "cudnn flash"}, "efficient"),
+        (HALF, 64, 32, {"off": "cudnn flash mem_efficient"}, "math"),
+        (torch.float32, 64, 32, {"off": "mem_efficient"}, "math"),
+        (torch.float16, 20, 32, {"mask": True}, "math"),  # no multiple of eight
+        (torch.float32, 20, 32, {}, "efficient"),
     ],
 )
 def test_attention_takes_the_kernel_of_a_gpu(
-    dtype: torch.dtype, size: int, steps: int, settings: dict[str, Any], backend: str
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    size: int,
+    steps: int,
+    settings: dict[str, Any],
+    backend: str,
 ) -> None:
     query = torch.zeros(2, 4, steps, size, dtype=dtype)
-    mask = torch.zeros(steps, steps) if settings.get("mask") else None
+    mask = torch.zeros(steps, steps) if settings.keys() & {"mask", "learnt"} else None
+    if mask is not None:
+        mask.requires_grad_("learnt" in settings)
+    for name in settings.get("off", "").split():
+        monkeypatch.setattr(torch.backends.cuda, f"{name}_sdp_enabled", lambda: False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: "deterministic" in settings)
     assert attention_backend(query, query, query, mask, settings.get("p", 0.0), False, False) == backend
 
 

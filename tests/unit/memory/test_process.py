@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +68,21 @@ def test_parts_add_up_to_the_resident_set() -> None:
     assert parts[TENSORS] >= held.nbytes
     assert parts[PYTHON] > 10e6
     assert parts[TORCH] > 10e6
+
+
+def test_each_page_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The C library's allocator holds tensors, too; a part is no larger than the pages that remain."""
+    (tmp_path / "smaps").write_text(SMAPS)
+    monkeypatch.setattr(process, "_MAPS", tmp_path / "smaps")
+    for tensors, allocated, expected in (
+        (100, 130, {TENSORS: 100, PYTHON: 20, OTHERS: 30, FREE: 20}),
+        (100, 90, {TENSORS: 100, PYTHON: 20, OTHERS: 0, FREE: 50}),
+        (160, 400, {TENSORS: 160, PYTHON: 10, OTHERS: 0, FREE: 0}),
+    ):
+        for name, size in (("tensor_bytes", tensors), ("_malloc_bytes", allocated), ("_python_arenas", 20)):
+            monkeypatch.setattr(process, name, lambda size=size: size * 1024)
+        parts = {name: size // 1024 for name, size in resident_parts().items()}
+        assert parts == {TORCH: 180, LIBRARIES: 30, **expected}
 
 
 def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,11 @@ def test_equal_tensors_stand_together() -> None:
         "decoder",
         "code before the step",
     ]
-    assert largest_table(make_ledger(3)).title == "the 4 largest tensors at the peak"
+    assert largest_table(make_ledger(3)).title == "the 4 largest tensors at the peak, equal ones in one row"
+    many = make_ledger()
+    many.largest = [small._replace(bytes=size) for size in (9, *range(1, 20))]
+    assert len(largest_table(many).rows) == 10
+    assert largest_table(many).title.startswith("the 11 largest")
 
 
 def test_comparison_is_against_the_first_row() -> None:
@@ -121,6 +125,17 @@ def test_comparison_is_against_the_first_row() -> None:
     assert rows[0] == ["technique", "stash", "change", "peak", "change", "target tokens/s", "change", "bytes"]
     assert rows[1] == ["reference", "36.0 MB", "", "35.0 MB", "", "2,000", "", "measured"]
     assert rows[2] == ["all", "9.0 MB", "4.00x less", "11.0 MB", "3.18x less", "8,000", "4.00x", "measured"]
+
+
+def test_a_technique_is_compared_in_its_own_precision() -> None:
+    profiles = [make_profile(name, scale) for name, scale in (("reference", 8), ("reference, bfloat16", 4))]
+    profiles += [make_profile("all, bfloat16", 1)]
+    rows = cells(comparison_table(profiles))
+    assert rows[2][2:] == ["", "35.0 MB", "", "2,000", "", "measured"]
+    assert rows[3][2:] == ["4.00x less", "11.0 MB", "3.18x less", "8,000", "4.00x", "measured"]
+    # Without it there is nothing to compare with, and the other precision does not stand in.
+    rows = cells(comparison_table([profiles[0], profiles[2]]))
+    assert rows[2][2:] == ["", "11.0 MB", "", "8,000", "", "measured"]
 
 
 def test_a_technique_without_times_has_no_speed() -> None:
@@ -144,19 +159,22 @@ def test_stash_by_layer_and_technique() -> None:
 
 def test_largest_batches() -> None:
     reference = [Fit(10, 20, 3, 900), Fit(30, 40, 0, 5000)]
-    table = fit_table({"reference": reference}, 1000)
+    table = fit_table({make_profile("reference", 1).technique: reference}, 1000)
     assert table.title == "largest batch in 1.0 kB (1,000 bytes)"
     assert cells(table) == [
         ["source", "target", "rows", "target tokens", "bytes"],
         ["10", "20", "3", "60", "900 B"],
         ["30", "40", "none", "", "1 row takes 5.0 kB"],
     ]
-    fits = {"reference": reference, "all": [Fit(10, 20, 64, 990), Fit(30, 40, 7, 990)]}
-    fits["none"] = [Fit(10, 20, 0, 5000)] * 2
+    names = ("reference", "all", "none", "reference, bfloat16", "all, bfloat16")
+    first, lean, none, half, narrow = (make_profile(name, 1).technique for name in names)
+    fits = {first: reference, lean: [Fit(10, 20, 64, 990), Fit(30, 40, 7, 990)]}
+    fits[none] = [Fit(10, 20, 0, 5000)] * 2
+    fits |= {half: [Fit(10, 20, 5, 990)] * 2, narrow: [Fit(10, 20, 60, 990)] * 2}
     assert cells(fit_table(fits, 1000)) == [
-        ["source", "target", "reference", "all", "change", "none", "change"],
-        ["10", "20", "3", "64", "21.3x", "none", ""],
-        ["30", "40", "none", "7", "", "none", ""],
+        ["source", "target", "reference", "all", "change", "none", "change", *names[3:], "change"],
+        ["10", "20", "3", "64", "21.3x", "none", "", "5", "60", "12.0x"],
+        ["30", "40", "none", "7", "", "none", "", "5", "60", "12.0x"],
     ]
     assert fit_data(fits, 1000)["techniques"]["reference"][1] == {
         "source": 30,
@@ -245,10 +263,10 @@ def test_data_is_json_and_adds_up() -> None:
     assert [(entry["shape"], entry["count"]) for entry in ledger["largest"]] == [([4, 30, 128], 4), ([], 1)]
     assert first["bytes"] == "estimated"
     assert first["ops"] == {
-        "encoder": "recompute",
+        "encoder": "reference",
         "decoder": "reference",
-        "attention": "auto",
-        "output": "auto",
+        "attention": "reference",
+        "output": "reference",
         "stash": "auto",
     }
     assert first["times"]["shape"] == {"rows": 2, "source": 30, "target": 20}

@@ -23,16 +23,13 @@ from scripts.processes_of_run import (
     ranks_of_run,
     seconds_until_all_ended,
 )
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.parallel.test_data_parallel import recipe_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
-STARTED = 120.0
-"""Seconds after which a run that has not come to a moment is taken for broken."""
-
-ENDED = 10.0
-"""Seconds in which all processes of a run have ended."""
+ENDED = 300.0
+"""Seconds in which all processes of a run have ended: less than those for which they would sleep."""
 
 
 class Run:
@@ -61,7 +58,7 @@ class Run:
         return ranks_of_run(self.mark)
 
     def wait_until(self, reached: Callable[[], object]) -> None:
-        until = time.monotonic() + STARTED
+        until = time.monotonic() + PATIENCE
         while not reached():
             assert self.launcher.poll() is None, self.said
             assert time.monotonic() < until, self.said
@@ -71,7 +68,7 @@ class Run:
         self.wait_until(self.folder.commits)
 
     def wait(self) -> int:
-        return self.launcher.wait(STARTED)
+        return self.launcher.wait(PATIENCE)
 
     def end(self) -> None:
         for process in processes_of_run(self.mark):

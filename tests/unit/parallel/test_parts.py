@@ -30,6 +30,7 @@ def test_the_environment_says_who_a_process_is(monkeypatch: pytest.MonkeyPatch) 
     ("name", "value", "message"),
     [
         ("RANK", "one", "RANK is 'one', not a number"),
+        ("WORLD_SIZE", "9" * 5000, "WORLD_SIZE is '9{40}', not a number"),
         ("RANK", "2", "RANK 2 and LOCAL_RANK 0 must be less than WORLD_SIZE 2"),
         ("MASTER_PORT", None, "MASTER_PORT is missing"),
     ],

@@ -24,7 +24,7 @@ from scripts.bench.compare.turns import (
     take_turns,
     train_in_turns,
 )
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE, ROOT
 
 READING = TOOLKITS["plain"]().reading
 # A toolkit of which each update has 100 target tokens; it writes down its process.
@@ -38,7 +38,6 @@ for update in range(1, 10**6):
     if update == int(sys.argv[2]):
         sys.exit(int(sys.argv[3]))
 """
-PATIENCE = 60.0
 
 
 class Clock:

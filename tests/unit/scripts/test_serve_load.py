@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import serve_load
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.serving.conftest import folder as folder
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_lost_or_mixed_up(folder: Path, tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,6 +19,7 @@ from econmt.serving.app import Service
 from econmt.serving.models import by_pair
 from econmt.serving.server import Server, bind
 from econmt.serving.settings import Settings
+from tests.conftest import PATIENCE
 from tests.unit.training.tiny import Run, write_text
 
 MORE = (
@@ -66,7 +67,7 @@ class Client:
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Answer:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             named = {name.lower(): value for name, value in response.getheaders()}

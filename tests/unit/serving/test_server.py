@@ -23,9 +23,10 @@ from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
 from econmt.serving import answers, queries, server
-from econmt.serving.app import Service, _unless_left
+from econmt.serving.app import Service, _answers
 from econmt.serving.models import TranslationJob, by_pair
 from econmt.serving.settings import Settings
+from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import Client, serving
 
 LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
@@ -128,7 +129,7 @@ def test_an_error_in_one_line_gives_up_the_others() -> None:
         failed.set_exception(InputError("line 1"))
         client: Any = SimpleNamespace(receive=asyncio.Event().wait)
         with pytest.raises(InputError):
-            await _unless_left(client, [failed, other])
+            await _answers(client, [failed, other])
         await asyncio.sleep(0)  # a cancelled task ends in the next turn of the loop
         return other.cancelled(), len(asyncio.all_tasks())
 
@@ -525,7 +526,7 @@ def test_an_address_with_a_slash_too_much_is_not_found(client: Client) -> None:
 
 def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
     """What a server says to bytes that are sent as they are."""
-    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
         for part in parts:
             connection.sendall(part)
         found = b""
@@ -572,7 +573,7 @@ def test_clients_that_leave_are_noted_and_nothing_is_lost(client: Client, model:
     for _ in range(3):
         exchange(client, head % len(body) + body, wait=False)
     assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while left() < before + 3:
         assert time.monotonic() < end
 
@@ -582,7 +583,7 @@ def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.
     with serving(folder, Settings()) as client:
         assert exchange(client, b"") == b""
         assert exchange(client, b"POST /transl") == b""
-        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as kept:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as kept:
             kept.sendall(b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n")
             assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
             kept.sendall(b"GET /langu")

@@ -436,7 +436,9 @@ def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
 def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> list[int]:
     """Sets the memory outside of PyTorch's allocator that budgets count; returns numbers of graphs it is asked for."""
     asked: list[int] = []
-    meter = SimpleNamespace(expected=lambda graphs: asked.append(graphs) or expected)
+    meter = SimpleNamespace(
+        expected=lambda graphs: asked.append(graphs) or expected, source="measured somehow"
+    )
     monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: meter)
     return asked
 
@@ -456,7 +458,7 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
     assert budget.plan.budget == (1024 - 500) << 20
     assert budget.notes == [
         "training.memory_budget 1GiB: 500 MiB of it for memory outside of PyTorch's allocator (context 300 MiB, "
-        "libraries 150 MiB, kernels and CUDA graphs 50 MiB)"
+        "libraries 150 MiB, kernels and CUDA graphs 50 MiB; measured somehow)"
     ]
     small = make_run("training.memory_budget=400MiB", "training.cuda_graphs=off").trainer().budget
     small._device = torch.device("cuda")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.checkpoint import checkpoints
+from econmt.checkpoint import checkpoints, recovery
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit, pending
 from econmt.checkpoint.recovery import recover
@@ -318,6 +319,79 @@ def test_a_full_disk_at_any_file_operation_is_one_line_and_loses_nothing(
         run.train()
         assert snapshot(run.folder) == snapshot(whole.folder), number
         shutil.rmtree(run.folder.path)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EFBIG, "allow larger files (ulimit -f)"),
+        (errno.EIO, "check the disk"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(copy: Run, number: int, remedy: str) -> None:
+    """Neither before its commit nor after it; what is committed gets its final names."""
+    folder = copy.folder
+    before, paths = snapshot(folder), sorted(folder.path.rglob("*"))
+    pending(folder.parameters(10)).write_bytes(b"half")
+    (folder.path / ".params.00010.safetensors.new.77.partial").write_bytes(b"a quarter")
+    (folder.states / "00010.tmp").mkdir()
+    (folder.states / "00010.tmp" / "optimizer.safetensors").write_bytes(b"half")
+    with pytest.raises(TrainingError) as caught, checkpoints.saving(folder, 10, 8):
+        raise OSError(number, os.strerror(number))
+    assert str(caught.value) == (
+        f"{folder.path}: cannot save the checkpoint of update 10 ({os.strerror(number)}); the checkpoint of update 8 "
+        f"is intact; {remedy} and run the same command to resume"
+    )
+    assert (snapshot(folder), sorted(folder.path.rglob("*"))) == (before, paths)
+    folder.parameters(8).rename(pending(folder.parameters(8)))
+    with pytest.raises(TrainingError), checkpoints.saving(folder, 8, 6):
+        raise OSError(number, os.strerror(number))
+    assert (snapshot(folder), sorted(folder.path.rglob("*"))) == (before, paths)
+
+
+def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:
+    """What was set aside the first time gives way."""
+    state = copy.folder.state(Commit(8, True))
+    aside = state.with_name(f"{state.name}.damaged")
+    shutil.copytree(state, aside)
+    (state / "state.json").write_text("broken again")
+    recovered = recover(copy.folder, 2, False)
+    assert recovered.commit == Commit(6, True)
+    assert (aside / "state.json").read_text() == "broken again"
+    assert not state.exists()
+
+
+def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
+    """A state is renamed before it is removed; one of that name may be there from the time before."""
+    state = checkpoints.load_state(copy.folder, Commit(8, True))
+    old = copy.folder.state(Commit(2, True))
+    shutil.copytree(copy.folder.state(Commit(6, True)), old)
+    left = old.with_name(f"{old.name}.tmp")
+    shutil.copytree(old, left)
+    aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
+    aside.mkdir()
+    recovery.finish_commit(copy.folder, state, 8, False)
+    assert copy.folder.commits() == [Commit(6, True), Commit(8, True)]
+    assert not left.exists()
+    assert not aside.exists()  # of an update that was written again
+
+
+def test_a_lost_checkpoint_is_not_replaced_by_another_best(copy: Run) -> None:
+    """The numbered file is restored from the best one only if that is the same checkpoint's."""
+    state = checkpoints.load_state(copy.folder, Commit(8, True))
+    numbered = copy.folder.parameters(state.best_update)
+    content = numbered.read_bytes()
+    tensors, metadata = read_tensors(numbered)
+    numbered.unlink()
+    recovery.finish_commit(copy.folder, state, 8, False)
+    assert numbered.read_bytes() == content
+    numbered.unlink()
+    other = {**metadata, "update": str(state.best_update - 1)}
+    write_tensors(copy.folder.best, tensors, other)
+    recovery.finish_commit(copy.folder, state, 8, False)
+    assert not numbered.exists()
+    assert read_tensors(copy.folder.best)[1]["update"] == other["update"]
 
 
 def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
+from econmt.data.batching.batch import BatchShape
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations, build_model
@@ -20,6 +22,7 @@ from econmt.training.choice import (
     as_saved,
     choose_implementations,
     expected_updates,
+    frequent_shape,
     is_worth_measuring,
     measure,
     refuse_missing,
@@ -107,6 +110,17 @@ def test_a_run_is_as_long_as_its_first_limit() -> None:
     assert updates(none, "training.max_seconds=5") == 0
     patience = "training.early_stopping.max_num_checkpoint_not_improved=3"
     assert updates(patience, "training.max_updates=9999", "training.checkpoint_interval=10") == 30
+
+
+def test_the_shape_of_most_rows_is_measured() -> None:
+    """Not that of most batches, of the largest ones, or of the last."""
+    shapes = [
+        BatchShape(4, 5, 10, 9),
+        BatchShape(6, 7, 40, 3),
+        BatchShape(8, 9, 50, 2),
+        BatchShape(9, 9, 30, 3),
+    ]
+    assert frequent_shape(SimpleNamespace(shapes=lambda: shapes)) == Shape(40, 6, 7)  # type: ignore[arg-type]
 
 
 def test_small_models_are_not_measured() -> None:

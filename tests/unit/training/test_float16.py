@@ -54,6 +54,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) ->
     while trainer.state.skipped == trainer.state.update:
         assert all(map(torch.equal, tensors(trainer)[: len(trainer.parameters)], before))
         seen.append(scale_of(trainer)[0])
+        assert trainer.state.gradient_norm == 0.0, "that of the last update that was done"
         trainer._update(Progress.silent())
     assert len(seen) > 2
     assert seen == [2.0 ** (30 - number) for number in range(len(seen))]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from econmt.errors import InputError
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
 
 GUIDED = ("data.alignment=align", "training.guided_alignment_weight=0.5", "training.max_updates=6")
@@ -48,6 +49,45 @@ def test_a_resumed_run_is_the_whole_run(text: Path, overrides: tuple[str, ...]) 
     parts.train()
     run(text, "parts", *both).train()
     assert snapshot(whole.folder) == snapshot(parts.folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "overrides"),
+    [
+        ("train.weights", "0.25", ("data.weights=weights",)),
+        ("train.align", "0-0", ("data.alignment=align",)),
+        ("valid.align", "0-0", ("data.alignment=align",)),
+        ("train.case", "y", ("data.source_factors=[case]", "model.source_factors_num_embed=[2]")),
+        ("valid.case", "y", ("data.source_factors=[case]", "model.source_factors_num_embed=[2]")),
+        (
+            "terms",
+            "a = B",
+            (
+                "data.annotate_terms={glossary: terms, share: 0.9}",
+                "data.subwords={type: bpe, size: 40, joint: true}",
+            ),
+        ),
+    ],
+)
+def test_a_changed_file_beside_the_text_stops_a_resumed_run(
+    text: Path, file: str, line: str, overrides: tuple[str, ...]
+) -> None:
+    for split in ("train", "valid"):
+        rows = [" ".join("x" * len(row.split())) for row in (text / f"{split}.src").read_text().splitlines()]
+        rows[-1] = rows[-1].replace("x", "y")
+        (text / f"{split}.case").write_text("\n".join(rows) + "\n")
+    (text / "terms").write_text("c = C\n")
+    both = (*overrides, "training.decode_and_evaluate=0", "training.checkpoint_interval=1")
+    run(text, "run", *both, "training.max_updates=1").train()
+    before = (text / file).read_text()
+    # As many factors as words, but one weight, link or term a line.
+    words = [len(row.split()) if "case" in file else 1 for row in before.splitlines()]
+    (text / file).write_text("".join(" ".join([line] * count) + "\n" for count in words))
+    longer = run(text, "run", *both, "training.max_updates=2")
+    with pytest.raises(InputError, match=r"began with (other text|another vocabulary)"):
+        longer.train()
+    (text / file).write_text(before)
+    assert longer.train().update == 2
 
 
 def test_weights_of_one_change_nothing(text: Path) -> None:

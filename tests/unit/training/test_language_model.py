@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,6 +189,36 @@ def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: P
     (window,) = whole_text(prepared_text.valid, 1, 10_000)
     nats = trainer.task.loss(trainer.model, window, Implementations()).detach()
     assert value == pytest.approx(math.exp(float(nats) / words), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "bptt", "rows", "expected"),
+    [
+        (3, 5, 1, 15),
+        (3, 5, 2, 7),
+        (3, 5, 15, 1),
+        (3, 5, 16, 1),
+        (40, 30, 1, 1024),
+        (40, 30, 3, 341),
+        (32, 32, 4, 256),
+    ],
+)
+def test_windows_of_validation_are_no_larger_than_a_batch(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, size: int, bptt: int, rows: int, expected: int
+) -> None:
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(language_model, "whole_text", lambda store, *sizes: asked.append(sizes))
+    run = make_run(f"training.batch.size={size}", f"training.bptt={bptt}", f"training.valid_rows={rows}")
+    task, prepared = LanguageModelTask(run.recipe, 12), run.prepared()
+    task.evaluation(prepared, "valid")
+    assert asked == [(rows, expected, 0)]
+    # A final figure has rows of at least 4,000 tokens, at most 32, which read 1,000 tokens first.
+    for tokens, exact_rows in ((3_999, 1), (8_000, 2), (11_999, 2), (400_000, 32)):
+        asked.clear()
+        store = SimpleNamespace(total_tokens=tokens)
+        task.evaluation(prepared._replace(valid=store), "valid", exact=True)  # type: ignore[arg-type]
+        window = max(1, min(size * bptt, 1024) // exact_rows)
+        assert asked == [(exact_rows, window, 1_000)]
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from econmt.checkpoint import checkpoints
 from econmt.checkpoint.folder import Commit, ModelFolder
-from econmt.checkpoint.tensor_files import read_tensors
+from econmt.checkpoint.resume import changed_keys
+from econmt.checkpoint.tensor_files import read_tensors, write_text
+from econmt.config.recipe import load_recipe, recipe_text
 from econmt.errors import InputError, TrainingError
 from tests.unit.training.tiny import Run, snapshot
 
@@ -234,3 +236,12 @@ def test_files_of_others_in_a_model_folder_stay(run: Run) -> None:
         str(path.relative_to(run.folder.path)) for path in run.folder.path.rglob("*") if path.is_file()
     )
     assert found == sorted([*OTHERS, "vocab.source.txt", "vocab.target.txt"])
+
+
+def test_a_key_that_gets_an_effect_is_a_change(tmp_path: Path) -> None:
+    """A key is left aside only if it has no effect in either recipe."""
+    folder, before = ModelFolder(tmp_path), load_recipe("quickstart")
+    write_text(folder.recipe, recipe_text(before))
+    after = load_recipe("quickstart", ["training.optimizer.name=sgd", "training.optimizer.momentum=0.5"])
+    keys = [change.split()[0] for change in changed_keys(after, folder)]
+    assert {"training.optimizer.name", "training.optimizer.momentum"} <= set(keys)

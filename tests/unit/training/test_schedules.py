@@ -107,6 +107,18 @@ def test_step_and_exponential_multiply_by_the_factor_in_an_interval() -> None:
     assert [smooth.learning_rate(each) for each in updates] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("start", "begins"), [(0, 8), (3, 8), (10, 10)])
+def test_step_and_exponential_begin_after_the_warm_up(start: int, begins: int) -> None:
+    keys = {"decay_start": start, "decay_interval": 4, "reduce_factor": 0.25, "warmup": 8}
+    step, smooth = schedule(name="step", **keys), schedule(name="exponential", **keys)
+    for update in range(1, 9):
+        assert step.learning_rate(update) == smooth.learning_rate(update) == pytest.approx(0.05 * update)
+    for update in range(8, 30):
+        decayed = max(0, update - begins)
+        assert step.learning_rate(update) == pytest.approx(0.4 * 0.25 ** (decayed // 4))
+        assert smooth.learning_rate(update) == pytest.approx(0.4 * 0.25 ** (decayed / 4))
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

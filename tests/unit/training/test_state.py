@@ -149,6 +149,15 @@ def test_random_states_bring_back_the_generator() -> None:
     assert torch.rand(3).tolist() == first
 
 
+def test_states_of_gpus_that_are_not_there_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, restored = random_states(), list[int]()
+    states["cuda"] = [states["torch"]] * 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda _, index: restored.append(index))
+    restore_random_states(states)
+    assert restored == [0, 1]
+
+
 def test_states_of_older_versions_have_those_of_other_generators_too() -> None:
     older = {"python": [3, [1, 2], None], "numpy": ["MT19937", "AAAA", 1, 0, 0.0], **random_states()}
     assert TrainingState.from_json(replace(state(), random=older).to_json(), "here").random == older

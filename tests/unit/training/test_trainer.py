@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from econmt.checkpoint.state import TrainingState
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import EarlyStopping, Training
 from econmt.data.batching.batches import Batch, pad_batch
+from econmt.engine.step import StepResult
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
 from econmt.training.end_of_run import judge_checkpoint
 from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
-from econmt.training.progress import Progress
+from econmt.training.progress import Figures, Progress
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics
 from econmt.training.validation import Validation
@@ -206,6 +207,36 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
     assert first["train_loss"] != second["train_loss"]
 
 
+def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run("training.update_interval=2", "training.log_interval=3").trainer()
+    trainer.model.train()
+    taken: list[tuple[float, float, int]] = []
+    real = trainer.gradient
+
+    def gradient(batches: Sequence[Batch], *, updates: bool = False) -> StepResult:
+        result = real(batches, updates=updates)
+        taken.append((float(result.loss), float(result.norm), sum(b.target_tokens for b in batches)))
+        return result
+
+    monkeypatch.setattr(trainer, "gradient", gradient)
+    for update, recent in ((1, 1), (2, 2), (3, 3), (4, 1), (5, 2)):
+        if update == 3:  # the meter is emptied when its line has been written
+            lines: list[Figures] = []
+            monkeypatch.setattr(Progress, "updates", lambda _, figures, lines=lines: lines.append(figures))
+        trainer._update(Progress.silent())
+        figures = lines.pop() if update == 3 else trainer._figures(update)
+        losses, norms, tokens = zip(*taken[-recent:], strict=True)
+        assert figures.loss == pytest.approx(sum(losses) / sum(tokens), rel=1e-12)
+        assert figures.gradient_norm == norms[-1]
+        assert figures.learning_rate == trainer.schedule.learning_rate(update)
+        assert figures.epoch == 2 * update // trainer.batches.batches_per_epoch
+        meter = trainer.state.since_log
+        assert meter.tokens == (0 if update == 3 else sum(tokens))
+    assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)
+
+
 def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawing(*arguments: object) -> Validation:
         random.random()
@@ -336,11 +367,13 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
 
 @pytest.mark.parametrize("metric", ["perplexity", "bleu"])
 def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -> None:
-    training, state = Training(early_stopping=EarlyStopping(metric=metric)), TrainingState()
-    found = []
+    training = Training(early_stopping=EarlyStopping(metric=metric), checkpoint_interval=1)
+    state, found = TrainingState(), []
     for update, score in enumerate((math.nan, 5.0, math.nan, 5.0), start=1):
         state.update = update
-        found.append(judge_checkpoint(training, state, {METRICS[metric].column: score}))
+        row = {METRICS[metric].column: score}
+        found.append(judge_checkpoint(training, state, row))
+        state.metrics.append({"update": update, **row})
     assert found == [True, True, False, False]
     assert (state.best_score, state.best_update, state.num_not_improved) == (5.0, 2, 2)
 
@@ -353,6 +386,50 @@ def test_early_stopping_counts_checkpoints_since_the_best(
     result = run.train()
     assert (result.update, result.best_update) == (8, 4)
     assert result.reason == "no better perplexity for 2 checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "whole", "ends", "parts", "best"),
+    [
+        # Ends at updates 4 and 5 are worse than the checkpoint at 3, but do not count.
+        (("max_num_checkpoint_not_improved=2",), (3.0, 3.1, 3.2), (3, 4, 5), (3.0, 3.5, 3.6, 3.1, 3.2), 3),
+        # The end at update 4 is the best of all, but the next ones are compared with the checkpoint at 3.
+        (("max_num_checkpoint_not_improved=2",), (3.0, 2.9, 3.2, 2.95), (4,), (3.0, 2.8, 2.9, 3.2, 2.95), 4),
+        (("schedule.name=plateau-reduce", "max_updates=9"), (3.0, 4.0, 3.2), (2, 4, 7), (9.0, 3.0, 2.0, 4.0, 8.0, 3.2), 4),
+        # Patience is lost at update 6, but the run lasts until the first checkpoint after update 7.
+        (("max_num_checkpoint_not_improved=1", "min_updates=7"), (3.0, 3.1, 3.2), (8,), (3.0, 3.1, 3.3, 3.2), 3),
+    ],
+)  # fmt: skip
+def test_ends_between_checkpoints_do_not_count(
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    whole: tuple[float, ...],
+    ends: tuple[int, ...],
+    parts: tuple[float, ...],
+    best: int,
+) -> None:
+    """A run in parts ends, and reduces its rate, where one does that never stopped, with the same parameters."""
+    script(monkeypatch, *whole, *parts)
+    keys = ["checkpoint_interval=3", "schedule.reduce_num_not_improved=1", "schedule.reduce_factor=0.5"]
+    keys += ["max_updates=50", "decode_and_evaluate=0", "keep_last_params=1", *overrides]
+    both = [f"training.{'early_stopping.' if key.startswith('max_num') else ''}{key}" for key in keys]
+    expected = make_run(*both, name="whole").train()
+    for end in ends:
+        make_run(*both, f"training.max_updates={end}", name="parts").train()
+    run = make_run(*both, name="parts")
+    found = run.train()
+    assert (found.update, found.reason) == (expected.update, expected.reason)
+    last = f"params.{expected.update:05d}.safetensors"
+    other = make_run(name="whole")
+    assert (run.folder.path / last).read_bytes() == (other.folder.path / last).read_bytes()
+    rates = [
+        {row["update"]: row["learning_rate"] for row in metrics(each.folder) if row["update"] % 3 == 0}
+        for each in (run, other)
+    ]
+    assert rates[0] == rates[1]
+    assert found.best_update == best
+    assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
 
 
 def test_early_stopping_on_bleu_prefers_more(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

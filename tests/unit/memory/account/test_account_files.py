@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,32 @@ from torch.cuda import _memory_viz
 
 from econmt import memory
 from econmt.errors import InputError
-from econmt.memory.measure.ledger import CATEGORIES
+from econmt.memory.account.advice import advise
+from econmt.memory.account.comparison import AccountComparison
+from econmt.memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
 from scripts.bench.account_models import GPT, Case, adam, gpt, next_word_loss
+
+
+def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
+    before = Counter(
+        {("weights", "a"): 10, ("weights", "gone"): 7, ("gradients", "same"): 5, ("other", "c"): 2}
+    )
+    after = Counter(
+        {("weights", "a"): 11, ("gradients", "same"): 5, ("other", "c"): 6, ("workspace", "new"): 3}
+    )
+    comparison = AccountComparison(before, after)
+    assert list(comparison.changes().items()) == [
+        (("weights", "gone"), -7),
+        (("other", "c"), 4),
+        (("workspace", "new"), 3),
+        (("weights", "a"), 1),
+    ]
+    assert comparison.grown == 1
+    table = comparison.table()
+    assert table.rows[0] == ["gone", "weights", 7, 0, "-7 B"]
+    assert table.rows[2] == ["new", "workspace", 0, 3, "+3 B"]
+    assert table.sums == ["all", "", 24, 25, "+1 B"]
+    assert AccountComparison(before, before).table().sums[-1] == ""
 
 
 def account_of(case: Case) -> memory.Account:
@@ -107,9 +133,11 @@ def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
     account.to_json(one)
     wider.to_json(two)
     assert memory.compare(one, two) == comparison
-    two.write_text("[]")
-    with pytest.raises(InputError, match="no memory account; expected the output of"):
-        memory.compare(one, two)
+    row = '{"ledger": {"entries": [{"category": "weights", "layer": "a", "bytes": %s}]}}'
+    for content in ("[]", row % "Infinity", row % ("9" * 5000), "[" * 100_000):
+        two.write_text(content)
+        with pytest.raises(InputError, match="no memory account; expected the output of"):
+            memory.compare(one, two)
     with pytest.raises(InputError, match="No such file"):
         memory.compare(one, tmp_path / "three.json")
 
@@ -141,6 +169,38 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
     assert advice["use an optimizer with 8-bit state"] < account.by_category()["optimizer state"]
     assert list(advice.values()) == sorted(advice.values(), reverse=True)
     assert "what would make room" in {table.title for table in account.tables().values()}
+
+
+def test_advice_to_the_byte() -> None:
+    ledger = Ledger(peak=1812)
+    ledger.entries.update(
+        {
+            ("feature maps", "m.0"): 600,
+            ("feature maps", "m.1"): 380,
+            ("feature maps", "m.1.sub"): 20,
+            ("weights", "m.0"): 150,
+            ("gradients", "m.0"): 150,
+            ("optimizer state", "m.0"): 512,
+        }
+    )
+    map_of = TensorAtPeak(501, (), "float32", "feature maps", "m.0", "")
+    ledger.largest = [map_of, map_of._replace(category="weights"), map_of._replace(dtype="bfloat16")]
+    scopes = SimpleNamespace(
+        kinds={"m": "Model", "m.0": "Block", "m.1": "Block", "m.1.sub": "Sub"},
+        inputs={"m": 5, "m.0": 100, "m.1": 30, "m.1.sub": 20},
+    )
+    texts = {each.text: each.bytes for each in advise(ledger, scopes)}  # type: ignore[arg-type]
+    assert list(texts.items()) == [
+        ("halve the batch", (1812 - 150 - 150 - 512) // 2),
+        ("compute in bfloat16 (torch.autocast)", 500),
+        ("use an optimizer with 8-bit state", 384 - 2),
+        ("checkpoint each of the 2 modules Block in m", 370),
+    ]
+    ledger.largest[0] = map_of._replace(bytes=500)  # no more than half of them is wide
+    assert "compute in bfloat16 (torch.autocast)" not in {each.text for each in advise(ledger, scopes)}  # type: ignore[arg-type]
+    ledger.peak = 38_000  # of which 370 bytes are less than a hundredth
+    found = [each.text for each in advise(ledger, scopes)]  # type: ignore[arg-type]
+    assert found == ["halve the batch", "use an optimizer with 8-bit state"]
 
 
 def test_advice_saves_what_it_predicts() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import json
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,58 @@ class Sine(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs.sin()
+
+
+class Nest(nn.Module):
+    """A module in a module in a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.inner(inputs)
+        return result
+
+
+def test_modules_that_are_nested_as_deep_as_they_run() -> None:
+    """Hooks take a frame for each module."""
+    model: nn.Module = nn.Linear(3, 2)
+    for _ in range(200):
+        model = Nest(model)
+    limit = sys.getrecursionlimit()
+    with memory.track(model) as account:
+        model(torch.ones(4, 3)).sum().backward()
+    assert account.by_category()["weights"] == 4 * (3 * 2 + 2)
+    assert sys.getrecursionlimit() == limit
+
+
+def _unusual_tensors() -> dict[str, Tensor]:
+    """Tensors of layouts other than strided, and nested ones; each larger than what has a line of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of prototypes
+        eye = torch.eye(512)
+        return {
+            "coo": eye.to_sparse(),
+            "hybrid": torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2, 512), (5, 512)),
+            "csr": eye.to_sparse_csr(),
+            "bsr": eye.to_sparse_bsr((2, 2)),
+            "mkldnn": eye.to_mkldnn(),
+            "nested": torch.nested.nested_tensor([torch.ones(2, 512), torch.ones(600, 512)]),
+        }
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+@pytest.mark.parametrize("kind", ["coo", "hybrid", "csr", "bsr", "mkldnn", "nested"])
+def test_modules_take_and_return_tensors_of_every_layout(kind: str, profiled: bool) -> None:
+    given, dense = _unusual_tensors()[kind], torch.ones(64, 512)
+    linear = nn.Linear(512, 2)
+    with torch.profiler.profile() if profiled else nullcontext(), memory.track(linear) as account:
+        assert nn.Identity()(given) is given
+        if kind in ("coo", "nested"):
+            assert nn.ReLU()(given).layout is given.layout
+        linear(dense).sum().backward()
+    assert account.by_category()["weights"] == 4 * (512 * 2 + 2)
 
 
 def test_a_module_that_is_gone_leaves_its_name_to_no_other() -> None:

@@ -1,0 +1,393 @@
+"""Updates of a run are those of a loop in plain PyTorch, for every option of ``training`` that changes one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional, utils
+
+from econmt.checkpoint.tensor_files import read_tensors
+from econmt.config.recipe import Training
+from econmt.data.batching.batches import Batch
+from econmt.data.batching.text_batches import TextBatch
+from econmt.memory.plan.planner import BatchBudget, Planner
+from econmt.model import Implementations
+from tests.unit.training.tiny import Run, metrics, write_text
+from tests.unit.training.tiny_text import TextRun, write_lines
+
+RATE = 0.5
+UPDATES = 2
+COMMON = (
+    "training.optimizer={name: sgd, learning_rate: 0.5}",
+    "training.gradient_clipping={type: none}",
+    "training.precision=float32",
+    f"training.max_updates={UPDATES}",
+    "training.checkpoint_interval=1",
+    "training.keep_last_params=9",
+    "training.seed=7",
+)
+"""What every run has that a row of the table does not change."""
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Update in plain PyTorch, as a row of the table describes it.
+
+    Attributes:
+        optimizer: Optimizer of the parameters.
+        rates: Learning rate of each update.
+        clip: Clips the gradients of the parameters.
+        batches: Batches of an update.
+        smoothing: Label smoothing of the cross-entropy.
+        alignment: Weight of the alignment loss; 0: none.
+        activation: Weight of the mean square of the outputs of a language model's top layer.
+        temporal: Weight of the mean square of their differences in time.
+        jitter: Tokens of a row for which the learning rate holds; 0: for all.
+        frozen: Pattern of the names of parameters that are not trained.
+        weights: Weight of the newest parameters in the saved mean after each update; 1: they are saved themselves.
+        tolerance: Relative error of an update, where it has less than float32.
+        spacing: Distance between two stored numbers, relative to them, by which each update may be rounded.
+    """
+
+    optimizer: Optimizer = torch.optim.SGD
+    rates: tuple[float, ...] = (RATE,) * UPDATES
+    clip: Callable[[list[nn.Parameter]], object] = lambda _: None
+    batches: int = 1
+    smoothing: float = 0.0
+    alignment: float = 0.0
+    activation: float = 0.0
+    temporal: float = 0.0
+    jitter: int = 0
+    frozen: str = ""
+    weights: tuple[float, ...] = (1.0,) * UPDATES
+    tolerance: float = 1e-4
+    spacing: float = 0.0
+
+
+def clip_norm(parameters: list[nn.Parameter]) -> None:
+    utils.clip_grad_norm_(parameters, 0.1)
+
+
+def clip_value(parameters: list[nn.Parameter]) -> None:
+    utils.clip_grad_value_(parameters, 0.003)
+
+
+def optimizer(name: str, keys: str = "", **settings: Any) -> tuple[str, Plain]:
+    """Returns a row of an optimizer; an epsilon above rounding, so that gradients of zero stay without effect."""
+    kind, eps = settings.pop("kind"), settings.pop("eps", 1e-3)
+    rate = settings.pop("rate", 0.02)
+    recipe = f"training.optimizer={{name: {name}, learning_rate: {rate}, eps: {eps}{keys}}}"
+    eps = {} if kind is torch.optim.SGD else {"eps": (eps, 1e-3) if kind is torch.optim.Adafactor else eps}
+    tolerance = settings.pop("tolerance", 1e-4)
+    return recipe, Plain(partial(kind, **eps, **settings), rates=(rate,) * UPDATES, tolerance=tolerance)
+
+
+def schedule(keys: str, *rates: float) -> tuple[str, Plain]:
+    return f"training.schedule={{{keys}}}", Plain(rates=rates)
+
+
+TRANSLATION: dict[str, tuple[str, Plain]] = {
+    "plain": ("", Plain()),
+    "batch": ("training.batch={type: word, size: 20}", Plain()),
+    "buckets": ("training.bucket_width=null training.max_buckets=2", Plain()),
+    "untrimmed": ("training.trim_batches=never", Plain()),
+    "interval": ("training.update_interval=3", Plain(batches=3)),
+    "interval and norm": (
+        "training.update_interval=2 training.gradient_clipping={type: norm, threshold: 0.1}",
+        Plain(batches=2, clip=clip_norm),
+    ),
+    "norm": ("training.gradient_clipping={type: norm, threshold: 0.1}", Plain(clip=clip_norm)),
+    "value": ("training.gradient_clipping={type: value, threshold: 0.003}", Plain(clip=clip_value)),
+    "smoothing": ("training.label_smoothing=0.2", Plain(smoothing=0.2)),
+    "alignment": (
+        "data.alignment=align training.guided_alignment_weight=0.5 training.update_interval=2",
+        Plain(alignment=0.5, batches=2),
+    ),
+    "weights": ("data.weights=weights", Plain()),
+    "weights and alignment": (
+        "data.weights=weights data.alignment=align training.guided_alignment_weight=2.0",
+        Plain(alignment=2.0),
+    ),
+    "budget": ("training.memory_budget=1GiB", Plain()),
+    "budget and interval": (
+        "training.memory_budget=1GiB training.update_interval=2 training.label_smoothing=0.1 "
+        "training.gradient_clipping={type: norm, threshold: 0.1}",
+        Plain(batches=2, smoothing=0.1, clip=clip_norm),
+    ),
+    "in backward": (
+        "training.optimizer_in_backward=always training.gradient_clipping={type: value, threshold: 0.003}",
+        Plain(clip=clip_value),
+    ),
+    "decay": optimizer("sgd", ", weight_decay: 0.1", kind=torch.optim.SGD, weight_decay=0.1),
+    "momentum": optimizer(
+        "sgd", ", momentum: 0.9, weight_decay: 0.1", kind=torch.optim.SGD, momentum=0.9, weight_decay=0.1
+    ),
+    "nag": optimizer("nag", ", momentum: 0.8", kind=torch.optim.SGD, momentum=0.8, nesterov=True),
+    "adam": optimizer(
+        "adam",
+        ", betas: [0.8, 0.9], weight_decay: 0.1",
+        kind=torch.optim.Adam,
+        betas=(0.8, 0.9),
+        weight_decay=0.1,
+    ),
+    "adamw": optimizer(
+        "adamw",
+        ", betas: [0.8, 0.9], weight_decay: 0.1",
+        kind=torch.optim.AdamW,
+        betas=(0.8, 0.9),
+        weight_decay=0.1,
+    ),
+    "adam8bit": optimizer("adam8bit", kind=torch.optim.Adam),
+    "adamw8bit": optimizer("adamw8bit", ", weight_decay: 0.1", kind=torch.optim.AdamW, weight_decay=0.1),
+    "nadam": optimizer("nadam", ", betas: [0.8, 0.9]", kind=torch.optim.NAdam, betas=(0.8, 0.9)),
+    "radam": optimizer("radam", ", betas: [0.8, 0.9]", kind=torch.optim.RAdam, betas=(0.8, 0.9)),
+    "adagrad": optimizer("adagrad", ", weight_decay: 0.1", kind=torch.optim.Adagrad, weight_decay=0.1),
+    "adadelta": optimizer("adadelta", ", betas: [0.5, 0.9]", kind=torch.optim.Adadelta, rho=0.9, rate=5.0),
+    "rmsprop": optimizer(
+        "rmsprop", ", betas: [0.5, 0.9], momentum: 0.5", kind=torch.optim.RMSprop, alpha=0.9, momentum=0.5
+    ),
+    "adafactor": optimizer(
+        "adafactor", ", weight_decay: 0.1", kind=torch.optim.Adafactor, weight_decay=0.1, eps=1e-8
+    ),
+    "warmup": schedule("warmup: 4", 0.125, 0.25),
+    "plateau-reduce": schedule("name: plateau-reduce, warmup: 2", 0.25, 0.5),
+    "inverse-sqrt": schedule("name: inverse-sqrt, warmup: 1", 0.5, 0.5**1.5),
+    "noam": schedule("name: noam, warmup: 2", 0.5 * 8**-0.5 * 2**-1.5, 0.5 * 8**-0.5 * 2**-0.5),
+    "cosine": schedule("name: cosine, decay_updates: 4, min_learning_rate: 0.1", 0.3 + 0.2 * 0.5**0.5, 0.3),
+    "linear": schedule("name: linear, warmup: 1, decay_updates: 3", 0.5, 0.25),
+    "step": schedule("name: step, decay_interval: 1, decay_start: 1, reduce_factor: 0.5", 0.5, 0.25),
+    "step after warmup": schedule("name: step, warmup: 1, decay_interval: 1, reduce_factor: 0.5", 0.5, 0.25),
+    "exponential": schedule(
+        "name: exponential, decay_interval: 2, reduce_factor: 0.25, min_learning_rate: 0.2", 0.25, 0.2
+    ),
+    "mean": ("training.averaging.start=at-once", Plain(weights=(1.0, 0.5))),
+    "moving mean": (
+        "training.averaging={start: at-once, decay: 0.4}",
+        Plain(weights=(1.0, 0.6)),
+    ),
+    "names": (
+        "training.fixed_param_names=['.*embedding.*','output.bias']",
+        Plain(frozen=".*embedding.*|output.bias"),
+    ),
+    "strategy": ("training.fixed_param_strategy=all_except_decoder", Plain(frozen="(?!decoder).*")),
+    "monitored": ("training.monitor_pattern=output.*", Plain()),
+    "bfloat16": ("training.precision=bfloat16", Plain(tolerance=0.05)),
+    "float16": (
+        "training.precision=float16 training.gradient_clipping={type: norm, threshold: 0.1}",
+        Plain(tolerance=0.01, clip=clip_norm),
+    ),
+    "bfloat16 parameters": (
+        "training.precision=bfloat16 training.param_dtype=bfloat16 training.optimizer.learning_rate=5.0",
+        Plain(rates=(5.0,) * UPDATES, tolerance=0.1, spacing=2.0**-7),
+    ),
+}
+"""Overrides of the recipe, separated by spaces at "training." and "data.", and the update that they mean."""
+
+LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
+    "plain": ("", Plain()),
+    "windows": ("training.bptt=7 training.batch={size: 4}", Plain()),
+    "interval and norm": (
+        "training.update_interval=2 training.gradient_clipping={type: norm, threshold: 0.1}",
+        Plain(batches=2, clip=clip_norm),
+    ),
+    "penalties": (
+        "training.activation_regularization=2.0 training.temporal_activation_regularization=3.0",
+        Plain(activation=2.0, temporal=3.0),
+    ),
+    "jitter": (
+        "training.bptt=10 training.bptt_jitter=true training.update_interval=2 training.label_smoothing=0.1",
+        Plain(batches=2, jitter=10, smoothing=0.1),
+    ),
+}
+
+NO_UPDATE = {
+    "cuda_graphs",
+    "memory_savings",
+    "length_task_weight",
+    "loss_scale",
+    "loss_scale_window",
+    "max_updates",
+    "max_epochs",
+    "max_tokens",
+    "max_seconds",
+    "min_updates",
+    "min_epochs",
+    "checkpoint_interval",
+    "decode_and_evaluate",
+    "decode_and_evaluate_device",
+    "valid_rows",
+    "bleu_tokenizer",
+    "early_stopping",
+    "keep_last_params",
+    "initialize_from",
+    "update_vocab",
+    "seed",
+    "device",
+    "threads",
+    "log_interval",
+}
+"""Keys of ``training`` that change no update from given batches and parameters, or that other files test:
+``test_float16.py``, ``test_savings.py`` and ``test_length_task.py``."""
+
+
+def overrides(row: str) -> tuple[str, ...]:
+    return tuple(re.split(r" (?=training\.|data\.)", row)) if row else ()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of both tasks, with alignments and weights of the pairs."""
+    made = tmp_path_factory.mktemp("updates")
+    write_text(made, {"train": 30, "valid": 1})
+    for split in ("train", "valid"):
+        lines = [line.split() for line in (made / f"{split}.src").read_text().splitlines()]
+        links = [" ".join(f"{i}-{len(line) - 1 - i} {i}-0" for i in range(len(line))) for line in lines]
+        (made / f"{split}.align").write_text("\n".join(links) + "\n")
+    (made / "train.weights").write_text("".join(f"{0.5 + n % 3}\n" for n in range(30)))
+    (made / "text").mkdir()
+    write_lines(made / "text", {"train": 60, "valid": 6, "test": 6})
+    return made
+
+
+def cross_entropy(model: nn.Module, hidden: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Returns the loss of each row, (B,)."""
+    logits = functional.linear(
+        hidden, model.get_parameter("output.weight"), model.get_parameter("output.bias")
+    )
+    each = functional.cross_entropy(
+        logits.transpose(1, 2), targets, ignore_index=0, label_smoothing=smoothing, reduction="none"
+    )
+    return each.sum(1)
+
+
+def loss_of_pairs(model: Any, batch: Batch, plain: Plain) -> Tensor:
+    """Returns the summed loss of a batch of translation."""
+    reference = Implementations.everywhere("reference")
+    encoded = model.encode(batch.source, batch.source_lengths, reference)
+    decoded = model._decode(encoded, batch.target_input, reference)
+    each = cross_entropy(model, decoded.hidden, batch.target_output, plain.smoothing)
+    if batch.alignment is not None:
+        links = batch.alignment.float()
+        shares = links / links.sum(2, keepdim=True).clamp(min=1.0)
+        each = each - plain.alignment * (shares * (decoded.attention + 1e-6).log()).sum((1, 2))
+    if batch.weights is not None:
+        # The files give pair n the weight 0.5, 1.5 or 2.5.
+        each = each * (0.5 + batch.indices % 3)
+    return each.sum()
+
+
+def loss_of_text(model: Any, batch: TextBatch, plain: Plain, states: list[Any]) -> Tensor:
+    """Returns the summed loss of a window of a text; ``states`` holds the state before and after it."""
+    if not batch.carries.any():
+        states.clear()
+    state = states.pop() if states else None
+    hidden, state = model(batch.inputs, state, Implementations.everywhere("reference"))
+    states.append(tuple(tuple(part.detach() for part in parts) for parts in state))
+    total = cross_entropy(model, hidden, batch.targets, plain.smoothing).sum()
+    positions = batch.targets.numel()
+    total = total + positions * plain.activation * hidden.square().mean()
+    return total + positions * plain.temporal * (hidden[:, 1:] - hidden[:, :-1]).square().mean()
+
+
+def run_by_hand(run: Run | TextRun, plain: Plain) -> tuple[list[dict[str, Tensor]], list[dict[str, float]]]:
+    """Returns the parameters that are saved before the first and after each update, and the metrics of each."""
+    trainer = run.trainer()
+    batches: Any = trainer.task.batches(run.prepared())
+    model: nn.Module = trainer.task.build_model().train()
+    model.load_state_dict(trainer.model.state_dict())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(re.fullmatch(plain.frozen, name) is None)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    algorithm = plain.optimizer(trained)
+    states: list[Any] = []
+    saved, rows = [{name: value.detach().clone() for name, value in model.named_parameters()}], []
+    for rate, weight in zip(plain.rates, plain.weights, strict=True):
+        taken = [next(batches) for _ in range(plain.batches)]
+        algorithm.zero_grad()
+        losses = [
+            loss_of_text(model, batch, plain, states)
+            if isinstance(batch, TextBatch)
+            else loss_of_pairs(model, batch, plain)
+            for batch in taken
+        ]
+        targets = [batch.targets if isinstance(batch, TextBatch) else batch.target_output for batch in taken]
+        tokens = sum(int((each != 0).sum()) for each in targets)
+        total = torch.stack(losses).sum()
+        (total / tokens).backward()
+        norm = torch.cat([part.grad.flatten() for part in trained if part.grad is not None]).norm()
+        rows.append({"train_loss": total.item() / tokens, "gradient_norm": float(norm)})
+        plain.clip(trained)
+        factors = [each.shape[1] / plain.jitter if plain.jitter else 1.0 for each in targets]
+        algorithm.param_groups[0]["lr"] = rate * sum(factors) / plain.batches
+        algorithm.step()
+        rows[-1] |= {"learning_rate": rate, "target_tokens": tokens + sum(row.get("new", 0) for row in rows)}
+        rows[-1]["new"] = tokens
+        now = {name: value.detach().clone() for name, value in model.named_parameters()}
+        saved.append({name: torch.lerp(saved[-1][name], value, weight) for name, value in now.items()})
+    return saved, rows
+
+
+def check(run: Run | TextRun, plain: Plain) -> None:
+    expected, rows = run_by_hand(run, plain)
+    run.train()
+    start = expected[0]
+    for number, (values, row, found) in enumerate(
+        zip(expected[1:], rows, metrics(run.folder), strict=True), 1
+    ):
+        parameters, _ = read_tensors(run.folder.parameters(number))
+        assert parameters.keys() == values.keys()
+        for name, value in values.items():
+            wanted, taken = value - start[name], parameters[name] - start[name]
+            bound = plain.tolerance * wanted.abs().max() + number * plain.spacing * value.abs() + 1e-6
+            assert bool(((wanted - taken).abs() <= bound).all()), (number, name)
+            assert bool(wanted.any()) == (re.fullmatch(plain.frozen, name) is None), name
+        del row["new"]
+        assert {key: found[key] for key in row} == pytest.approx(row, rel=10 * plain.tolerance), number
+
+
+@pytest.mark.parametrize("name", TRANSLATION)
+def test_updates_of_translation(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def allot(planner: Planner) -> list[BatchBudget]:
+        return [BatchBudget(*shape, 3, 1, Implementations()) for shape in planner._shapes]
+
+    monkeypatch.setattr(Planner, "allot", allot)
+    monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
+    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+    row, plain = TRANSLATION[name]
+    text = "-".join(re.findall(r"data\.(\w+)", row))
+    none = ("model.dropout=0.0", "training.decode_and_evaluate=0", f"data.prepared={folder}/prepared-{text}")
+    check(Run(folder, tmp_path / "run", (*COMMON, *none, *overrides(row))), plain)
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODEL)
+def test_updates_of_language_models(folder: Path, tmp_path: Path, name: str) -> None:
+    row, plain = LANGUAGE_MODEL[name]
+    none = ("model.dropout=0.0", "model.embedding=8")
+    check(TextRun(folder / "text", tmp_path / "run", (*COMMON, *none, *overrides(row))), plain)
+
+
+def test_every_option_is_in_the_table() -> None:
+    rows = [
+        *COMMON,
+        *(part for row, _ in (*TRANSLATION.values(), *LANGUAGE_MODEL.values()) for part in overrides(row)),
+    ]
+    keys = {re.split("[.=]", part)[1] for part in rows if part.startswith("training.")}
+    assert keys | NO_UPDATE == set(Training.model_fields)
+    assert NO_UPDATE & keys <= {
+        "max_updates",
+        "checkpoint_interval",
+        "keep_last_params",
+        "seed",
+    }
