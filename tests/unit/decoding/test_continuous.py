@@ -178,6 +178,14 @@ def test_a_model_without_finite_probabilities_gives_no_hypotheses() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: str) -> None:
+    compare_in_slots(variant, device)
+
+
+def test_slots_have_their_own_coverage() -> None:
+    compare_in_slots("covered", "cpu")
+
+
+def compare_in_slots(variant: str, device: str) -> None:
     model = IncrementalModel(make_model(variant, device=device))
     draw = torch.Generator().manual_seed(1)
     lengths = [3, 1, 7, 2, 5, 1, 4, 9, 2, 6, 3]
