@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
@@ -35,12 +33,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
 LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
 
 
-@pytest.mark.parametrize("library", [True, False])
-def test_lines_keep_their_sentences(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if library:
-        pytest.importorskip("sentence_splitter")
-    else:
-        monkeypatch.setitem(sys.modules, "sentence_splitter", None)
+def test_lines_keep_their_sentences() -> None:
     translator, said = made()
     done: list[int] = []
     found = translator.translate_chunk(LINES, 5, "text", done.append)
