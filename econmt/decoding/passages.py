@@ -1,6 +1,8 @@
 """Division of a text into sentences and what lies between them: blanks, line ends and tags.
 
-The sentences are translated one by one, and their translations take their places; everything else stays.
+The sentences are translated one by one, and their translations take their places; everything else stays. URLs and
+e-mail addresses are tags. A paragraph without words is one sentence as it is written, which the translator copies; in a
+page or with markup it is no sentence.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from econmt.data.text.vocabulary import BLANKS
-from econmt.decoding.markup import Marked, Tag, marked, put_back
+from econmt.decoding.markup import MARKUP, Marked, Tag, marked, put_back
 from econmt.decoding.sentences import SPACELESS, Splitter, base_language
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation
+from econmt.decoding.words import addresses, has_words
 
 _BLANK = re.compile(f"[{BLANKS}\r\n\f\v]")
 
@@ -82,7 +85,8 @@ class Passage(NamedTuple):
         alignment: list[tuple[int, int]] = []
         for sentence, gap, each in zip(self.sentences, self.gaps[1:], translations, strict=True):
             written, pairs = put_back(sentence, *_hypothesis(each, rank))
-            before = len(text.split()) - (text != "" and not text[-1].isspace())
+            glued = text != "" and not text[-1].isspace() and not written[:1].isspace()
+            before = len(text.split()) - glued
             alignment += [
                 (word, made + before) for word, made in pairs if (word, made + before) not in alignment[-1:]
             ]
@@ -131,16 +135,32 @@ class PassageBuilder:
         self._raw = self._text = ""
         self._tags: list[Tag] = []
         self._words: list[int] = []
+        self._first_word, self._has_markup = self._word + 1, self._html
 
-    def text(self, raw: str, text: str) -> None:
-        """Adds text, which is written ``raw``."""
-        text = unicodedata.normalize("NFC", text)
+    def text(self, raw: str, meaning: Callable[[str], str] = str) -> None:
+        """Adds text as it is written; ``meaning`` returns the text that it stands for."""
+        done = 0
+        for address in addresses(raw):
+            self._add(raw[done : address.start()], meaning)
+            done = address.end()
+            before, behind = raw[: address.start()][-1:] or MARKUP, raw[done : done + 1] or MARKUP
+            beside = before.strip(), behind.strip()
+            parts_words = before.isalnum() and behind.isalnum()
+            self._add_tag(Tag(address[0], beside=beside), parts_words=parts_words)
+        self._add(raw[done:], meaning)
+
+    def _add(self, raw: str, meaning: Callable[[str], str]) -> None:
+        text = unicodedata.normalize("NFC", meaning(raw))
         self._raw += raw
         self._text += text
         self._words += self._count_words(text)
 
     def tag(self, tag: Tag, *, parts_words: bool = False) -> None:
         """Adds a tag inside a paragraph; with ``parts_words`` the text around it is not one word."""
+        self._has_markup = True
+        self._add_tag(tag, parts_words=parts_words)
+
+    def _add_tag(self, tag: Tag, *, parts_words: bool) -> None:
         if parts_words:
             self._text += " "
             self._words.append(self._word)
@@ -172,9 +192,9 @@ class PassageBuilder:
 
     def _end_paragraph(self) -> None:
         text, tags = _BLANK.sub(" ", self._text), self._tags
-        spans = self._how.split(text)
+        spans = self._how.split(text) if has_words(text) else []
         if not spans:
-            self._gaps[-1] += self._raw
+            self._keep()
         done = first = 0
         for number, (start, stop) in enumerate(spans):
             between = self._text[done:start]
@@ -189,11 +209,27 @@ class PassageBuilder:
                 tags[last].at < stop or (tags[last].at == stop and tags[last].kind == "close")
             ):
                 last += 1
-            self._sentence(text, (start, stop), tags[first:last])
+            self._sentence(text, (start, stop), tags[first:last], tags[last:])
             done, first = stop, last
         if spans:
             self._gap(self._text[done:], done, tags[first:])
         self._begin_paragraph()
+
+    def _keep(self) -> None:
+        """Adds a paragraph without words; without markup it is a sentence, since answers have one for each line."""
+        if self._has_markup or not self._raw.strip():
+            self._gaps[-1] += self._raw
+            return
+        written, first, words = self._raw.strip(), self._first_word, list[list[int]]()
+        before, behind = self._raw.split(written, 1)
+        for word in written.split(" "):
+            if count := len(word.split()):
+                words.append(list(range(first, first + count)))
+                first += count
+        self._gaps[-1] += before
+        self._sentences.append(Marked(written, words=words))
+        self._lines.append(self._line)
+        self._gaps.append(behind)
 
     def _gap(self, text: str, start: int, tags: Sequence[Tag]) -> None:
         """Adds text, whose first character has the index ``start``, with tags to the current gap."""
@@ -203,8 +239,13 @@ class PassageBuilder:
             done = max(tag.at - start, done)
         self._gaps[-1] += text[done:]
 
-    def _sentence(self, text: str, span: tuple[int, int], tags: Sequence[Tag]) -> None:
-        """Adds a sentence; tags that need no alignment, at its ends and around the whole of it, go to the gaps."""
+    def _sentence(
+        self, text: str, span: tuple[int, int], tags: Sequence[Tag], following: Sequence[Tag]
+    ) -> None:
+        """Adds a sentence; tags that need no alignment, at its ends and around the whole of it, go to the gaps.
+
+        ``following`` are the tags after it.
+        """
         start, stop = span
         first, last = _inner(tags, span)
         self._gaps[-1] += "".join(tag.text for tag in tags[:first])
@@ -215,7 +256,13 @@ class PassageBuilder:
                     words.append({})
                 words[-1][self._words[at]] = None
         inner = [tag._replace(at=tag.at - start) for tag in tags[first:last]]
-        self._sentences.append(marked(text[start:stop], inner, list(map(list, words)), escaped=self._html))
+        beside = (
+            text[start] if any(tag.at == start and tag.kind == "alone" for tag in tags[:first]) else "",
+            text[stop - 1] if any(tag.at == stop and tag.kind == "alone" for tag in following) else "",
+        )
+        self._sentences.append(
+            marked(text[start:stop], inner, list(map(list, words)), escaped=self._html, beside=beside)
+        )
         self._lines.append(self._line)
         self._gaps.append("".join(tag.text for tag in tags[last:]))
 
@@ -259,5 +306,5 @@ def plain_passage(text: str, how: TextDivision) -> Passage:
     for number, line in enumerate(text.split("\n")):
         if number:
             builder.separator("\n")
-        builder.text(line, line)
+        builder.text(line)
     return builder.passage()

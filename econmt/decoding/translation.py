@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from econmt.data.text.vocabulary import UNK, Vocabularies, split_words
+from econmt.decoding.alignment import copied, hard_alignment
 from econmt.decoding.requests import Request
+from econmt.decoding.search.beam import Hypothesis
 
 
 class NBestEntry(NamedTuple):
@@ -33,7 +36,8 @@ class NBestEntry(NamedTuple):
 class Translation(NamedTuple):
     """Translation of one line; the fields up to ``attention`` are those of its best hypothesis.
 
-    A blank line is translated by an empty line with probability 1, without the model; it has no hypotheses.
+    A line without words is translated by a copy of itself with probability 1, without the model. A copy has one
+    hypothesis without attention, whose words are aligned one to one; a blank line has none.
     """
 
     text: str
@@ -54,6 +58,48 @@ def one_line(text: str) -> str:
     Byte subwords can produce both, and the sign for a blank may come as a subword of its own.
     """
     return text.replace("\n", " ").replace("\r", " ").strip()
+
+
+def copy_of(text: str, vocabularies: Vocabularies) -> Translation:
+    """Returns the translation of a line that is copied, see :class:`Translation`."""
+    written = one_line(text)
+    if not written:
+        return EMPTY
+    tokens, ids = vocabularies.target.written(written), vocabularies.target.encode(written)
+    alignment = [(word, word) for word in range(len(split_words(written)))]
+    entry = NBestEntry(written, tokens, ids, 0.0, 0.0, None, False, alignment)
+    return Translation(written, 0.0, 0.0, tokens, None, [entry], vocabularies.source.written(written))
+
+
+def translation_of(
+    text: str,
+    source: Sequence[int],
+    hypotheses: Sequence[Hypothesis],
+    written: Iterator[str],
+    vocabularies: Vocabularies,
+    *,
+    replace_unk: bool,
+) -> Translation:
+    """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn.
+
+    With ``replace_unk`` the source text that an unknown token attends to most takes its place.
+    """
+    source_tokens = vocabularies.source_tokens(source, text)
+    entries = []
+    for hypothesis, made in zip(hypotheses, written, strict=False):
+        attention = hypothesis.attention
+        ids, tokens = vocabularies.resolved(hypothesis.ids, text)
+        alignment: list[tuple[int, int]] = []
+        if attention is not None:
+            alignment = hard_alignment(attention, source_tokens, tokens, vocabularies)
+            if replace_unk and UNK in ids:
+                tokens = copied(attention, ids, tokens, text, vocabularies)
+                made = vocabularies.target.joined(tokens)
+        entries.append(NBestEntry(one_line(made), tokens, *hypothesis, alignment))
+    best = entries[0]
+    return Translation(
+        best.text, best.score, best.log_probability, best.tokens, best.attention, entries, source_tokens
+    )
 
 
 def is_in_capitals(text: str) -> bool:

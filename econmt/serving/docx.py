@@ -18,7 +18,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
-from econmt.decoding.markup import Marked, Tag
+from econmt.decoding.markup import MARKUP, Marked, Tag
 from econmt.decoding.passages import Passage, PassageBuilder, TextDivision
 from econmt.decoding.translation import Translation
 from econmt.serving.settings import Refused
@@ -118,7 +118,7 @@ def _read_part(xml: bytes, how: TextDivision) -> _Part:
             before = "".join(texts[:number])[-1:]
             if len(formats) > 1:
                 builder.tag(_mark(number, "open", (before, text[:1])))
-            builder.text(text, _MARK.sub("", text))
+            builder.text(text, lambda written: _MARK.sub("", written))
             if len(formats) > 1:
                 builder.tag(_mark(number, "close", (text[-1:], "".join(texts[number + 1 :])[:1])))
         passages.append(builder.passage())
@@ -126,10 +126,10 @@ def _read_part(xml: bytes, how: TextDivision) -> _Part:
 
 
 def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
-    glued = tuple(each != "" and not each.isspace() for each in around)
+    before, behind = (each.strip() for each in around)
     if kind == "open":
-        return Tag(f"\ue000{number}\ue001", str(number), "open", (glued[0], glued[1]))
-    return Tag(f"\ue000/{number}\ue001", str(number), "close", (glued[0], glued[1]))
+        return Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, behind))
+    return Tag(f"\ue000/{number}\ue001", str(number), "close", (before, behind and MARKUP))
 
 
 def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:
