@@ -57,6 +57,23 @@ PAGES = [
         ["a e"],
         "A <span translate=no>b <span>c</span> d</span> E",
     ),
+    # A nested element closes inside, also in other letters; one that closes itself or an unclosed one does not.
+    ("<svg> <svg/> <SVG>x</svg> y</Svg> z", ["z"], "<svg> <svg/> <SVG>x</svg> y</Svg> Z"),
+    (
+        "<i translate=no><i a='/'/><i a=/ >b</i> <img/>c</i> d",
+        ["d"],
+        "<i translate=no><i a='/'/><i a=/ >b</i> <img/>c</i> D",
+    ),
+    ("<code>a<code>b</code> c <code>d</code> e", ["c e"], "<code>a<code>b</code> C <code>d</code> E"),
+    (
+        "<code>a<code>b</code> c <code>x<code>y</code>z</code> d",
+        ["c z d"],
+        "<code>a<code>b</code> C <code>x<code>y</code>Z</code> D",
+    ),
+    ("<code>a</codex>b</code>c", ["c"], "<code>a</codex>b</code>C"),
+    ("<pre>a <code>b</code><pre/></pre>c", ["c"], "<pre>a <code>b</code><pre/></pre>C"),
+    ("<script>'<script>'</script>x", ["x"], "<script>'<script>'</script>X"),
+    ("<code translate=no/>a <b translate=no/>b", ["a b"], "<code translate=no/>A <b translate=no/>B"),
     ('a <img alt="x > y"> b<wbr>c', ["a b c"], 'A <img alt="x > y"> B<wbr>C'),
     ("a <!-- x --> b <!-- y -->", ["a b"], "A <!-- x --> B <!-- y -->"),
     ("<a id=x></a>a <i></i>b<u></u>", ["a b"], "<a id=x></a>A <i></i>B<u></u>"),
