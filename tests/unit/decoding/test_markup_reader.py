@@ -70,6 +70,8 @@ PAGES = [
         ["c z d"],
         "<code>a<code>b</code> C <code>x<code>y</code>Z</code> D",
     ),
+    ("a</code> b <code>c</code> d", ["a b d"], "A</code> B <code>c</code> D"),
+    ("<code/>a <code>b</code> c", ["a c"], "<code/>A <code>b</code> C"),
     ("<code>a</codex>b</code>c", ["c"], "<code>a</codex>b</code>C"),
     ("<pre>a <code>b</code><pre/></pre>c", ["c"], "<pre>a <code>b</code><pre/></pre>C"),
     ("<script>'<script>'</script>x", ["x"], "<script>'<script>'</script>X"),
