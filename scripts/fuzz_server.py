@@ -49,10 +49,10 @@ Input = list[bytes]
 """Parts that a connection sends, with pauses between them."""
 
 PAUSE_SECONDS = 0.05
-MOST_SECONDS = 6.0
+MOST_SECONDS = 15.0
 """Most seconds from the last byte to the end of a connection."""
 STATUSES = {100, 200, 400, 403, 404, 405, 408, 413, 415, 429, 503}
-LIMITS = Settings(most_characters=500, read_seconds=0.4)
+LIMITS = Settings(most_characters=500, read_seconds=0.4, most_file_characters=500)
 BODY = {
     "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}],
     "source": "src",
@@ -76,6 +76,30 @@ PATHS = ["/translate"] * 5 + [
     "/",
     "/page.js",
     "/no",
+]
+LABELS = re.findall(
+    r"\S+",
+    """
+    utf-8 latin1 cp1251 koi8-r shift_jis gbk big5 euc-kr iso-2022-jp utf-16 utf-16be utf-32 utf-7 idna punycode
+    unicode_escape raw_unicode_escape rot13 zip hex mbcs undefined x-user-defined
+    """,
+)
+REPEATED = [
+    *(
+        "\n",
+        "<p>",
+        "<b>",
+        "<i>a</i> ",
+        "<img> ",
+        "<a ",
+        "<!--",
+        "a. ",
+        " ",
+        "x",
+        "&amp;",
+        "<x{} translate=no>",
+    ),
+    "<a '\">",
 ]
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -286,16 +310,55 @@ def files(draw: Random) -> Input:
     content = document(xml) if kind == files_kind.WORD else any_text(draw)[:200].encode("utf-8", "replace")
     if draw.random() < 0.5:
         content = edited_bytes(content, any_changes(draw))
-    query = draw.choice(["", "?source=src&target=trg", "?target=no", "?source=%ff"])
-    head = f"Content-Type: {kind}".encode()
-    return [request(draw, content, head, path=f"/translate_file{query}")]
+    return [file_request(draw, content, kind)]
+
+
+def file_request(draw: Random, content: bytes, kind: str) -> bytes:
+    """Makes a request to translate a file."""
+    query = draw.choice(["", "", "?source=src&target=trg", "?target=no", "?source=%ff"])
+    return request(draw, content, f"Content-Type: {kind}".encode(), path=f"/translate_file{query}")
+
+
+def encoded_files(draw: Random) -> Input:
+    """Makes texts and pages in many encodings, declared rightly, wrongly or twice."""
+    label, other = draw.choices(LABELS, k=2)
+    page = (
+        draw.choice(["", f"<meta charset={label}>", f'<meta content="a; charset={label}">'])
+        + "<p>a b <b>c</b>"
+    )
+    page += draw.choice(["", "\u00fc", "\u0434\u0430", "\u65e5\u672c", "\U0001f600", any_text(draw)[:50]])
+    try:
+        content = page.encode(draw.choice([label, other]), "xmlcharrefreplace")
+    except (LookupError, UnicodeError):
+        content = page.encode("utf-8", "replace")
+    mark = draw.choice([b"", b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b"])
+    kind = draw.choice(["text/html", "text/plain"])
+    parameter = draw.choice(["", f"; charset={label}", f'; charset="{other}"', "; charset=", "; charset"])
+    return [file_request(draw, mark + content, kind + parameter)]
+
+
+def large_files(draw: Random) -> Input:
+    """Makes files of one piece again and again, which a reader should read once."""
+    piece = draw.choice(REPEATED)
+    size = draw.choice([1000, 50_000, 300_000])
+    pieces = [piece.replace("{}", str(number)) for number in range(size // len(piece))]
+    if draw.random() < 0.5:
+        return [file_request(draw, "".join(pieces).encode(), draw.choice(["text/html", "text/plain"]))]
+    runs = [
+        "<w:r><w:t>a </w:t></w:r>",
+        "<w:r><w:rPr><w:b/></w:rPr><w:t>a </w:t></w:r>",
+        "\n",
+        "<w:p><w:r><w:rPr>",
+    ]
+    xml = "".join(draw.choices(runs, k=2)) * (size // 40)
+    return [file_request(draw, document(draw.choice([f"<w:p>{xml}</w:p>", xml])), files_kind.WORD)]
 
 
 KINDS: dict[str, Callable[[Random], Input]] = {
     made.__name__: made
     for made in (
         *(fields, text, json_values, encodings, chunks, lengths, heads, headers),
-        *(pipelined, slow, damaged, markup, files),
+        *(pipelined, slow, damaged, markup, files, encoded_files, large_files),
     )
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -23,24 +22,9 @@ from econmt.config.recipe import LanguageModelSection, Model, Recipe
 from econmt.config.yaml_reader import check_section
 from econmt.data.text.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
-from econmt.export.model_folder import ADVICE, recipe_of
+from econmt.export.model_folder import ADVICE, read_metrics, recipe_of
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.results import read_results
-
-
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Reads the rows of a metrics.tsv, a table of numbers; none if there is no such file."""
-    if not path.is_file():
-        return []
-    try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            rows = csv.DictReader(lines, delimiter="\t", strict=True)
-            metrics = [{column: float(value) for column, value in row.items()} for row in rows]
-            return [{**row, "update": int(row["update"])} for row in metrics]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
-        raise InputError(f"{path}: not a table of metrics ({error}); {ADVICE}") from None
 
 
 def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[int, float]:

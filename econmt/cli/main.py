@@ -186,12 +186,23 @@ def _check_words(words: Sequence[str]) -> None:
         if not word or (option.startswith("--") and equals and not value):
             name = f" ({option})" if option else f" (after {words[number - 2]})" if number > 1 else ""
             raise InputError(f"argument {number}{name} is empty; give a value or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                f"argument {number} '{word}' is not valid UTF-8; give names and values in UTF-8"
-            ) from None
+        if not word.isascii():
+            _check_encoding(number, word)
+
+
+def _check_encoding(number: int, word: str) -> None:
+    """Raises InputError if an argument is not UTF-8, or is, but in a locale of another encoding."""
+    try:
+        text = os.fsencode(word).decode()
+    except UnicodeError:
+        raise InputError(
+            f"argument {number} '{word}' is not valid UTF-8; give names and values in UTF-8"
+        ) from None
+    if text != word:
+        raise InputError(
+            f"argument {number} '{text}' is in UTF-8, but the locale's encoding is {sys.getfilesystemencoding()}; set "
+            "PYTHONUTF8=1"
+        )
 
 
 def _tell(error: Exception, debug: bool = False) -> int:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import econmt
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.cli.inspection import read_metrics
 from econmt.config.recipe import Data, Recipe, read_recipe
 from econmt.config.yaml_reader import dump_yaml
 from econmt.data.batching.store import META_FILE, open_prepared
 from econmt.data.text.catalog import CATALOG
 from econmt.errors import InputError
+from econmt.export.model_folder import read_metrics
 from econmt.memory.report.tables import format_bytes
 from econmt.training.results import ResultsFile, read_results
 

@@ -142,9 +142,10 @@ class WordLists:
     )
     glossary_mode: Literal["auto", "annotate", "constrain"] = option(
         "auto",
-        help="How terms get their translations. annotate: they are written into the source, for a model trained with "
-        "data.annotate_terms; constrain: they are constraints of the search; auto: annotate if the model knows that, "
-        "and constrain the search for sentences whose translations lack a term.",
+        help="How sentences whose translations lack a term are translated again. annotate: terms are written into the "
+        "source with their translations, for a model trained with data.annotate_terms; constrain: translations are "
+        "constraints of the search; auto: annotate if the model knows that, and constrain the search if a term still "
+        "lacks.",
     )
 
 

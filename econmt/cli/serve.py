@@ -137,7 +137,7 @@ def serve(
     """Answer translation requests over HTTP with LibreTranslate's interface, and serve a page for the browser.
 
     Requests of many clients are translated together. Better parameters in a model's folder are loaded as they appear.
-    After Ctrl-C or SIGTERM the server answers earlier requests and exits.
+    After Ctrl-C or SIGTERM the server answers earlier requests for up to 30 seconds, refuses the rest, and exits.
 
     \b
     Example:
@@ -169,12 +169,14 @@ def serve(
         address = bound.getsockname()[0]  # a name may stand for any
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
             notice(f"warning: anyone who reaches {host} can use the server; restrict it by --api-keys FILE")
-        server = Server(Service(by_pair(models, settings, loaded), settings, keys), proxies)
+        service = Service(by_pair(models, settings, loaded), settings, keys)
+        server = Server(service, proxies)
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()
         with interrupts:
             server.run(bound)
-    notice("stopped; all requests are answered")
+    refused = f"{service.refused} requests were refused" if service.refused != 1 else "1 request was refused"
+    notice(f"stopped; {refused if service.refused else 'all requests are answered'}")
     if interrupts.pending and interrupts.name == "Ctrl-C":
         raise typer.Exit(interrupts.exit_code)
 

@@ -160,7 +160,8 @@ class Decoding(Section):
     )
     word_penalty: limits.PenaltyWeight = Field(
         0.0,
-        description="subtract this from scores for each token, end included; favours short translations; 0: off",
+        description="subtract this from scores for each token, end included, after the log-probability is divided by "
+        "the length penalty; favours short translations; 0: off",
     )
     repetition_penalty: limits.RepetitionPenalty = Field(
         1.0,

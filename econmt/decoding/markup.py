@@ -215,11 +215,12 @@ def _put_inside(
         for kind, indices in made_places.get(made, {}).items():
             for at, index in zip(indices, places.get(seen, {}).get(kind, ()), strict=False):
                 sources[at].add(index)
-    text, last, new_words = "", 0, dict[int, set[int]]()
+    text, last, new_words = list[str](), 0, dict[int, set[int]]()
     for piece, glued, word in _arranged(source.marks, target, sources, 0, len(target)):
         if text and not glued:
-            text, last = f"{text} ", last + 1
-        text += escape(piece, quote=False) if source.escaped and word is not None else piece
+            text.append(" ")
+            last += 1
+        text.append(escape(piece, quote=False) if source.escaped and word is not None else piece)
         if word is not None:
             new_words.setdefault(word, set()).add(last)
         last += len(_WORD.findall(piece)) - 1
@@ -229,7 +230,7 @@ def _put_inside(
         for number in _at(source.words, seen)
         for made in new_words.get(word, ())
     }
-    return text, sorted(renumbered, key=lambda pair: pair[::-1])
+    return "".join(text), sorted(renumbered, key=lambda pair: pair[::-1])
 
 
 def _at(words: Sequence[Sequence[int]], number: int) -> Sequence[int]:

@@ -8,6 +8,7 @@ as it is. Markup comes back exactly as it is written, which the parser of Python
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from html import unescape
 from typing import Literal, NamedTuple
@@ -29,10 +30,12 @@ _RAW = frozenset(("script", "style", "textarea"))
 """Elements whose text contains no tags."""
 _EMPTY = frozenset(["area", "embed", "img", "input", "wbr"])
 """Inline elements without an end tag."""
-_TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*(?:(?:"[^"]*"|'[^']*')[^<>"']*)*>""")
-"""A tag with its name; a bracket in a quoted value does not end it."""
+_TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*""")
+"""Beginning of a tag with its name, up to the first quoted value, in which a bracket does not end it."""
+_UNQUOTED = re.compile(r"""[^<>"']*""")
 _BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)(?=[\s/>])[^<>]*>")
 """A tag with a quote that is never closed."""
+_TAG_NAME = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)(?=[\s/>])")
 _OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
 """Ends of other markup by its beginning; the first beginning that matches applies."""
 _UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
@@ -86,6 +89,14 @@ def _meaning(raw: str) -> str:
     return unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw))
 
 
+class _NamedTag(NamedTuple):
+    """Tag from ``start`` to ``end``, whatever is quoted in it."""
+
+    start: int
+    end: int
+    closes: bool
+
+
 class _MarkupFinder:
     """Finder of the markup in a text, in time proportional to its length."""
 
@@ -93,6 +104,9 @@ class _MarkupFinder:
         self._text, self._placeholders = text, placeholders
         self._absent: set[str] = set()
         self._unbalanced: set[str] = set()
+        self._unfinished: set[int] = set()
+        self._last: dict[str, int] = {}
+        self._tags: dict[str, list[_NamedTag]] | None = None
 
     def markup(self) -> Iterator[_Markup]:
         """Yields the markup in order."""
@@ -109,11 +123,14 @@ class _MarkupFinder:
         text = self._text
         if self._placeholders and (match := _PLACEHOLDER.match(text, at)):
             return _numbered(match)
-        tag = _TAG.match(text, at) or _BROKEN_TAG.match(text, at)
-        if tag is None:
-            end = self._end_of_other(at)
+        tag = _TAG.match(text, at)
+        end = None if tag is None else self._end_of_tag(tag.end())
+        if tag is None or end is None:
+            tag = _BROKEN_TAG.match(text, at)
+            end = self._end_of_other(at) if tag is None else tag.end()
+        if tag is None or end is None:
             return None if end is None else _Markup(at, end, "alone")
-        name, written, end = tag[2].lower(), tag[0], tag.end()
+        name, written = tag[2].lower(), text[at:end]
         kind: Literal["open", "close", "alone"] = "close" if tag[1] else "open"
         if written.endswith("/>") or name in _EMPTY:
             kind = "alone"
@@ -123,6 +140,43 @@ class _MarkupFinder:
                 end, kind = kept, "alone"
         return _Markup(at, end, "block" if name in _BLOCKS else kind, name if kind != "alone" else "")
 
+    def _end_of_tag(self, at: int) -> int | None:
+        """Returns the end of a tag that goes on with a quoted value or a bracket; None if it never ends."""
+        begins: list[int] = []
+        while at not in self._unfinished:
+            begins.append(at)
+            quote = self._text[at : at + 1]
+            if quote == ">":
+                return at + 1
+            closing = -1 if quote not in ("'", '"') else self._find(quote, at + 1)
+            if closing < 0:
+                break
+            match = _UNQUOTED.match(self._text, closing + 1)
+            assert match is not None
+            at = match.end()
+        self._unfinished.update(begins)
+        return None
+
+    def _find(self, sign: str, at: int) -> int:
+        """Returns the index of the next sign from ``at`` on; -1 if there is none, which takes no time."""
+        if sign not in self._last:
+            self._last[sign] = self._text.rfind(sign)
+        return self._text.find(sign, at) if at <= self._last[sign] else -1
+
+    def _tags_named(self, name: str) -> list[_NamedTag]:
+        """Returns all tags of a name in the text, which is searched once for the tags of all names."""
+        if self._tags is None:
+            self._tags = {}
+            bracket = -1
+            for match in _TAG_NAME.finditer(self._text):
+                if bracket < match.end():
+                    bracket = self._text.find(">", match.end())
+                if bracket < 0:
+                    break
+                tag = _NamedTag(match.start(), bracket + 1, match[1] != "")
+                self._tags.setdefault(match[2].lower(), []).append(tag)
+        return self._tags.get(name, [])
+
     def _end_of_element(self, name: str, at: int) -> int | None:
         """Returns the end of an element whose content begins at ``at``; None if it is never closed.
 
@@ -131,12 +185,16 @@ class _MarkupFinder:
         if name in self._absent:
             return None
         depth, first = 1, None
-        tags = re.compile(f"<(/?){re.escape(name)}(?=[\\s/>])[^>]*>", re.IGNORECASE)
-        for tag in tags.finditer(self._text, at):
-            depth += -1 if tag[1] else not tag[0].endswith("/>")
-            if tag[1] and (depth == 0 or name in _RAW | self._unbalanced):
-                return tag.end()
-            first = first or (tag.end() if tag[1] else None)
+        tags = self._tags_named(name)
+        for number in range(bisect_left(tags, _NamedTag(at, 0, False)), len(tags)):
+            start, end, closes = tags[number]
+            if start < at:  # inside of the tag before
+                continue
+            at = end
+            depth += -1 if closes else self._text[end - 2] != "/"
+            if closes and (depth == 0 or name in _RAW or name in self._unbalanced):
+                return end
+            first = first or (end if closes else None)
         self._unbalanced.add(name)
         if first is None:
             self._absent.add(name)
@@ -146,11 +204,8 @@ class _MarkupFinder:
         """Returns the end of the comment or declaration that begins at ``at``; None if there is none."""
         for begin, end in _OTHERS.items():
             if self._text.startswith(begin, at):
-                found = -1 if end in self._absent else self._text.find(end, at + len(begin))
-                if found < 0:
-                    self._absent.add(end)
-                    return None
-                return found + len(end)
+                found = self._find(end, at + len(begin))
+                return None if found < 0 else found + len(end)
         return None
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt.data.text.case import upper
 from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK, WORD_START
 from econmt.decoding.batches import evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
@@ -58,17 +59,18 @@ class NextWords:
             InputError: the constraints cannot be satisfied; the message names ``where``.
         """
         translator = self._translator
-        in_capitals = translator.options.restore_case and is_in_capitals(request.text)
-        text = without_capitals(request.text) if in_capitals else request.text
+        spoken, written_in = translator.languages
+        in_capitals = translator.options.restore_case and is_in_capitals(request.text, spoken)
+        text = without_capitals(request.text, spoken) if in_capitals else request.text
         with_terms = translator.with_terms(request, text)
         source = translator.vocabularies.encode_sources([with_terms.text])[0][
             : translator.options.max_input_length
         ]
         if not source:
             return []
-        prepared = with_small_prefix(request) if in_capitals else request
+        prepared = with_small_prefix(request, written_in) if in_capitals else request
         of_terms = with_terms.terms, with_terms.spans
-        constraints = translator.constraint_compiler.of(prepared, where, *of_terms) or DecodingConstraints()
+        constraints = translator.constraint_compiler.of(prepared, where, *of_terms)
         with evaluation_mode(translator.models), torch.inference_mode():
             log_probs = self._after(source, constraints.prefix)
             values, tokens = log_probs.topk(min(_TRIED * most, len(log_probs)))
@@ -84,7 +86,7 @@ class NextWords:
         at = len(request.target_prefix.split())
         words: dict[str, NextWord] = {}
         for (_, probability), (translation, score) in zip(tried, translations, strict=True):
-            text = translation.upper() if in_capitals else translation
+            text = upper(translation, written_in) if in_capitals else translation
             if len(text.split()) > at:
                 word = text.split()[at]
                 words.setdefault(word, NextWord(word, probability, text, score))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from econmt.data.text.vocabulary import BLANKS
+from econmt.data.text.blanks import BLANKS
 from econmt.decoding.markup import MARKUP, Marked, Tag, marked, put_back
 from econmt.decoding.sentences import SPACELESS, Splitter, base_language
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation
@@ -26,6 +26,10 @@ _BLANK = re.compile(f"[{BLANKS}\r\n\f\v]")
 def whole_line(text: str) -> list[tuple[int, int]]:
     """Returns the span of the whole text as the only sentence: the splitter of texts with one sentence a line."""
     return [(len(text) - len(text.lstrip()), len(text.rstrip()))] if text.strip() else []
+
+
+Hypothesis = tuple[str, Sequence[tuple[int, int]]]
+"""Text of a sentence's translation, and its alignment."""
 
 
 class TextDivision(NamedTuple):
@@ -61,9 +65,12 @@ class Passage(NamedTuple):
 
     def written(self, translations: Sequence[Translation], rank: int = 0) -> str:
         """Returns the text with the hypotheses of a rank, or the last ones, in place of its sentences."""
+        return self.filled([hypothesis_of(each, rank) for each in translations])
+
+    def filled(self, hypotheses: Sequence[Hypothesis]) -> str:
+        """Returns the text with hypotheses in place of its sentences."""
         texts = [
-            put_back(sentence, *_hypothesis(each, rank))[0]
-            for sentence, each in zip(self.sentences, translations, strict=True)
+            put_back(sentence, *each)[0] for sentence, each in zip(self.sentences, hypotheses, strict=True)
         ]
         return self.gaps[0] + "".join(text + gap for text, gap in zip(texts, self.gaps[1:], strict=True))
 
@@ -84,7 +91,7 @@ class Passage(NamedTuple):
         text = self.gaps[0].lstrip()
         alignment: list[tuple[int, int]] = []
         for sentence, gap, each in zip(self.sentences, self.gaps[1:], translations, strict=True):
-            written, pairs = put_back(sentence, *_hypothesis(each, rank))
+            written, pairs = put_back(sentence, *hypothesis_of(each, rank))
             glued = text != "" and not text[-1].isspace() and not written[:1].isspace()
             before = len(text.split()) - glued
             alignment += [
@@ -108,7 +115,7 @@ class Passage(NamedTuple):
         )
 
 
-def _hypothesis(translation: Translation, rank: int) -> tuple[str, Sequence[tuple[int, int]]]:
+def hypothesis_of(translation: Translation, rank: int = 0) -> Hypothesis:
     """Returns text and alignment of a hypothesis, the last one if there are fewer."""
     if not translation.hypotheses:
         return "", ()
@@ -126,13 +133,15 @@ class PassageBuilder:
 
     def __init__(self, how: TextDivision, *, html: bool = False) -> None:
         self._how, self._html = how, html
-        self._sentences, self._gaps, self._lines = list[Marked](), [""], list[int]()
+        self._sentences, self._lines = list[Marked](), list[int]()
+        self._gaps: list[list[str]] = [[]]
         self._line = 0
         self._in_word, self._word = False, -1
         self._begin_paragraph()
 
     def _begin_paragraph(self) -> None:
-        self._raw = self._text = ""
+        self._raw, self._text = list[str](), list[str]()
+        self._length = 0
         self._tags: list[Tag] = []
         self._words: list[int] = []
         self._first_word, self._has_markup = self._word + 1, self._html
@@ -141,9 +150,10 @@ class PassageBuilder:
         """Adds text as it is written; ``meaning`` returns the text that it stands for."""
         done = 0
         for address in addresses(raw):
-            self._add(raw[done : address.start()], meaning)
+            start = address.start()
+            self._add(raw[done:start], meaning)
             done = address.end()
-            before, behind = raw[: address.start()][-1:] or MARKUP, raw[done : done + 1] or MARKUP
+            before, behind = raw[max(start - 1, 0) : start] or MARKUP, raw[done : done + 1] or MARKUP
             beside = before.strip(), behind.strip()
             parts_words = before.isalnum() and behind.isalnum()
             self._add_tag(Tag(address[0], beside=beside), parts_words=parts_words)
@@ -151,8 +161,9 @@ class PassageBuilder:
 
     def _add(self, raw: str, meaning: Callable[[str], str]) -> None:
         text = unicodedata.normalize("NFC", meaning(raw))
-        self._raw += raw
-        self._text += text
+        self._raw.append(raw)
+        self._text.append(text)
+        self._length += len(text)
         self._words += self._count_words(text)
 
     def tag(self, tag: Tag, *, parts_words: bool = False) -> None:
@@ -162,23 +173,24 @@ class PassageBuilder:
 
     def _add_tag(self, tag: Tag, *, parts_words: bool) -> None:
         if parts_words:
-            self._text += " "
+            self._text.append(" ")
+            self._length += 1
             self._words.append(self._word)
-        self._raw += tag.text
-        self._tags.append(tag._replace(at=len(self._text)))
+        self._raw.append(tag.text)
+        self._tags.append(tag._replace(at=self._length))
         self._count_words(tag.text)
 
     def separator(self, text: str) -> None:
         """Ends a paragraph by text that is kept: a line end or a block tag."""
         self._end_paragraph()
-        self._gaps[-1] += text
+        self._gaps[-1].append(text)
         self._count_words(text)
         self._line += 1
 
     def passage(self) -> Passage:
         """Returns the passage after the last piece."""
         self._end_paragraph()
-        return Passage(self._sentences, self._gaps, self._lines, self._line + 1)
+        return Passage(self._sentences, list(map("".join, self._gaps)), self._lines, self._line + 1)
 
     def _count_words(self, text: str) -> list[int]:
         """Returns for each character the number of its word in the whole text, tags included."""
@@ -191,13 +203,14 @@ class PassageBuilder:
         return numbers
 
     def _end_paragraph(self) -> None:
-        text, tags = _BLANK.sub(" ", self._text), self._tags
+        written, tags = "".join(self._text), self._tags
+        text = _BLANK.sub(" ", written)
         spans = self._how.split(text) if has_words(text) else []
         if not spans:
             self._keep()
         done = first = 0
         for number, (start, stop) in enumerate(spans):
-            between = self._text[done:start]
+            between = written[done:start]
             if number and not between.strip():
                 between = (between or " ") if self._how.spaced else ""
             last = first
@@ -209,46 +222,50 @@ class PassageBuilder:
                 tags[last].at < stop or (tags[last].at == stop and tags[last].kind == "close")
             ):
                 last += 1
-            self._sentence(text, (start, stop), tags[first:last], tags[last:])
+            behind = last
+            while behind < len(tags) and tags[behind].at == stop:
+                behind += 1
+            self._sentence(text, (start, stop), tags[first:last], tags[last:behind])
             done, first = stop, last
         if spans:
-            self._gap(self._text[done:], done, tags[first:])
+            self._gap(written[done:], done, tags[first:])
         self._begin_paragraph()
 
     def _keep(self) -> None:
         """Adds a paragraph without words; without markup it is a sentence, since answers have one for each line."""
-        if self._has_markup or not self._raw.strip():
-            self._gaps[-1] += self._raw
+        raw, first, words = "".join(self._raw), self._first_word, list[list[int]]()
+        if self._has_markup or not raw.strip():
+            self._gaps[-1].append(raw)
             return
-        written, first, words = self._raw.strip(), self._first_word, list[list[int]]()
-        before, behind = self._raw.split(written, 1)
-        for word in written.split(" "):
+        spans = self._how.split(raw)  # which may count the characters of all sentences
+        start, stop = spans[0][0], spans[-1][1]
+        for word in raw[start:stop].split(" "):
             if count := len(word.split()):
                 words.append(list(range(first, first + count)))
                 first += count
-        self._gaps[-1] += before
-        self._sentences.append(Marked(written, words=words))
+        self._gaps[-1].append(raw[:start])
+        self._sentences.append(Marked(raw[start:stop], words=words))
         self._lines.append(self._line)
-        self._gaps.append(behind)
+        self._gaps.append([raw[stop:]])
 
     def _gap(self, text: str, start: int, tags: Sequence[Tag]) -> None:
         """Adds text, whose first character has the index ``start``, with tags to the current gap."""
         done = 0
         for tag in tags:
-            self._gaps[-1] += text[done : max(tag.at - start, done)] + tag.text
+            self._gaps[-1] += text[done : max(tag.at - start, done)], tag.text
             done = max(tag.at - start, done)
-        self._gaps[-1] += text[done:]
+        self._gaps[-1].append(text[done:])
 
     def _sentence(
         self, text: str, span: tuple[int, int], tags: Sequence[Tag], following: Sequence[Tag]
     ) -> None:
         """Adds a sentence; tags that need no alignment, at its ends and around the whole of it, go to the gaps.
 
-        ``following`` are the tags after it.
+        ``following`` are the tags right after it.
         """
         start, stop = span
         first, last = _inner(tags, span)
-        self._gaps[-1] += "".join(tag.text for tag in tags[:first])
+        self._gaps[-1] += (tag.text for tag in tags[:first])
         words: list[dict[int, None]] = []
         for at in range(start, start if self._html else stop):
             if text[at] != " ":
@@ -258,13 +275,13 @@ class PassageBuilder:
         inner = [tag._replace(at=tag.at - start) for tag in tags[first:last]]
         beside = (
             text[start] if any(tag.at == start and tag.kind == "alone" for tag in tags[:first]) else "",
-            text[stop - 1] if any(tag.at == stop and tag.kind == "alone" for tag in following) else "",
+            text[stop - 1] if any(tag.kind == "alone" for tag in following) else "",
         )
         self._sentences.append(
             marked(text[start:stop], inner, list(map(list, words)), escaped=self._html, beside=beside)
         )
         self._lines.append(self._line)
-        self._gaps.append("".join(tag.text for tag in tags[last:]))
+        self._gaps.append([tag.text for tag in tags[last:]])
 
 
 def _inner(tags: Sequence[Tag], span: tuple[int, int]) -> tuple[int, int]:

@@ -73,10 +73,12 @@ class SourceTerms(NamedTuple):
         return hypothesis._replace(attention=hypothesis.attention @ self.attention)
 
 
-def plain_source(text: str, terms: Sequence[Occurrence], vocabulary: Vocabulary) -> SourceTerms:
-    """Returns a source as it is, with the positions of its terms."""
+def plain_source(text: str, terms: Sequence[Occurrence], vocabulary: Vocabulary, most: int) -> SourceTerms:
+    """Returns a source as it is, with the positions of its terms, those after the first ``most`` tokens left out."""
     owners = token_owners(normalized(text), vocabulary)
-    return SourceTerms(text, terms, [owners.of(each.start, each.end) for each in terms])
+    spans = [(each, owners.of(each.start, each.end)) for each in terms if each.end <= len(owners.owners)]
+    kept = [(term, span) for term, span in spans if all(at < most for at in span)]
+    return SourceTerms(text, [term for term, _ in kept], [span for _, span in kept])
 
 
 def annotated_source(text: str, terms: Sequence[Occurrence], vocabulary: Vocabulary) -> SourceTerms:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+from econmt.data.text.case import lower, upper
 
-from econmt.data.text.vocabulary import UNK, Vocabularies, split_words
-from econmt.decoding.alignment import copied, hard_alignment
-from econmt.decoding.requests import Request
-from econmt.decoding.search.beam import Hypothesis
+if TYPE_CHECKING:  # files are read in processes that start fast and import no torch
+    from torch import Tensor
+
+    from econmt.decoding.requests import Request
 
 
 class NBestEntry(NamedTuple):
@@ -60,67 +60,28 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").strip()
 
 
-def copy_of(text: str, vocabularies: Vocabularies) -> Translation:
-    """Returns the translation of a line that is copied, see :class:`Translation`."""
-    written = one_line(text)
-    if not written:
-        return EMPTY
-    tokens, ids = vocabularies.target.written(written), vocabularies.target.encode(written)
-    alignment = [(word, word) for word in range(len(split_words(written)))]
-    entry = NBestEntry(written, tokens, ids, 0.0, 0.0, None, False, alignment)
-    return Translation(written, 0.0, 0.0, tokens, None, [entry], vocabularies.source.written(written))
-
-
-def translation_of(
-    text: str,
-    source: Sequence[int],
-    hypotheses: Sequence[Hypothesis],
-    written: Iterator[str],
-    vocabularies: Vocabularies,
-    *,
-    replace_unk: bool,
-) -> Translation:
-    """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn.
-
-    With ``replace_unk`` the source text that an unknown token attends to most takes its place.
-    """
-    source_tokens = vocabularies.source_tokens(source, text)
-    entries = []
-    for hypothesis, made in zip(hypotheses, written, strict=False):
-        attention = hypothesis.attention
-        ids, tokens = vocabularies.resolved(hypothesis.ids, text)
-        alignment: list[tuple[int, int]] = []
-        if attention is not None:
-            alignment = hard_alignment(attention, source_tokens, tokens, vocabularies)
-            if replace_unk and UNK in ids:
-                tokens = copied(attention, ids, tokens, text, vocabularies)
-                made = vocabularies.target.joined(tokens)
-        entries.append(NBestEntry(one_line(made), tokens, *hypothesis, alignment))
-    best = entries[0]
-    return Translation(
-        best.text, best.score, best.log_probability, best.tokens, best.attention, entries, source_tokens
-    )
-
-
-def is_in_capitals(text: str) -> bool:
+def is_in_capitals(text: str, language: str) -> bool:
     """Returns True if a line of two words or more is all in capitals; a lone acronym is not."""
-    return text != text.lower() and text == text.upper() and len(text.split()) > 1
+    return text != lower(text, language) and text == upper(text, language) and len(text.split()) > 1
 
 
-def without_capitals(text: str) -> str:
+def without_capitals(text: str, language: str) -> str:
     """Returns a line in lower case with a capital first letter."""
-    small = text.lower()
+    small = lower(text, language)
     at = next((index for index, character in enumerate(small) if character.isalpha()), 0)
-    return small[:at] + small[at].upper() + small[at + 1 :]
+    return small[:at] + upper(small[at : at + 1], language) + small[at + 1 :]
 
 
-def with_small_prefix(request: Request) -> Request:
-    """Returns a request in capitals with the beginning of its translation, if in capitals too, in lower case."""
+def with_small_prefix(request: Request, language: str) -> Request:
+    """Returns a request in capitals with the beginning of its translation, if in capitals too, in lower case.
+
+    ``language`` is that of the translation.
+    """
     prefix = request.target_prefix
-    return request._replace(target_prefix=without_capitals(prefix)) if prefix.isupper() else request
+    return request._replace(target_prefix=without_capitals(prefix, language)) if prefix.isupper() else request
 
 
-def in_capital_letters(translation: Translation) -> Translation:
-    """Returns a translation with its texts in capitals and unchanged tokens."""
-    entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
-    return translation._replace(text=translation.text.upper(), hypotheses=entries)
+def in_capital_letters(translation: Translation, language: str) -> Translation:
+    """Returns a translation with its texts in capitals and unchanged tokens; ``language`` is its language."""
+    entries = [entry._replace(text=upper(entry.text, language)) for entry in translation.hypotheses]
+    return translation._replace(text=upper(translation.text, language), hypotheses=entries)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup_reader import line_passage
 from econmt.decoding.passages import TextDivision, division, plain_passage
 from econmt.decoding.requests import Request, check_request
+from econmt.decoding.results import copy_of, merged, translation_of
 from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_search, output_limits
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.diversity import Diversity
@@ -37,10 +38,8 @@ from econmt.decoding.terms import SourceTerms, annotated_source, plain_source
 from econmt.decoding.translation import (
     EMPTY,
     Translation,
-    copy_of,
     in_capital_letters,
     is_in_capitals,
-    translation_of,
     with_small_prefix,
     without_capitals,
 )
@@ -60,17 +59,23 @@ _NAMED_LINES = 3
 
 
 class _Sentence(NamedTuple):
-    """Sentence to search for.
-
-    Attributes:
-        ids: source ids without EOS. number: number of its line.
-        constraints: constraints of the search; None: none.
-        expected: constraints that translations of an annotated source satisfy, or else the sentence itself is
-            translated with them; None: none.
-    """
+    """Sentence to search for: source ids without EOS, number of its line, and constraints of the search, if any."""
 
     ids: Sequence[int]
     number: int
+    constraints: DecodingConstraints | None
+
+
+class _Attempt(NamedTuple):
+    """One of the searches for a sentence, which follow one another until the translations satisfy its constraints.
+
+    Attributes:
+        annotated: True if the annotated source is translated, False for the sentence itself.
+        constraints: constraints of the search; None: none.
+        expected: constraints that the translations satisfy, or else the next attempt follows; None: the last attempt.
+    """
+
+    annotated: bool
     constraints: DecodingConstraints | None
     expected: DecodingConstraints | None = None
 
@@ -88,7 +93,7 @@ class Translator:
         glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
         fusion: language model for ``options.lm_weight``.
-        languages: codes of the source and target languages, by which sentences are split.
+        languages: codes of the source and target languages, by which sentences are split and capitals change.
 
     Attributes:
         annotates: True if sources are annotated with the terms of glossaries.
@@ -131,16 +136,18 @@ class Translator:
             raise InputError("language_model cannot be combined with restrict_lexicon; remove one of them")
         self._fusion = fusion
         self._glossary = glossary
+        self.languages = languages
         self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))
         if options.glossary_mode == "annotate" and not self.annotates:
             raise InputError(
                 "glossary_mode annotate: the model was not trained with data.annotate_terms; use auto or constrain"
             )
-        self._has_lists = bool(options.avoid) or (glossary is not None and not self.annotates)
-        if self._has_lists and self._excludes_constraints:
-            raise InputError(
-                f"{self._excludes_constraints} cannot be combined with avoided phrases or a glossary; remove either"
-            )
+        if options.avoid or glossary is not None:
+            if self._excludes_constraints and (options.avoid or not self.annotates):
+                raise InputError(
+                    f"{self._excludes_constraints} cannot be combined with avoided phrases or a glossary; remove either"
+                )
+            _ = self.constraint_compiler  # refuses lists that cannot be satisfied
         splits = options.split_sentences
         self._division = division(splitter_for(languages[0]), languages[1]) if splits else TextDivision()
         for name in ("markup", "restore_case", "split_sentences") if vocabularies.factors else ():
@@ -169,7 +176,8 @@ class Translator:
     @cached_property
     def constraint_compiler(self) -> ConstraintCompiler:
         """Compiler of constraints, which knows the lists for all sentences."""
-        return ConstraintCompiler(self.vocabularies.target, self.options.avoid, self._glossary)
+        lists = self.options.avoid, self._glossary
+        return ConstraintCompiler(self.vocabularies.target, *lists, language=self.languages[0])
 
     def translate(
         self,
@@ -251,10 +259,8 @@ class Translator:
         if request.is_plain and self._glossary is None and not self.options.avoid:
             return True
         constraints = self.constraint_compiler.of(request, where)
-        ids = self.vocabularies.target.encode(request.text)
-        return constraints is None or not (
-            constraints.ids or any(avoidance.is_in(ids) for avoidance in constraints.avoidances)
-        )
+        copy = self.vocabularies.target.encode(request.text)
+        return not constraints.prefix and self.constraint_compiler.satisfies(copy, constraints)
 
     def _translate_words(
         self,
@@ -263,36 +269,34 @@ class Translator:
         where: str,
         done: Callable[[int], object],
     ) -> list[Translation]:
-        in_capitals = [self.options.restore_case and is_in_capitals(request.text) for request in requests]
+        spoken, written_in = self.languages
+        restores = self.options.restore_case
+        in_capitals = [restores and is_in_capitals(request.text, spoken) for request in requests]
         requests = [
-            with_small_prefix(request) if capital else request
+            with_small_prefix(request, written_in) if capital else request
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
         texts = [
-            without_capitals(request.text) if capital else request.text
+            without_capitals(request.text, spoken) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
         with_terms = [self.with_terms(*each) for each in zip(requests, texts, strict=True)]
-        constraints = self._constraints_of(requests, with_terms, numbered, where)
+        attempts = self._attempts(requests, with_terms, numbered, where)
         factors = [request.factors for request in requests]
-        sources = self._encode([each.text for each in with_terms], factors, numbered, where)
+        sources = self._encode(texts, factors, numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # Blank lines have no tokens, but vocabularies of words may define blanks differently.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
         done(len(requests) - len(filled))
         with evaluation_mode(self.models):
-            sentences = [_Sentence(sources[i], numbered[i], *constraints[i]) for i in filled]
-            as_is = self._search_until_satisfied(sentences, [texts[i] for i in filled])
-            for position, hypotheses, is_annotated in as_is:
-                index = filled[position]
+            searches = {index: (attempts[index], with_terms[index]) for index in filled}
+            for index, hypotheses in self._search_until_satisfied(searches, sources, numbered):
                 if not hypotheses:
                     raise EconmtError(
                         f"{where}:{numbered[index]}: the model gives no finite probability to any translation; "
                         "its parameters are damaged; use another checkpoint"
                     )
                 answers[index] = hypotheses
-                if is_annotated:
-                    answers[index] = [with_terms[index].of_sentence(each) for each in hypotheses]
                 done(1)
         found = [(each.ids, texts[index]) for index, hypotheses in answers.items() for each in hypotheses]
         written = iter(
@@ -300,14 +304,11 @@ class Translator:
         )
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
-            source = sources[index]
-            if with_terms[index].attention is not None:
-                source = self.vocabularies.source.encode(texts[index])
-            replaces = self.options.replace_unk
-            translation = translation_of(
-                texts[index], source, hypotheses, written, self.vocabularies, replace_unk=replaces
-            )
-            results[index] = in_capital_letters(translation) if in_capitals[index] else translation
+            line = texts[index], sources[index], hypotheses, written, self.vocabularies
+            translation = translation_of(*line, replace_unk=self.options.replace_unk)
+            if in_capitals[index]:
+                translation = in_capital_letters(translation, written_in)
+            results[index] = translation
         return results
 
     def _encode(
@@ -355,74 +356,85 @@ class Translator:
         """Returns the source of a request with its terms; ``text`` is its text, perhaps in other case."""
         if self._glossary is None and request.glossary is None:
             return SourceTerms(text)
-        terms = self.constraint_compiler.terms(request)
+        terms, most = self.constraint_compiler.terms(request), self.options.max_input_length
         if not terms or len(normalized(text)) != len(normalized(request.text)):
             return SourceTerms(text, terms)
-        if self.annotates:
-            source = annotated_source(text, terms, self.vocabularies.source)
-            if source.length <= self.options.max_input_length:
+        vocabulary = self.vocabularies.source
+        plain = plain_source(text[: most * _CHARACTERS_A_TOKEN], terms, vocabulary, most)
+        if self.annotates and plain.terms:
+            source = annotated_source(text, plain.terms, vocabulary)
+            if source.length <= most:
                 return source
-        return plain_source(text, terms, self.vocabularies.source)
+        return plain
 
-    def _constraints_of(
+    def _attempts(
         self, requests: Sequence[Request], sources: Sequence[SourceTerms], numbers: Sequence[int], where: str
-    ) -> list[tuple[DecodingConstraints | None, DecodingConstraints | None]]:
-        """Returns the constraints of each line, and those with which it is searched for again; see :class:`_Sentence`.
-
-        The former are None if a line has none and the search rules out no tokens.
-        """
-        constrained = [
-            number
-            for number, request, source in zip(numbers, requests, sources, strict=True)
-            if request.constrains or (source.terms and source.attention is None)
-        ]
-        number = constrained[0] if constrained else None
+    ) -> list[list[_Attempt]]:
+        """Returns the searches of each line: as without constraints, but for a prefix; annotated; with constraints."""
         unconstrained = DecodingConstraints() if self.options.block_ngram_repeat else None
-        enforces = self.options.glossary_mode == "auto" and not self._excludes_constraints
-        if number is None and not self._has_lists and not (enforces and any(each.terms for each in sources)):
-            return [(unconstrained, None)] * len(requests)
-        if self._excludes_constraints:
-            raise InputError(
-                f"{where}:{number}: {self._excludes_constraints} cannot be combined with constraints; remove either"
-            )
-        compiler = self.constraint_compiler
-        found = list[tuple[Union[DecodingConstraints, None], Union[DecodingConstraints, None]]]()
+        attempts: list[list[_Attempt]] = []
         for number, request, source in zip(numbers, requests, sources, strict=True):
-            spans = source.spans if source.attention is None else source.spans_of_sentence
-            in_full = compiler.of(request, f"{where}:{number}", source.terms, spans)
-            if source.attention is None:
-                found.append((in_full or unconstrained, None))
-            else:
-                rest = compiler.of(request, f"{where}:{number}", ())
-                found.append((rest or unconstrained, in_full if enforces else None))
-        return found
+            if not (request.constrains or source.terms or self.options.avoid):
+                attempts.append([_Attempt(False, unconstrained)])
+                continue
+            annotated = source.attention is not None
+            if self._excludes_constraints and (request.constrains or not annotated):
+                raise InputError(
+                    f"{where}:{number}: {self._excludes_constraints} cannot be combined with constraints; remove either"
+                )
+            compile_ = partial(self.constraint_compiler.of, request, f"{where}:{number}")
+            in_full = compile_(source.terms, source.spans_of_sentence if annotated else source.spans)
+            begin = DecodingConstraints(prefix=in_full.prefix) if in_full.prefix else unconstrained
+            searches, last = [_Attempt(False, begin, in_full)], _Attempt(False, in_full)
+            if annotated:
+                if self.options.glossary_mode == "annotate" or self._excludes_constraints:
+                    last = _Attempt(True, compile_(()))
+                searches.append(_Attempt(True, begin, last.constraints))
+            attempts.append([*searches, last])
+        return attempts
 
     def _search_until_satisfied(
-        self, sentences: Sequence[_Sentence], texts: Sequence[str]
-    ) -> Iterator[tuple[int, list[Hypothesis], bool]]:
-        """Yields as :meth:`_search_all`, and True unless the second search found the translations.
+        self,
+        lines: Mapping[int, tuple[Sequence[_Attempt], SourceTerms]],
+        sources: Sequence[Sequence[int]],
+        numbers: Sequence[int],
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yields the index and the hypotheses of each line, in any order.
 
-        Where translations lack terms, ``texts``, the sentences themselves, are translated with constraints.
+        Translations that satisfy the constraints of a line are kept if the best one does; the next search replaces the
+        others. Draws are kept if all of them satisfy the constraints.
         """
-        lacking: list[int] = []
-        for index, hypotheses in self._search_all(sentences):
-            expected = sentences[index].expected
-            if expected is None or all(
-                self.constraint_compiler.satisfies(each.ids, expected) for each in hypotheses
-            ):
-                yield index, hypotheses, True
-            else:
-                lacking.append(index)
-        lacking.sort()
-        ids = self.vocabularies.source.encode_many([texts[index] for index in lacking])
-        again = [
-            _Sentence(
-                each[: self.options.max_input_length], sentences[index].number, sentences[index].expected
-            )
-            for each, index in zip(ids, lacking, strict=True)
-        ]
-        for position, hypotheses in self._search_all(again):
-            yield lacking[position], hypotheses, False
+        waiting, turn = sorted(lines), 0
+        kept: dict[int, list[Hypothesis]] = {index: [] for index in waiting}
+        while waiting:
+            attempts = [lines[index][0][turn] for index in waiting]
+            annotated = [index for index, attempt in zip(waiting, attempts, strict=True) if attempt.annotated]
+            texts = [lines[index][1].text for index in annotated]
+            ids = dict(zip(annotated, self.vocabularies.source.encode_many(texts), strict=True))
+            sentences = [
+                _Sentence(ids.get(index, sources[index]), numbers[index], attempt.constraints)
+                for index, attempt in zip(waiting, attempts, strict=True)
+            ]
+            lacking: list[int] = []
+            for position, hypotheses in self._search_all(sentences):
+                index, expected = waiting[position], attempts[position].expected
+                if index in ids:
+                    hypotheses = [lines[index][1].of_sentence(each) for each in hypotheses]
+                good = hypotheses
+                if expected is not None:
+                    good = [
+                        each for each in hypotheses if self.constraint_compiler.satisfies(each.ids, expected)
+                    ]
+                is_complete = len(good) == len(hypotheses)
+                if is_complete or (
+                    self.options.sample is None and (kept[index] or good[:1] == hypotheses[:1])
+                ):
+                    kept[index] = merged(kept[index], good, self.options.nbest_size)
+                if is_complete or len(kept[index]) == self.options.nbest_size:
+                    yield index, kept[index]
+                else:
+                    lacking.append(index)
+            waiting, turn = sorted(lacking), turn + 1
 
     def _search_all(self, sentences: Sequence[_Sentence]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yields the index and the hypotheses of each sentence, in any order."""

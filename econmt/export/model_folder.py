@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,21 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.errors import InputError
 
 ADVICE = "give a folder that econmt train, average or export wrote"
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Reads the rows of a metrics.tsv, a table of numbers; none if there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = csv.DictReader(lines, delimiter="\t", strict=True)
+            metrics = [{column: float(value) for column, value in row.items()} for row in rows]
+            return [{**row, "update": int(row["update"])} for row in metrics]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
+        raise InputError(f"{path}: not a table of metrics ({error}); {ADVICE}") from None
 
 
 def recipe_of(folder: ModelFolder, command: str | None = None) -> Recipe:

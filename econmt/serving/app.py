@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,15 +19,19 @@ from econmt.config.json_reader import json_text
 from econmt.config.yaml_reader import shortened
 from econmt.data.files import notice
 from econmt.decoding import requests
+from econmt.decoding.passages import Hypothesis, hypothesis_of
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import EconmtError
 from econmt.serving import answers, files, queries
 from econmt.serving.access import Keys, Rates
+from econmt.serving.bodies import Bodies
+from econmt.serving.file_processes import FileProcesses
+from econmt.serving.file_worker import FileTask
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, TranslationJob
 from econmt.serving.pages import page_files, specification
 from econmt.serving.scheduler import Job, Scheduler
-from econmt.serving.settings import Refused, Settings, bug
+from econmt.serving.settings import Refused, Settings, Stopping, bug
 from econmt.serving.unread import CloseUnread
 
 _MOST_BYTES_A_CHARACTER = 12
@@ -44,6 +48,7 @@ _LEFT = 499
 """Status in the metrics of a request whose client left before its answer, as in nginx."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
 
 
 class Service:
@@ -54,6 +59,7 @@ class Service:
 
     Attributes:
         failure: error that stopped the translating, or None.
+        refused: number of requests that were refused because the server was stopping.
     """
 
     def __init__(self, models: Sequence[Served], settings: Settings, keys: Keys) -> None:
@@ -61,8 +67,11 @@ class Service:
         self._metrics = Metrics()
         self._rates = Rates(settings.requests_a_minute)
         self._begun = time.time()
+        self._bodies = Bodies(settings.read_seconds)
         self._scheduler: Scheduler | None = None
+        self._files: FileProcesses | None = None
         self.failure: BaseException | None = None
+        self.refused = 0
 
     def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
         """Makes the ASGI application; calls ``stop`` if translating fails for good."""
@@ -82,6 +91,7 @@ class Service:
         @contextlib.asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
             self._scheduler = Scheduler(self._settings, self._metrics)
+            self._files = FileProcesses()
             tasks = [asyncio.create_task(self._scheduler.run()), asyncio.create_task(self._watch())]
 
             def ended(task: asyncio.Task[None]) -> None:
@@ -92,6 +102,7 @@ class Service:
             for task in tasks:
                 task.add_done_callback(ended)
             yield
+            self.refuse_rest()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -108,15 +119,26 @@ class Service:
         application.router.redirect_slashes = False  # a redirect repeats the whole address
         return application
 
+    def refuse_files(self) -> None:
+        """Refuses all files that are still being read, since the server is stopping."""
+        if self._files is not None:
+            self._files.stop(writing=False)
+
+    def refuse_rest(self) -> None:
+        """Refuses all requests that are not answered yet, since the server is stopping."""
+        if self._files is not None and self._scheduler is not None:
+            self._files.stop(writing=True)
+            self._scheduler.stop()
+
     async def _watch(self) -> None:
-        """Reloads models whenever their folders hold better parameters."""
+        """Reloads models whenever their folders hold other parameters."""
         while True:
             await asyncio.sleep(self._settings.watch_seconds)
             for served in self._models:
                 try:
-                    if await asyncio.to_thread(served.reload):
+                    if change := await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
-                        notice(f"{', '.join(map(str, served.folders))}: better parameters are loaded")
+                        notice(change)
                 except (EconmtError, OSError, RuntimeError, MemoryError) as error:
                     self._metrics.reloads.labels("failed").inc()
                     notice(f"warning: the parameters before go on: {error}")
@@ -133,6 +155,7 @@ class Service:
                 response = Response(status_code=_LEFT)
                 status = _LEFT
             except EconmtError as error:
+                self.refused += isinstance(error, Stopping)
                 response = answers.refusal(error)
                 status = response.status_code
             finally:
@@ -175,16 +198,8 @@ class Service:
     async def _tree(self, request: Request) -> dict[str, Any]:
         """Reads the fields of a request's body without checking them."""
         most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
-        content = await self._body(request, most)
-        return queries.read_tree(content, request.headers.get("content-type", ""))
-
-    async def _body(self, request: Request, most: int) -> bytes:
-        """Reads a request's body of at most ``most`` bytes."""
-        seconds = self._settings.read_seconds
-        try:
-            return await asyncio.wait_for(_content(request, most), seconds)
-        except asyncio.TimeoutError:
-            raise Refused(408, f"the request took more than {seconds:g} s to arrive") from None
+        async with self._bodies.received(request, most) as content:
+            return queries.read_tree(content, request.headers.get("content-type", ""))
 
     def _model(self, source: str, target: str) -> Served:
         """Returns the models of a language pair; "auto" and "" fit any source and target."""
@@ -208,7 +223,7 @@ class Service:
         if nbest > beam:
             most = f"at most {beam - 1}, the beam keeps {beam} hypotheses"
             raise Refused(400, f"alternatives {body.alternatives}: {most}")
-        texts = queries.texts_of(body, self._settings.most_characters, served.division)
+        texts = queries.texts_of(body, self._settings.most_characters, served.division, served.source)
         lines = [line for text in texts for line in text.sentences]
         needs_attention = [
             body.details or bool(each.marks) for text in texts for each in text.passage.sentences
@@ -218,7 +233,7 @@ class Service:
         if body.stream:
             stream, kind = self._streamed(texts, futures, body, begun), "application/x-ndjson"
             return StreamingResponse(stream, media_type=kind, headers=answers.SAFE_HEADERS)
-        translated = await _unless_left(request, futures)
+        translated = await _answers(request, futures)
         return answers.JsonResponse(_translations(texts, translated, body, served, begun))
 
     async def _translate_file(self, request: Request) -> Response:
@@ -226,25 +241,22 @@ class Service:
         self._admit(*_client(request))
         source, target = (request.query_params.get(name, "") for name in ("source", "target"))
         served = self._model(source or "auto", target)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        content = await self._body(request, _FILE_BYTES)
-        file = await asyncio.to_thread(files.read_file, content, kind, served.division)
-        size, most = sum(len(each.text) for each in file.sentences), self._settings.most_file_characters
-        if size > most:
-            raise Refused(
-                413, f"the file has {size:,} characters, this server takes {most:,} at a time; send parts"
-            )
-        translations: list[Translation] = []
-        for first in range(0, len(file.sentences), _FILE_SENTENCES):
-            part = file.sentences[first : first + _FILE_SENTENCES]
-            lines = [requests.Request(each.text) for each in part]
-            tasks = [TranslationJob(attention=bool(each.marks)) for each in part]
-            found = await _unless_left(request, self._submit(served, lines, tasks))
-            translations += [each for each in found if isinstance(each, Translation)]
-        written = await asyncio.to_thread(file.written, translations)
-        return Response(
-            written, media_type=kind, headers={**answers.SAFE_HEADERS, "Content-Disposition": "attachment"}
-        )
+        content_type = request.headers.get("content-type", "")
+        files.media_type(content_type)
+        task = FileTask(content_type, served.split_languages, self._settings.most_file_characters)
+        assert self._files is not None
+        async with self._bodies.received(request, _FILE_BYTES) as content:
+            sentences = await _unless_left(request, self._files.read(task, content))
+            translations: list[Hypothesis] = []
+            for first in range(0, len(sentences), _FILE_SENTENCES):
+                part = sentences[first : first + _FILE_SENTENCES]
+                lines = [requests.Request(text) for text, _ in part]
+                tasks = [TranslationJob(attention=marked) for _, marked in part]
+                found = await _answers(request, self._submit(served, lines, tasks))
+                translations += [hypothesis_of(each) for each in found if isinstance(each, Translation)]
+            written, kind = await _unless_left(request, self._files.write(task, content, translations))
+        headers = {**answers.SAFE_HEADERS, "Content-Disposition": "attachment", "Content-Type": kind}
+        return Response(written, headers=headers)
 
     def _submit(
         self, served: Served, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
@@ -285,6 +297,7 @@ class Service:
                 line += text.passage.line_count
             yield json_text({"done": True, "milliseconds": _milliseconds(begun)}) + "\n"
         except EconmtError as error:
+            self.refused += isinstance(error, Stopping)
             yield json_text(answers.complaint(error)) + "\n"
         finally:
             _forget(futures)
@@ -293,9 +306,9 @@ class Service:
         begun = time.monotonic()
         body = await self._read(request, queries.WordsBody)
         served = self._model(body.source, body.target)
-        line = queries.word_request(body, self._settings.most_characters)
+        line = queries.word_request(body, self._settings.most_characters, served.source)
         futures = self._submit(served, [line], [TranslationJob(words=body.alternatives)])
-        (answer,) = await _unless_left(request, futures)
+        (answer,) = await _answers(request, futures)
         following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
         content = {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
         return answers.JsonResponse(content)
@@ -354,34 +367,26 @@ def _client(request: Request) -> tuple[str, str]:
     return key, request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
 
 
-async def _content(request: Request, most: int) -> bytes:
-    """Reads the body; raises Refused if it has more than ``most`` bytes."""
-    parts, size = list[bytes](), 0
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > most:
-        raise Refused(413, f"the request has more than {most:,} bytes; send parts")
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Refused(413, f"the request has more than {most:,} bytes; send parts")
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _unless_left(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
-    """Waits for the answer to each sentence; raises ClientDisconnect, and cancels them, if the client leaves."""
-    leaving = asyncio.ensure_future(_leaves(request))
-    every = asyncio.gather(*futures)
-    leaving.add_done_callback(lambda _: every.cancel())
+async def _answers(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
+    """Waits for the answer to each sentence, and cancels them if the client leaves."""
     try:
-        return await every
+        return await _unless_left(request, asyncio.gather(*futures))
+    finally:
+        _forget(futures)
+
+
+async def _unless_left(request: Request, result: Awaitable[Result]) -> Result:
+    """Waits for a result; cancels it and raises ClientDisconnect if the client leaves."""
+    leaving, waiting = asyncio.ensure_future(_leaves(request)), asyncio.ensure_future(result)
+    leaving.add_done_callback(lambda _: waiting.cancel())
+    try:
+        return await waiting
     except asyncio.CancelledError:
         if leaving.done():
             raise ClientDisconnect from None
         raise
     finally:
         leaving.cancel()
-        _forget(futures)
 
 
 def _forget(futures: Sequence[asyncio.Future[Answer]]) -> None:

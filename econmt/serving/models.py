@@ -1,4 +1,4 @@
-"""Models of a server by language pair, which are reloaded when their folders hold better parameters."""
+"""Models of a server by language pair, which are reloaded when their folders hold other parameters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from econmt.api.language_model import refuse_language_model
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import local_model
+from econmt.checkpoint.tensor_files import read_metadata
 from econmt.config.data import Data
 from econmt.config.recipe import read_recipe
 from econmt.decoding.constraints.tokens import ConstraintCompiler
@@ -25,6 +26,7 @@ from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
 from econmt.decoding.words import has_words
 from econmt.errors import InputError
+from econmt.export.model_folder import read_metrics
 from econmt.serving.settings import Refused, Settings
 
 _LONGEST_PAUSE = 6
@@ -64,7 +66,9 @@ class LoadedModels:
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
         lists = settings.avoid, settings.glossary
-        self._constraint_compiler = ConstraintCompiler(model.vocabularies.target, *lists)
+        self._constraint_compiler = ConstraintCompiler(
+            model.vocabularies.target, *lists, language=model.recipe.pairs.source
+        )
         self._has_lists = any(lists)
         self._settings = settings
         self._words: NextWords | None = None
@@ -120,7 +124,7 @@ class LoadedModels:
         tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
         factor = self.model.recipe.decoding.max_output_factor
         most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
-        if constraints is not None and len(constraints.ids) > most:
+        if len(constraints.ids) > most:
             raise Refused(
                 413,
                 f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most "
@@ -150,6 +154,7 @@ class Served:
     Attributes:
         source, target: codes of the languages.
         division: division of texts into sentences.
+        split_languages: languages by whose rules texts are divided; None: they are not.
         loaded: the models that answer requests now.
     """
 
@@ -164,14 +169,16 @@ class Served:
         self._stamp = self._tried = self._file_stamps()
         self._failures = self._pause = 0
         self.loaded = self._load_folders()
+        self._checkpoints = list(map(_checkpoint, self.folders))
         data = self.loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
+        self.split_languages = (data.source, data.target) if settings.split_sentences else None
         self.division = TextDivision()
         if settings.split_sentences:
             self.division = division(splitter_for(data.source), data.target)
 
-    def reload(self) -> bool:
-        """Loads the models again if their folders hold other parameters; returns True if so.
+    def reload(self) -> str:
+        """Loads the models again if their folders hold other parameters; returns which ones, or "" if they do not.
 
         After a failure it is tried again, each time after twice as many calls, since another file or memory may have
         been missing.
@@ -181,17 +188,21 @@ class Served:
         """
         stamp = self._file_stamps()
         if stamp == self._stamp:
-            return False
+            return ""
         if stamp != self._tried:
             self._tried, self._failures, self._pause = stamp, 0, 0
         if self._pause:
             self._pause -= 1
-            return False
+            return ""
         self._failures += 1
         self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
         self.loaded = self._load_folders()
         self._stamp = stamp
-        return True
+        before, self._checkpoints = self._checkpoints, list(map(_checkpoint, self.folders))
+        changes = zip(self.folders, before, self._checkpoints, strict=True)
+        return "; ".join(f"{folder}: {new} replaces {old}" for folder, old, new in changes if new != old) or (
+            f"{', '.join(map(str, self.folders))}: the same parameters are loaded again"
+        )
 
     def _load_folders(self) -> LoadedModels:
         model = self._load(self.folders)
@@ -215,6 +226,17 @@ class Served:
             else:
                 stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return stamps
+
+
+def _checkpoint(folder: Path) -> str:
+    """Describes the best parameters of a folder: their update, and their BLEU if the folder tells it."""
+    try:
+        update = read_metadata(ModelFolder(folder).best).get("update", "?")
+        rows = read_metrics(ModelFolder(folder).metrics)
+    except InputError:
+        return "a checkpoint"
+    scores = [row["bleu"] for row in rows if str(row["update"]) == update and "bleu" in row]
+    return f"update {update}" + "".join(f" (BLEU {score:.1f})" for score in scores[-1:])
 
 
 def by_pair(

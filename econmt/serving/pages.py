@@ -20,7 +20,7 @@ _REASONS = {
     "413": "The text is too long.",
     "415": "The content type is not read.",
     "429": "The client has sent too many requests; Retry-After says when the next is allowed.",
-    "503": "Too many sentences wait, or the server is stopping.",
+    "503": "Too many sentences wait or bodies arrive, or the server is stopping.",
 }
 
 

@@ -144,8 +144,8 @@ def _form(content: bytes) -> dict[str, Any]:
     return tree
 
 
-def texts_of(body: TranslateBody, most_characters: int, how: TextDivision) -> list[Text]:
-    """Returns the texts of a request, each divided into sentences with their constraints."""
+def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, language: str = "") -> list[Text]:
+    """Returns the texts of a request, in ``language``, each divided into sentences with their constraints."""
     check_size(body, most_characters)
     if body.stream and body.format == "html":
         raise Refused(
@@ -178,7 +178,7 @@ def texts_of(body: TranslateBody, most_characters: int, how: TextDivision) -> li
             )
             raise Refused(400, f"{where}: {problem}")
         sentences = [request._replace(text=sentence.text) for sentence in passage.sentences]
-        texts.append(Text(passage, [with_terms(sentence, glossary) for sentence in sentences]))
+        texts.append(Text(passage, [with_terms(sentence, glossary, language) for sentence in sentences]))
     return texts
 
 
@@ -192,14 +192,14 @@ def _entry(entry: str | dict[str, Any], where: str) -> Request:
     return request
 
 
-def word_request(body: WordsBody, most_characters: int) -> Request:
+def word_request(body: WordsBody, most_characters: int, language: str = "") -> Request:
     """Returns the sentence of a request for next words; raises InputError if it cannot be used."""
     check_size(body, most_characters)
     request = Request(body.q.strip(), body.constraints, body.avoid, body.target_prefix)
     check_request(request, "q")
     if not request.text or "\n" in request.text:
         raise Refused(400, "q: expected one sentence on one line")
-    return with_terms(request, read_terms(body.glossary))
+    return with_terms(request, read_terms(body.glossary), language)
 
 
 def check_size(body: TranslateBody | WordsBody, most: int) -> None:
@@ -238,8 +238,8 @@ def read_terms(terms: Mapping[str, str]) -> Glossary | None:
     return Glossary(pairs) if pairs else None
 
 
-def with_terms(request: Request, glossary: Glossary | None) -> Request:
+def with_terms(request: Request, glossary: Glossary | None, language: str) -> Request:
     """Adds a glossary to a request if one of its terms occurs in the sentence."""
-    if glossary is None or not glossary.occurrences(request.text):
+    if glossary is None or not glossary.occurrences(request.text, language):
         return request
     return request._replace(glossary=glossary)

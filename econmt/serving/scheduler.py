@@ -13,7 +13,7 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.errors import EconmtError
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, TranslationJob
-from econmt.serving.settings import Refused, Settings, bug
+from econmt.serving.settings import Refused, Settings, Stopping, bug
 
 _LOG = logging.getLogger(__name__)
 _STEP_SECONDS = 0.01
@@ -53,7 +53,7 @@ class Scheduler:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queues all sentences; raises Refused if too many wait already, or the server is stopping."""
         if self._stopped:
-            raise _stopping()
+            raise Stopping
         most = self._settings.most_waiting
         if len(self._waiting) + len(jobs) > most:
             self._forget_given_up()
@@ -76,12 +76,16 @@ class Scheduler:
                 if batch := self._next():
                     await self._translate(batch)
         finally:
-            self._stopped = True
-            self._worker.shutdown(wait=False, cancel_futures=True)  # waiting would block the event loop
-            for job in (*self._running, *self._waiting):
-                if not job.answer.done():
-                    job.answer.set_exception(_stopping())
-            self._waiting.clear()
+            self.stop()
+
+    def stop(self) -> None:
+        """Refuses all sentences, those that are being translated too."""
+        self._stopped = True
+        self._worker.shutdown(wait=False, cancel_futures=True)  # waiting would block the event loop
+        for job in (*self._running, *self._waiting):
+            if not job.answer.done():
+                job.answer.set_exception(Stopping())
+        self._waiting.clear()
 
     async def _let_gather(self) -> None:
         """Waits a few milliseconds for more sentences, unless there are enough for a batch."""
@@ -145,7 +149,3 @@ class Scheduler:
         if isinstance(error, RuntimeError) and "CUDA error" in str(error):
             raise error
         return Refused(500, bug(error))
-
-
-def _stopping() -> Refused:
-    return Refused(503, "the server is stopping; ask again when it is back", 5)

@@ -18,7 +18,9 @@ _HEAD_SECONDS = 10.0
 _IDLE_SECONDS = 30
 """Seconds between the requests of a connection."""
 _DRAIN_SECONDS = 30
-"""Seconds in which a stopping server still answers earlier requests."""
+"""Seconds in which a stopping server still answers earlier requests; it refuses the rest."""
+_REFUSE_SECONDS = 5
+"""Seconds after that in which clients may take their refusals."""
 _CONNECTIONS = 1_000
 """Maximum number of connections; others are answered with status 503."""
 _WRITE_SECONDS = 30.0
@@ -117,6 +119,20 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+class _Server(uvicorn.Server):
+    """Uvicorn's server, which refuses what it cannot answer in time when it stops."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.refuse_files()
+        late = asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self._service.refuse_rest)
+        await super().shutdown(sockets)
+        late.cancel()
+
+
 class Server:
     """Server of one service.
 
@@ -140,10 +156,10 @@ class Server:
             proxy_headers=bool(proxies),
             forwarded_allow_ips=list(proxies),
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            timeout_graceful_shutdown=_DRAIN_SECONDS + _REFUSE_SECONDS,
             limit_concurrency=_CONNECTIONS,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, service)
 
     def stop(self) -> None:
         """Stops after answering earlier requests."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from econmt.data.text.glossary import Glossary
 from econmt.errors import InputError
+
+if TYPE_CHECKING:  # the processes that read files start fast
+    from econmt.data.text.glossary import Glossary
 
 
 class Settings(NamedTuple):
@@ -19,7 +21,7 @@ class Settings(NamedTuple):
         most_waiting: maximum number of sentences that wait, of all clients.
         requests_a_minute: requests a minute of a client; None: no limit.
         read_seconds: seconds within which a request must arrive.
-        watch_seconds: seconds between checks of the model folders for better parameters.
+        watch_seconds: seconds between checks of the model folders for other parameters.
         split_sentences: True if lines are split into sentences, which are translated one by one.
         restore_case: True if sentences in capitals are translated in lower case.
         avoid: phrases that no translation may contain.
@@ -56,6 +58,13 @@ class Refused(InputError):  # noqa: N818  an answer
     def __init__(self, status: int, line: str, retry_seconds: int | None = None) -> None:
         self.status, self.retry_seconds = status, retry_seconds
         super().__init__(line)
+
+
+class Stopping(Refused):
+    """Refusal of a request because the server is stopping."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server is stopping; ask again when it is back", 5)
 
 
 def bug(error: Exception) -> str:

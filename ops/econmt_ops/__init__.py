@@ -17,6 +17,8 @@ from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
+    ContextGate,
+    Coverage,
     GateWeights,
     GILRLSTMWeights,
     GRUWeights,
@@ -48,6 +50,8 @@ __all__ = [
     "AttentionalLSTM",
     "AttentionalLSTMState",
     "AttentionalLSTMWeights",
+    "ContextGate",
+    "Coverage",
     "GILRLSTMWeights",
     "GRUWeights",
     "GateWeights",

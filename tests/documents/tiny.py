@@ -183,7 +183,7 @@ _PLACES = {
     "in the park": "im Park",
     "on the grass": "auf dem Gras",
     "at home": "zu Hause",
-    "by the sea": "am Meer",
+    "by the stall": "am Würstchenstand",
 }
 
 

@@ -360,7 +360,7 @@ def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
     if data.mixing.weights:
         mixture = Mixture(data.mixing, store.corpora, len(store), training.seed, data.train)
     if not data.noise.is_default:
-        noise = NoiseMaker(data.noise, prepared.vocabularies, data.tags, store)
+        noise = NoiseMaker(data.noise, prepared.vocabularies, data.tags, store, (data.source, data.target))
     dropout = data.subwords.dropout if isinstance(data.subwords, SentencePieceSubwords) else 0.0
     return BatchIterator(
         store,

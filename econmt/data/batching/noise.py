@@ -18,6 +18,7 @@ import numpy.typing as npt
 from econmt.config.recipe import Noise
 from econmt.data.batching.token_store import IntArray, PairIds, TokenStore, rectangle
 from econmt.data.text.annotation import term_tag_ids
+from econmt.data.text.case import upper
 from econmt.data.text.vocabulary import UNK, Vocabularies
 
 UPPER, TITLE, TYPOS, EMOJI, MARKUP = (1 << bit for bit in range(5))
@@ -42,12 +43,18 @@ class NoiseMaker:
         noise: probabilities. vocabularies: vocabularies of the store.
         tags: tags with which sources can begin; they stay unchanged.
         store: token store, on a sample of which the growth of lengths is measured.
+        languages: codes of the source and target languages, by which case changes.
     """
 
     def __init__(
-        self, noise: Noise, vocabularies: Vocabularies, tags: Sequence[str], store: TokenStore
+        self,
+        noise: Noise,
+        vocabularies: Vocabularies,
+        tags: Sequence[str],
+        store: TokenStore,
+        languages: tuple[str, str] = ("", ""),
     ) -> None:
-        self._noise, self._vocabularies = noise, vocabularies
+        self._noise, self._vocabularies, self._languages = noise, vocabularies, languages
         self._tags = {tag for tag in tags if tag}
         self._unchanged = {UNK, *term_tag_ids(vocabularies.source)}
         self._growth = {
@@ -123,17 +130,24 @@ class NoiseMaker:
         text = self._vocabularies.source.decode(source)
         tag, _, rest = text.partition(" ")
         tag, text = (f"{tag} ", rest) if tag in self._tags else ("", text)
-        first, second = changed_text(kind, text, self._vocabularies.target.decode(target), draw)
+        pair = text, self._vocabularies.target.decode(target)
+        first, second = changed_text(kind, *pair, draw, self._languages)
         ids = self._vocabularies.source.encode(tag + first), self._vocabularies.target.encode(second)
         return ids if all(ids) else (source, target)
 
 
-def changed_text(kind: int, source: str, target: str, draw: np.random.Generator) -> tuple[str, str]:
-    """Applies all kinds of noise in the bits ``kind`` to a pair of texts."""
+def changed_text(
+    kind: int,
+    source: str,
+    target: str,
+    draw: np.random.Generator,
+    languages: tuple[str, str] = ("", ""),
+) -> tuple[str, str]:
+    """Applies all kinds of noise in the bits ``kind`` to a pair of texts in ``languages``."""
     if kind & UPPER:
-        source, target = source.upper(), target.upper()
+        source, target = upper(source, languages[0]), upper(target, languages[1])
     if kind & TITLE:
-        source, target = _titled(source), _titled(target)
+        source, target = _titled(source, languages[0]), _titled(target, languages[1])
     if kind & TYPOS:
         source = mistyped(source, draw)
     if kind & EMOJI:
@@ -147,8 +161,8 @@ def changed_text(kind: int, source: str, target: str, draw: np.random.Generator)
     return source, target
 
 
-def _titled(text: str) -> str:
-    return " ".join(word[:1].upper() + word[1:] for word in text.split(" "))
+def _titled(text: str, language: str) -> str:
+    return " ".join(upper(word[:1], language) + word[1:] for word in text.split(" "))
 
 
 def mistyped(text: str, draw: np.random.Generator) -> str:

@@ -59,10 +59,13 @@ def terms_of(data: Data | TextData, train: Sequence[TrainingSplit], glossary: Pa
     if isinstance(data, TextData) or data.annotate_terms.share == 0.0:
         return None
     if glossary is not None:
-        return GlossaryTerms(read_glossary(glossary))
+        return GlossaryTerms(read_glossary(glossary), data.source)
     with status_line() as say:
         say("aligning the words of the training text")
-        return AlignedTerms(lambda: ((row[0], row[1]) for each in train for row in each.kept(data)))
+        languages = data.source, data.target
+        return AlignedTerms(
+            lambda: ((row[0], row[1]) for each in train for row in each.kept(data)), languages
+        )
 
 
 class _Guides(NamedTuple):

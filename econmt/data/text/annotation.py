@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from econmt.data.text.case import folded
 from econmt.data.text.glossary import Glossary, Occurrence, unit_spans, units
 from econmt.data.text.lexicon import learn_lexicon
 from econmt.data.text.subwords import TERM_TAGS, sample_pairs
@@ -92,16 +93,16 @@ class Terms(Protocol):
 
 
 class GlossaryTerms(Terms):
-    """Terms of a glossary whose translations are in the target."""
+    """Terms of a glossary whose translations are in the target; ``language`` is the source language."""
 
-    def __init__(self, glossary: Glossary) -> None:
-        self._glossary = glossary
+    def __init__(self, glossary: Glossary, language: str = "") -> None:
+        self._glossary, self._language = glossary, language
 
     def of(self, source: str, target: str, draw: random.Random) -> list[Occurrence]:  # noqa: ARG002
         """Returns all terms."""
         words = units(target)
         found = []
-        for each in self._glossary.occurrences(source):
+        for each in self._glossary.occurrences(source, self._language):
             wanted = units(each.target)
             if any(words[at : at + len(wanted)] == wanted for at in range(len(words) - len(wanted) + 1)):
                 found.append(each)
@@ -111,14 +112,23 @@ class GlossaryTerms(Terms):
 class AlignedTerms(Terms):
     """Words and short phrases that are aligned one to one by IBM model 1 in both directions.
 
-    ``pairs_factory`` returns an iterator over the training pairs, and is called twice.
+    ``pairs_factory`` returns an iterator over the training pairs, and is called twice; ``languages`` are those of
+    source and target.
     """
 
-    def __init__(self, pairs_factory: Callable[[], Iterator[tuple[str, str]]]) -> None:
+    def __init__(
+        self,
+        pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+        languages: tuple[str, str] = ("", ""),
+    ) -> None:
+        self._languages = languages
         count = sum(1 for _ in pairs_factory())
         rows = [
-            (_folded(source), _folded(target))
-            for source, target in sample_pairs(pairs_factory(), count, _SAMPLE_PAIRS)
+            tuple(
+                [folded(unit, language) for unit in units(text)]
+                for text, language in zip(pair, languages, strict=True)
+            )
+            for pair in sample_pairs(pairs_factory(), count, _SAMPLE_PAIRS)
         ]
         self._counts = tuple(Counter(word for row in rows for word in row[side]) for side in (0, 1))
         self._most = [max(_ALWAYS_RARE, _FREQUENT * counts.total()) for counts in self._counts]
@@ -142,8 +152,8 @@ class AlignedTerms(Terms):
         """Draws at most ``MOST_TERMS`` terms that do not overlap."""
         spans = [unit_spans(text) for text in (source, target)]
         words = [
-            [text[start:end].casefold() for start, end in each]
-            for text, each in zip((source, target), spans, strict=True)
+            [folded(text[start:end], language) for start, end in each]
+            for text, each, language in zip((source, target), spans, self._languages, strict=True)
         ]
         aligned = self._alignment(*words)
         starts = [at for at, other in aligned.items() if self._is_term(words[0][at], words[1][other])]
@@ -185,10 +195,6 @@ class AlignedTerms(Terms):
             1 < self._counts[side][word] <= self._most[side] and word[0].isalpha()
             for side, word in enumerate((source, target))
         )
-
-
-def _folded(text: str) -> list[str]:
-    return [unit.casefold() for unit in units(text)]
 
 
 def draw_terms(terms: Terms, share: float, number: int, pair: tuple[str, str], tag: str) -> list[Occurrence]:

@@ -16,6 +16,8 @@ from econmt.data.text import catalog, parquet
 from econmt.data.text.tmx import read_tmx
 from econmt.errors import InputError
 
+_GZIP = b"\x1f\x8b"
+"""First bytes of a file that is compressed with gzip."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -216,9 +218,11 @@ def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """Decodes a line and drops its end (\\n or \\r\\n) and, in the first line, a byte order mark.
 
     Raises:
-        InputError: if it is too long (devices and binary files have lines without end), is not UTF-8 or has a NUL byte;
-            the message names ``where`` and the line ``number``.
+        InputError: if it is compressed, too long (devices and binary files have lines without end), is not UTF-8 or has
+            a NUL byte; the message names ``where`` and the line ``number``.
     """
+    if number == 1 and raw.startswith(_GZIP):
+        raise InputError(f"{where}: is compressed with gzip; unpack it, or give a file's name the ending .gz")
     if len(raw) >= limits.LINE_BYTES:
         kind = "NUL bytes, a line" if b"\0" in raw else "a line"
         raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt.config.yaml_reader import shortened
+from econmt.data.text.case import folded, lower
 from econmt.data.text.corpus import read_lines
 from econmt.data.text.vocabulary import normalized
 from econmt.errors import InputError
@@ -51,30 +52,55 @@ class Glossary:
 
     A term occurs where its whole words follow one another. A term without capitals matches regardless of case. Of
     overlapping terms the one that begins first is taken, and of these the longest.
+
+    Args:
+        terms: the phrases and their translations. places: file and line of each phrase, for messages.
+
+    Attributes:
+        terms: the phrases and their translations.
     """
 
-    def __init__(self, terms: Mapping[str, str]) -> None:
+    def __init__(self, terms: Mapping[str, str], places: Mapping[str, str] | None = None) -> None:
+        self.terms, self._places = terms, places or {}
+        self._indices: dict[str, _Index] = {}
+
+    def name_of(self, source: str) -> str:
+        """Returns the name of a term in messages, with its file and line if it has them."""
+        return f"{self._places.get(source, 'glossary')}: {source} = {self.terms[source]}"
+
+    def occurrences(self, text: str, language: str = "") -> list[Occurrence]:
+        """Returns all terms in a sentence, in order; ``language``, a code, says which letters differ in case only."""
+        if language not in self._indices:
+            self._indices[language] = _Index(self.terms, language)
+        return self._indices[language].occurrences(text)
+
+
+class _Index:
+    """Terms of a glossary by their words, for texts of one language."""
+
+    def __init__(self, terms: Mapping[str, str], language: str) -> None:
+        self._language = language
         self._terms: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
         for source, target in terms.items():
             words = units(source)
-            self._terms.setdefault(_folded(words), []).append((words, target))
+            self._terms.setdefault(self._folded(words), []).append((words, target))
         # Only lengths of existing terms are tried; else one long term would make every text slow.
         self._sizes = sorted({len(words) for words in self._terms}, reverse=True)
         for alike in self._terms.values():
             # Of two terms that differ in case, the one with capitals matches text with the same capitals.
-            alike.sort(key=lambda term: _has_no_capitals(term[0]))
+            alike.sort(key=lambda term: self._has_no_capitals(term[0]))
 
     def occurrences(self, text: str) -> list[Occurrence]:
         """Returns all terms in a sentence, in order."""
         matches = list(_UNIT.finditer(normalized(text)))
         words = [match[0] for match in matches]
-        folded = _folded(words)
+        in_one_case = self._folded(words)
         found, at = list[Occurrence](), 0
         while at < len(words):
             for size in self._sizes:
                 if size > len(words) - at:
                     continue
-                target = self._match(words[at : at + size], folded[at : at + size])
+                target = self._match(words[at : at + size], in_one_case[at : at + size])
                 if target is not None:
                     found.append(Occurrence(target, matches[at].start(), matches[at + size - 1].end()))
                     at += size
@@ -83,31 +109,29 @@ class Glossary:
                 at += 1
         return found
 
-    def _match(self, words: list[str], folded: tuple[str, ...]) -> str | None:
-        for term, target in self._terms.get(folded, ()):
-            if term == words or _has_no_capitals(term):
+    def _match(self, words: list[str], in_one_case: tuple[str, ...]) -> str | None:
+        for term, target in self._terms.get(in_one_case, ()):
+            if term == words or self._has_no_capitals(term):
                 return target
         return None
 
+    def _folded(self, words: list[str]) -> tuple[str, ...]:
+        return tuple(folded(word, self._language) for word in words)
 
-def occurrences(text: str, glossaries: Iterable[Glossary]) -> list[Occurrence]:
+    def _has_no_capitals(self, words: list[str]) -> bool:
+        return all(word == lower(word, self._language) for word in words)
+
+
+def occurrences(text: str, glossaries: Iterable[Glossary], language: str = "") -> list[Occurrence]:
     """Returns the terms of several glossaries in a sentence, in order; an earlier glossary has priority."""
     found: list[Occurrence] = []
     for glossary in glossaries:
         found += [
             each
-            for each in glossary.occurrences(text)
+            for each in glossary.occurrences(text, language)
             if all(each.end <= other.start or other.end <= each.start for other in found)
         ]
     return sorted(found, key=lambda each: each.start)
-
-
-def _folded(words: list[str]) -> tuple[str, ...]:
-    return tuple(word.casefold() for word in words)
-
-
-def _has_no_capitals(words: list[str]) -> bool:
-    return all(word == word.lower() for word in words)
 
 
 def read_glossary(path: Path) -> Glossary:
@@ -117,7 +141,8 @@ def read_glossary(path: Path) -> Glossary:
 
 def parse_glossary(lines: Iterable[str], where: str) -> Glossary:
     """Makes a glossary of lines; raises as :func:`parse_terms`."""
-    return Glossary(parse_terms(lines, where))
+    terms, numbers = _numbered_terms(lines, where)
+    return Glossary(terms, {source: f"{where}:{number}" for source, number in numbers.items()})
 
 
 def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
@@ -127,6 +152,11 @@ def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
         InputError: A line has not two columns or a blank side, or a term has two translations; the message names
             ``where`` and the line.
     """
+    return _numbered_terms(lines, where)[0]
+
+
+def _numbered_terms(lines: Iterable[str], where: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Reads terms as :func:`parse_terms`; returns their translations and the numbers of their lines."""
     terms: dict[str, str] = {}
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -139,7 +169,7 @@ def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
                 f"{where}:{number}: {source!r} has another translation in line {numbers[source]}; a term has one"
             )
         numbers.setdefault(source, number)
-    return terms
+    return terms, numbers
 
 
 def checked_term(source: str, target: str, where: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import sentencepiece
 
+from econmt.data.text.blanks import BLANKS
 from econmt.data.text.codes import MergeCodes
 from econmt.errors import InputError
 
@@ -25,8 +26,6 @@ SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 
 WORD_START = "\u2581"
 """Character by which a subword marks a space before it; tags begin with it, so that they are separate words."""
-
-BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
 
 class Vocabulary(Protocol):

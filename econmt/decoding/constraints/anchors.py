@@ -38,6 +38,7 @@ class Anchors:
     Attributes:
         any: True if a phrase has an anchor.
         growth: tokens by which the terms' translations are longer than the terms, (B,).
+        given: log-probability of the tokens of terms in each row, (R,) float64.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class Anchors:
         self._begun = torch.zeros(shape, dtype=torch.int64)
         self._spent = torch.zeros(shape, dtype=torch.float64)
         self._attention = torch.zeros(shape, dtype=torch.float64)
+        self.given = torch.zeros(shape[0], dtype=torch.float64)
+        self._offered = torch.zeros(0), torch.zeros(0)
         self._step = 0
         self._mask = torch.zeros(0)
         self._tables: dict[int, Tensor] = {}
@@ -79,9 +82,13 @@ class Anchors:
         mask = self._mask[owners.to(attention.device), :, :width]
         self._attention = (mask * attention.float()[:, None, :]).sum(dim=2).cpu().double()
 
-    def costs(self) -> Tensor:
-        """Returns the cost of a token outside of terms for each row, (R,) float64."""
-        return COST * self._attention.sum(dim=1)
+    def costs(self, values: Tensor, tokens: Tensor, outside: Tensor) -> Tensor:
+        """Returns the costs (R, W) float64 of candidate ``tokens`` of log-probabilities ``values``, all (R, W).
+
+        ``outside`` (R, W) is True for tokens that belong to no term; only these have a cost.
+        """
+        self._offered = values, tokens
+        return COST * self._attention.sum(dim=1)[:, None] * outside
 
     def lost(self, owners: Tensor) -> Tensor:
         """Returns (R,) bool, True for rows that have translated a term in another way."""
@@ -110,6 +117,9 @@ class Anchors:
         outside = self._automata.remaining(after) >= self._automata.remaining(before)
         counted = outside[:, None] & (attention >= LEAST_ATTENTION)
         self._spent = self._spent[parents] + attention * counted
+        values, offered = (part[parents] for part in self._offered)
+        written = values.masked_fill(offered != tokens[:, None], -torch.inf).amax(dim=1).double()
+        self.given = self.given[parents] + written.masked_fill(outside, 0.0)
         for row in (~outside).nonzero()[:, 0].tolist():
             column = self._automata.tokens[owners[row]].tolist().index(int(tokens[row]))
             candidates = self._table(int(before[row]))[column] & (begun[row] == 0)

@@ -18,7 +18,7 @@ from econmt.data.text.vocabulary import EOS
 from econmt.decoding.constraints.anchors import Anchors
 from econmt.decoding.constraints.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints.inclusion import Automata, Phrase, Phrases, share_out
-from econmt.decoding.search.beam import Places, SearchOptions, highest, places_of
+from econmt.decoding.search.beam import Places, SearchOptions, highest, length_penalty, places_of
 
 _RISKY = -2
 """Column of the candidates that complete an avoided phrase unless the word continues."""
@@ -55,7 +55,8 @@ class ConstrainedContinuations:
         self, constraints: Sequence[DecodingConstraints], joins: Tensor, options: SearchOptions
     ) -> None:
         flags = joins.tolist()
-        self._beam, self._block, self._joins = options.beam_size, options.block_ngram_repeat, joins
+        self._options, self._beam, self._joins = options, options.beam_size, joins
+        self._block = options.block_ngram_repeat
         self._automata = Automata([Phrases(each.phrases, flags) for each in constraints], joins)
         self._prefixes = [each.prefix for each in constraints]
         longest = max(len(prefix) for prefix in self._prefixes) + 1
@@ -65,20 +66,18 @@ class ConstrainedContinuations:
         self._owners = torch.arange(len(constraints))
         spans = [[*each.spans, *[()] * (len(each.phrases) - len(each.spans))] for each in constraints]
         self._ignored: Tensor | None = None
+        self._usual_penalties = torch.ones(len(constraints))
         self._anchors = Anchors([each.phrases for each in constraints], spans, self._automata)
         self._history = torch.zeros(len(constraints), 0, dtype=torch.int64)
         self._avoidances = [each.avoidances for each in constraints]
         self._reached = [(START,) * len(each.avoidances) for each in constraints]
         self._avoids = any(self._avoidances)
 
-    def limits(self, limits: Tensor) -> Tensor:
-        """Returns ``limits`` (B,), increased where prefix and constraints would not fit."""
+    def limits(self, limits: Tensor, lengths: Tensor) -> Tensor:
+        """See :meth:`ContinuationChooser.limits`."""
+        self._usual_penalties = length_penalty(lengths + self._anchors.growth, self._options)
         least = [len(prefix) + needed for prefix, needed in zip(self._prefixes, self._needed, strict=True)]
         return torch.maximum(limits, torch.tensor(least))
-
-    def usual_lengths(self, lengths: Tensor) -> Tensor:
-        """Returns the lengths of the sources with their terms translated."""
-        return lengths + self._anchors.growth
 
     def extend(
         self,
@@ -98,21 +97,27 @@ class ConstrainedContinuations:
             withheld, self._ignored = (
                 mask & ~anywhere for mask in self._anchors.away(self._states, self._owners)
             )
-        values, tokens = self._continuations(log_probs, room, withheld)
-        after = self._automata.after(self._states, self._owners, tokens, self._ignored)
-        remaining = self._automata.remaining(after)
-        costs = given = torch.zeros_like(values, dtype=torch.float64)
+        unchanged = log_probs.clone() if self._avoids else log_probs
+        values, tokens, remaining = self._possible(log_probs, room, withheld, self._moves())
+        if self._avoids:
+            goes_on = free < self._beam
+            goes_on[sentences[(values > -torch.inf).any(dim=1)]] = True
+            stuck = ~goes_on[sentences, None]
+            # Constraints may leave room for avoided phrases only, which are better than no translation at all.
+            if stuck.any():
+                others = self._possible(unchanged, room, withheld, [])
+                values, tokens, remaining = (
+                    torch.where(stuck, new, old)
+                    for new, old in zip(others, (values, tokens, remaining), strict=True)
+                )
+        costs = None
         if self._anchors.any:
             outside = remaining >= self._automata.remaining(self._states)[:, None]
-            costs = self._anchors.costs()[:, None] * outside
-            given = values.double().masked_fill(outside | (values == -torch.inf), 0.0)
+            costs = self._anchors.costs(values, tokens, outside)
             values = values.masked_fill(self._lost(sentences, free)[:, None], -torch.inf)
-        needed = remaining.clone()
-        needed[:, _RISKY] += 1  # a word that is avoided unless it continues needs room to do so
-        values = values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf)
         shape = len(free), self._beam, values.shape[1]
         grid = totals.new_full(shape, -torch.inf)
-        grid[sentences, places] = totals[:, None] + values - costs
+        grid[sentences, places] = totals[:, None] + values - (0.0 if costs is None else costs)
         # Hypotheses with all phrases get a separate bank from the next token on; otherwise those that complete their
         # last phrase now would always replace them.
         settled = (remaining == 0) & (self._automata.remaining(self._states) == 0)[:, None]
@@ -123,8 +128,15 @@ class ConstrainedContinuations:
             flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
         chosen = share_out(flat, banks.view(len(free), -1), self._beam)
         found = places_of(flat.gather(1, chosen), chosen, sentences, places, tokens, free)
-        at = found.parents, chosen % shape[2]
-        return found._replace(costs=costs[at], given=given[at])
+        return found if costs is None else found._replace(costs=costs[found.parents, chosen % shape[2]])
+
+    def added(self, parents: Tensor, penalty: Tensor) -> Tensor:
+        """See :meth:`ContinuationChooser.added`."""
+        if not self._anchors.any:
+            return torch.zeros(parents.shape, dtype=torch.float64)
+        # All translations of a sentence have the same terms. If they are improbable, length must not outweigh them.
+        usual, given = self._usual_penalties[self._owners[parents]], self._anchors.given[parents]
+        return given / usual.clamp(max=penalty) - given / penalty
 
     def _lost(self, sentences: Tensor, free: Tensor) -> Tensor:
         """Returns (R,) bool, True for rows that have translated a term in another way, where there are better ones."""
@@ -168,8 +180,19 @@ class ConstrainedContinuations:
                 for owner, row, token in rows
             ]
 
+    def _possible(
+        self, log_probs: Tensor, room: Tensor, withheld: Tensor | None, moves: Sequence[tuple[Moves, Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns candidates as :meth:`_continuations`, ruled out without room for the rest, and what remains then."""
+        values, tokens = self._continuations(log_probs, room, withheld, moves)
+        after = self._automata.after(self._states, self._owners, tokens, self._ignored)
+        remaining = self._automata.remaining(after)
+        needed = remaining.clone()
+        needed[:, _RISKY] += 1  # a word that is avoided unless it continues needs room to do so
+        return values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf), tokens, remaining
+
     def _continuations(
-        self, log_probs: Tensor, room: Tensor, withheld: Tensor | None
+        self, log_probs: Tensor, room: Tensor, withheld: Tensor | None, moves: Sequence[tuple[Moves, Tensor]]
     ) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities (R, W + M + 3) of candidate tokens, and the tokens; -inf if ruled out.
 
@@ -178,20 +201,18 @@ class ConstrainedContinuations:
         """
         device, position = log_probs.device, self._history.shape[1]
         remaining = self._automata.remaining(self._states)
-        # If the next token must be one of a constraint, it is taken even if it is ruled out.
-        open_rows = remaining <= room
         forced = self._forced[self._owners, min(position, self._forced.shape[1] - 1)]
         of_forced = log_probs.gather(1, forced.clamp(min=0)[:, None].to(device)).cpu()
-        moves = self._moves(open_rows) if self._avoids else []
-        self._rule_out_avoided(log_probs, moves)
+        self._rule_out_avoided(log_probs, moves, room)
         offered = self._automata.offered(self._states)
         if withheld is not None:
             offered &= ~withheld
         offers = self._automata.tokens[self._owners].clamp(min=0)
         of_offers = log_probs.gather(1, offers.to(device)).cpu().masked_fill(~offered, -torch.inf)
-        rest = [self._take_risky(log_probs, moves, room), self._take_joining(log_probs)]
+        rest = [self._take_risky(log_probs, moves), self._take_joining(log_probs)]
         if self._block:
-            self._rule_out_repeated(log_probs, open_rows)
+            # If the next token must be one of a constraint, it is taken even if it repeats an n-gram.
+            self._rule_out_repeated(log_probs, remaining <= room)
         log_probs[(remaining > 0).to(device), EOS] = -torch.inf
         best = highest(log_probs, min(self._beam, log_probs.shape[1]))
         values, tokens = (part.cpu() for part in best)
@@ -206,42 +227,45 @@ class ConstrainedContinuations:
         tokens[:, :1] = torch.where(only, forced[:, None], tokens[:, :1])
         return values, tokens
 
-    def _moves(self, rows: Tensor) -> list[tuple[Moves, Tensor]]:
-        """Returns the consequences of next tokens for the rows of a mask (R,), each with the rows that share it."""
+    def _moves(self) -> list[tuple[Moves, Tensor]]:
+        """Returns the consequences of next tokens, each with the rows that share it."""
         by_moves: dict[int, tuple[Moves, list[int]]] = {}
-        for row in rows.nonzero()[:, 0].tolist():
-            avoidances = self._avoidances[int(self._owners[row])]
-            for avoidance, reached in zip(avoidances, self._reached[row], strict=True):
+        for row, owner in enumerate(self._owners.tolist() if self._avoids else ()):
+            for avoidance, reached in zip(self._avoidances[owner], self._reached[row], strict=True):
                 moves = avoidance.moves(reached)
                 by_moves.setdefault(id(moves), (moves, []))[1].append(row)
         return [(moves, torch.tensor(at)) for moves, at in by_moves.values()]
 
-    def _rule_out_avoided(self, log_probs: Tensor, moves_of: Sequence[tuple[Moves, Tensor]]) -> None:
-        """Sets tokens that would complete an avoided phrase to -inf."""
+    def _rule_out_avoided(
+        self, log_probs: Tensor, moves_of: Sequence[tuple[Moves, Tensor]], room: Tensor
+    ) -> None:
+        """Sets tokens to -inf that would complete an avoided phrase, or have no room to avoid it by continuing."""
         device = log_probs.device
         for moves, rows in moves_of:
             at = rows.to(device)
             log_probs[at[:, None], moves.masked.to(device)] = -torch.inf
+            last = rows[room[rows] <= 0].to(device)
+            log_probs[last[:, None], moves.risky.to(device)] = -torch.inf
             if moves.only_joining:
                 log_probs[at] = log_probs[at].masked_fill(~self._joins.to(device), -torch.inf)
 
     def _take_risky(
-        self, log_probs: Tensor, moves_of: Sequence[tuple[Moves, Tensor]], room: Tensor
+        self, log_probs: Tensor, moves_of: Sequence[tuple[Moves, Tensor]]
     ) -> tuple[Tensor, Tensor]:
         """Sets tokens that complete an avoided phrase unless a word continues to -inf.
 
         Returns:
-            (R, 1) the best of them in each row, and (R, 1) its log-probability; -inf if there is none, or no room for
-            the word to continue.
+            (R, 1) the best of them in each row, and (R, 1) its log-probability; -inf if there is none.
         """
-        tokens, values = torch.zeros(len(room), 1, dtype=torch.int64), torch.full((len(room), 1), -torch.inf)
+        count = len(log_probs)
+        tokens, values = torch.zeros(count, 1, dtype=torch.int64), torch.full((count, 1), -torch.inf)
         device = log_probs.device
         for moves, rows in moves_of:
             if len(moves.risky):
                 at, risky = rows.to(device)[:, None], moves.risky.to(device)
                 best, which = (part.cpu() for part in log_probs[at, risky].max(dim=1))
                 log_probs[at, risky] = -torch.inf
-                better = (best > values[rows, 0]) & (room[rows] > 0)
+                better = best > values[rows, 0]
                 values[rows[better], 0] = best[better]
                 tokens[rows[better], 0] = moves.risky[which[better]]
         return tokens, values

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from econmt.decoding.constraints.phrases import is_of_word
+
 _OTHER, _JOINING = -1, -2
 """Placeholders for tokens in no phrase: those that begin a word or are no word, and those that continue a word."""
 
@@ -145,6 +147,33 @@ class Phrases:
         if written + 1 < len(phrase.ids):
             return Reading(remaining - 1, kind, written + 1, unmet)
         return Reading(remaining - 1, _ENDED if phrase.ends_word else _BETWEEN, 0, unmet)
+
+
+def contains_all(text: str, phrases: Sequence[str]) -> bool:
+    """Returns True if a text contains phrases at places of their own, none of them part of a longer word.
+
+    As :class:`Phrases`, but over characters: a translation may have a phrase in other tokens than the search writes.
+    """
+    if not phrases:
+        return True
+    numbers: dict[tuple[str, bool], int] = {}
+    of_text, *of_phrases = (
+        [numbers.setdefault(sign, len(numbers)) for sign in _signs(each)] for each in (text, *phrases)
+    )
+    wanted = [
+        Phrase(tuple(ids), is_of_word(phrase[-1])) for ids, phrase in zip(of_phrases, phrases, strict=True)
+    ]
+    automaton = Phrases(wanted, [joins for _, joins in numbers])
+    progress = automaton.start
+    for sign in of_text:
+        progress = automaton.after(progress, sign)
+    return automaton.remaining(progress) == 0
+
+
+def _signs(text: str) -> list[tuple[str, bool]]:
+    """Returns the characters of a text, each with True if it continues a word."""
+    of_word = [False, *map(is_of_word, text)]
+    return [(sign, before and now) for sign, before, now in zip(text, of_word, of_word[1:], strict=False)]
 
 
 class Automata:

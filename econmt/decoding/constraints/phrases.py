@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -75,6 +76,10 @@ class Spelling:
             return ids
         marked = self._vocabulary.encode(_MARKER + text)
         return tuple(marked[marked.index(UNK) + 1 :])
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of a translation or phrase, with single blanks."""
+        return " ".join(split_words(self._vocabulary.decode(ids)))
 
     def ends_word(self, text: str) -> bool:
         """Returns True if the token after a phrase must not continue its last word."""

@@ -11,7 +11,7 @@ from econmt.data.text.glossary import Glossary, Occurrence, occurrences
 from econmt.data.text.vocabulary import UNK, Vocabulary
 from econmt.decoding.constraints.avoidance import Avoidance
 from econmt.decoding.constraints.batch import DecodingConstraints
-from econmt.decoding.constraints.inclusion import Phrase, Phrases
+from econmt.decoding.constraints.inclusion import Phrase, contains_all
 from econmt.decoding.constraints.phrases import Spelling
 from econmt.decoding.requests import Request, check_request
 from econmt.errors import InputError
@@ -21,16 +21,32 @@ _KEPT = 256
 
 
 class ConstraintCompiler:
-    """Compiler of requests into constraints of a search; no translation may contain the phrases of ``avoid``."""
+    """Compiler of requests into constraints of a search.
+
+    Args:
+        vocabulary: target vocabulary. avoid: phrases that no translation may contain.
+        glossary: terms for all sentences. language: code of the source language, by which terms are found.
+
+    Raises:
+        InputError: The vocabulary cannot write the translation of a term, or ``avoid`` rules it out; the message names
+            the term with its file and line.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, avoid: Sequence[str] = (), glossary: Glossary | None = None
+        self,
+        vocabulary: Vocabulary,
+        avoid: Sequence[str] = (),
+        glossary: Glossary | None = None,
+        language: str = "",
     ) -> None:
+        self._language = language
         self._spelling = Spelling(vocabulary)
-        self._joins: list[bool] = self._spelling.joins.tolist()
         self._glossary = glossary
         self._everywhere = (Avoidance(avoid, self._spelling),) if avoid else ()
         self._avoidance = lru_cache(_KEPT)(lambda phrases: Avoidance(phrases, self._spelling))
+        if glossary is not None:
+            for source, target in glossary.terms.items():
+                self._phrase(target, glossary.name_of(source), self._everywhere)
 
     @property
     def joins(self) -> Tensor:
@@ -40,7 +56,7 @@ class ConstraintCompiler:
     def terms(self, request: Request) -> list[Occurrence]:
         """Returns the terms in a request's text of its own glossary and of that for all sentences."""
         glossaries = [each for each in (request.glossary, self._glossary) if each is not None]
-        return occurrences(request.text, glossaries)
+        return occurrences(request.text, glossaries, self._language)
 
     def of(
         self,
@@ -48,8 +64,8 @@ class ConstraintCompiler:
         where: str,
         terms: Sequence[Occurrence] | None = None,
         spans: Sequence[Sequence[int]] = (),
-    ) -> DecodingConstraints | None:
-        """Returns the constraints of a request and of the lists for all sentences, or None if there are none.
+    ) -> DecodingConstraints:
+        """Returns the constraints of a request and of the lists for all sentences.
 
         Args:
             request: the request. where: its name in messages.
@@ -66,36 +82,30 @@ class ConstraintCompiler:
         avoidances = self._everywhere
         if request.avoid:
             avoidances = (*avoidances, self._avoidance(tuple(request.avoid)))
-        if not (texts or avoidances or request.target_prefix):
-            return None
-        prefix = self._ids(request.target_prefix, f"{where}: target_prefix")
+        prefix = self._ids(request.target_prefix, f"{where}: target_prefix {request.target_prefix!r}")
         if any(avoidance.is_in(prefix, goes_on=True) for avoidance in avoidances):
             raise InputError(
                 f"{where}: target_prefix {request.target_prefix!r} contains an avoided phrase; remove one of them"
             )
-        phrases = []
-        for text, what in texts:
-            ids = self._ids(text, f"{where}: {what}")
-            for avoidance in avoidances:
-                if avoidance.is_in(ids):
-                    raise InputError(
-                        f"{where}: {what} {text!r} contains an avoided phrase; remove one of them"
-                    )
-            phrases.append(Phrase(ids, self._spelling.ends_word(text)))
-        return DecodingConstraints(tuple(phrases), prefix, avoidances, tuple(map(tuple, spans)))
+        phrases = tuple(self._phrase(text, f"{where}: {what} {text!r}", avoidances) for text, what in texts)
+        return DecodingConstraints(phrases, prefix, avoidances, tuple(map(tuple, spans)))
 
     def satisfies(self, ids: Sequence[int], constraints: DecodingConstraints) -> bool:
-        """Returns True if a translation contains all phrases of its constraints."""
-        phrases = Phrases(constraints.phrases, self._joins)
-        progress = phrases.start
-        for token in ids:
-            progress = phrases.after(progress, token)
-        return phrases.remaining(progress) == 0
+        """Returns True if a translation satisfies its constraints as text, whatever its segmentation into tokens."""
+        if any(avoidance.is_in(ids) for avoidance in constraints.avoidances):
+            return False
+        phrases = (self._spelling.text_of(phrase.ids) for phrase in constraints.phrases)
+        return contains_all(self._spelling.text_of(ids), list(filter(None, phrases)))
 
-    def _ids(self, text: str, what: str) -> tuple[int, ...]:
+    def _phrase(self, text: str, name: str, avoidances: Sequence[Avoidance]) -> Phrase:
+        """Returns the phrase of a text that does not contain avoided ones; errors begin with ``name``."""
+        ids = self._ids(text, name)
+        if any(avoidance.is_in(ids) for avoidance in avoidances):
+            raise InputError(f"{name} contains an avoided phrase; remove one of them")
+        return Phrase(ids, self._spelling.ends_word(text))
+
+    def _ids(self, text: str, name: str) -> tuple[int, ...]:
         ids = self._spelling.encode(text)
         if UNK in ids or (text.strip() and not ids):
-            raise InputError(
-                f"{what} {text!r} has characters or words that the target vocabulary lacks; remove it"
-            )
+            raise InputError(f"{name} has characters or words that the target vocabulary lacks; remove it")
         return ids

@@ -45,16 +45,19 @@ class Adjustments:
         if self._fused is not None:
             self._fused.add_to(log_probs)
 
-    def lowered(self, steps: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+    def lowered(self, steps: Tensor, parents: Tensor, tokens: Tensor, costs: Tensor | None = None) -> Tensor:
         """Returns the sums by which hypotheses now lie below the model's log-probabilities, (B, K) float64.
 
-        ``steps`` are the changed log-probabilities of the ``tokens`` that extend the rows ``parents``, all (B, K).
+        ``steps`` are the changed log-probabilities of the ``tokens`` that extend the rows ``parents``, less ``costs``,
+        all (B, K).
         """
-        if not self._adjusts:
-            return torch.zeros_like(steps)
-        repeated = (self._history[parents] == tokens[:, :, None]).any(dim=2)
-        alone = steps if self._fused is None else steps - self._fused.added(parents, tokens)
-        real = (alone + (tokens == UNK) * self._unk) / torch.where(repeated, self._repetition, 1.0)
+        if not self._adjusts and costs is None:
+            return self._lowered[parents]
+        real = steps if costs is None else steps + costs
+        if self._adjusts:
+            repeated = (self._history[parents] == tokens[:, :, None]).any(dim=2)
+            alone = real if self._fused is None else real - self._fused.added(parents, tokens)
+            real = (alone + (tokens == UNK) * self._unk) / torch.where(repeated, self._repetition, 1.0)
         return self._lowered[parents] + (real - steps).masked_fill(steps == -torch.inf, 0.0)
 
     def grow(self, parents: Tensor, tokens: Tensor, lowered: Tensor | None = None) -> None:

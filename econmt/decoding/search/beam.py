@@ -172,8 +172,8 @@ class Places(NamedTuple):
         totals: log-probabilities, -inf at empty places, (B, K) float64.
         parents, tokens: extended row and the token that extends it, (B, K) int64.
         ends, grows: masks of places with an ended or a growing hypothesis, (B, K).
-        costs: by how much this step's token lowers the totals below the log-probability, (B, K) float64.
-        given: log-probability of this step's token if it is of a term, else 0, (B, K) float64.
+        costs: by how much this step's token lowers the totals below the log-probability, (B, K) float64; None: not at
+            all.
     """
 
     totals: Tensor
@@ -181,23 +181,7 @@ class Places(NamedTuple):
     tokens: Tensor
     ends: Tensor
     grows: Tensor
-    costs: Tensor
-    given: Tensor
-
-
-class _Sums(NamedTuple):
-    """Sums of ``Places.costs`` and ``Places.given`` along each hypothesis."""
-
-    costs: Tensor
-    given: Tensor
-
-    def after(self, now: Places) -> _Sums:
-        """Returns the sums of the hypotheses in the places ``now`` (B, K), from those of their parents (R,)."""
-        return _Sums(self.costs[now.parents] + now.costs, self.given[now.parents] + now.given)
-
-    def at(self, sentences: Tensor, columns: Tensor) -> _Sums:
-        """Selects the hypotheses in some places."""
-        return _Sums(self.costs[sentences, columns], self.given[sentences, columns])
+    costs: Tensor | None = None
 
 
 def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -273,18 +257,17 @@ def places_of(
     words = tokens[parents, chosen % width]
     kept = (torch.arange(totals.shape[1]) < free[:, None]) & (totals > -torch.inf)
     ends = kept & (words == EOS)
-    none = torch.zeros_like(totals)
-    return Places(totals, parents, words, ends, kept & ~ends, none, none)
+    return Places(totals, parents, words, ends, kept & ~ends)
 
 
 class ContinuationChooser(Protocol):
     """Interface of objects that choose continuations by more than scores, such as ``ConstrainedContinuations``."""
 
-    def limits(self, limits: Tensor, /) -> Tensor:
-        """Returns the maximum lengths ``limits`` (B,), increased where translations would not fit."""
+    def limits(self, limits: Tensor, lengths: Tensor, /) -> Tensor:
+        """Returns the maximum lengths ``limits`` (B,), increased where translations would not fit.
 
-    def usual_lengths(self, lengths: Tensor, /) -> Tensor:
-        """Returns the usual lengths of translations with their terms, (B,), for sources of ``lengths`` (B,)."""
+        ``lengths`` (B,) are those of the sources including EOS.
+        """
 
     def extend(
         self,
@@ -306,6 +289,12 @@ class ContinuationChooser(Protocol):
             attention: attention over the source at this step, (R, S).
         """
 
+    def added(self, parents: Tensor, penalty: Tensor, /) -> Tensor:
+        """Returns what the scores of translations gain that end rows ``parents`` (B, K) now, (B, K) float64.
+
+        ``penalty`` is their length penalty.
+        """
+
     def grow(self, parents: Tensor, tokens: Tensor, /) -> None:
         """Informs that the rows are now those that extend ``parents`` (R',) by ``tokens`` (R',)."""
 
@@ -316,15 +305,12 @@ class _Batch(NamedTuple):
     Attributes:
         numbers: index of each in the search's input, (B,). limits: maximum number of tokens before EOS, (B,).
         largest_penalty: length penalty of the longest possible translation, (B,) float64.
-        usual_penalty: length penalty beyond which a translation is no better for its length, with respect to the
-            log-probabilities of terms, (B,) float64.
         free: places that have not ended, (B,). best_scores: highest scores of ended hypotheses, (B, nbest) float64.
     """
 
     numbers: Tensor
     limits: Tensor
     largest_penalty: Tensor
-    usual_penalty: Tensor
     free: Tensor
     best_scores: Tensor
 
@@ -362,13 +348,12 @@ def beam_search(
         The n best hypotheses of each sentence, best first; fewer only if the model gives no others a probability.
     """
     device, beam, lengths_here, limits = source.device, options.beam_size, lengths.cpu(), limits.cpu()
-    limits = limits if chooser is None else chooser.limits(limits)
+    limits = limits if chooser is None else chooser.limits(limits, lengths_here)
     limits, numbers = limits.clamp(min=options.min_output_length), torch.arange(len(source))
     batch = _Batch(
         numbers,
         limits,
         length_penalty(limits + 1, options),
-        length_penalty(lengths_here if chooser is None else chooser.usual_lengths(lengths_here), options),
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
@@ -376,7 +361,6 @@ def beam_search(
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
     totals = torch.zeros(len(source), dtype=torch.float64)
-    sums = _Sums(totals, totals)
     trace, position, shortest = Trace(), 0, int(limits.min())
     while True:
         watch()
@@ -395,25 +379,24 @@ def beam_search(
             now = chooser.extend(log_probs, totals, sentences, places, batch.free, room, attention)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
-        penalty, sums = length_penalty(position, options), sums.after(now)
+        penalty = length_penalty(position, options)
         reached = now.totals / penalty
-        # All translations of a sentence have the same terms. If they are improbable, length must not outweigh them.
-        added = sums.given / batch.usual_penalty.clamp(max=penalty)[:, None] - sums.given / penalty
+        added = torch.zeros_like(reached) if chooser is None else chooser.added(now.parents, penalty)
         if penalties is not None:
             penalties.look(attention)
             added += penalties.of(position, batch.numbers, now.parents)
         scores, extra = reached + added, added[owners, columns]
-        steps = now.totals - totals[now.parents] + now.costs
-        lowered = adjustments.lowered(steps, now.parents, now.tokens)
-        of_model = (lowered + sums.costs)[owners, columns]
-        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended, extra, of_model))
+        steps = now.totals - totals[now.parents]
+        lowered = adjustments.lowered(steps, now.parents, now.tokens, now.costs)
+        ends = Ended(position, batch.numbers[owners], parents, ended, extra, lowered[owners, columns])
+        trace.ended.append(ends)
         scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
         growing = _still_growing(now, reached, batch, options)
         sentences, columns = growing.nonzero(as_tuple=True)
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
-        totals, sums = now.totals[sentences, columns], sums.at(sentences, columns)
+        totals = now.totals[sentences, columns]
         trace.grown.append(Grown(words, parents))
         if chooser is not None:
             chooser.grow(parents, words)

@@ -27,13 +27,9 @@ class Diversity:
         self._free = torch.full((sentences, self._count), self._width)
         self._chosen: dict[tuple[int, int], list[int]] = {}
 
-    def limits(self, limits: Tensor) -> Tensor:
+    def limits(self, limits: Tensor, lengths: Tensor) -> Tensor:  # noqa: ARG002  groups need no room
         """Returns ``limits`` unchanged."""
         return limits
-
-    def usual_lengths(self, lengths: Tensor) -> Tensor:
-        """Returns ``lengths`` unchanged."""
-        return lengths
 
     def extend(
         self,
@@ -75,7 +71,8 @@ class Diversity:
             chosen = at.to(costs.device), part.tokens[at, places_taken].to(costs.device)
             costs.index_put_(chosen, costs.new_tensor(self._strength), accumulate=True)
         self._remember(parts)
-        return Places(*(torch.cat(column, dim=1) for column in zip(*parts, strict=True)))
+        columns = zip(*(part[:5] for part in parts), strict=True)
+        return Places(*(torch.cat(column, dim=1) for column in columns))
 
     def _remember(self, parts: list[Places]) -> None:
         """Records the groups of growing hypotheses by row and token, in the order of the search."""
@@ -84,6 +81,10 @@ class Diversity:
             cells = zip(part.parents[part.grows].tolist(), part.tokens[part.grows].tolist(), strict=True)
             for cell in cells:
                 self._chosen.setdefault(cell, []).append(group)
+
+    def added(self, parents: Tensor, penalty: Tensor) -> Tensor:  # noqa: ARG002  there are no terms
+        """Returns zeros."""
+        return torch.zeros(parents.shape, dtype=torch.float64)
 
     def grow(self, parents: Tensor, tokens: Tensor) -> None:
         """See :meth:`ContinuationChooser.grow`."""
@@ -98,8 +99,5 @@ def _empty_places(sentences: int, width: int) -> Places:
     """Returns the places of a group without growing hypotheses."""
     shape = sentences, width
     none, zero = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
-    totals, no_sum = (
-        torch.full(shape, -torch.inf, dtype=torch.float64),
-        torch.zeros(shape, dtype=torch.float64),
-    )
-    return Places(totals, zero, zero, none, none, no_sum, no_sum)
+    totals = torch.full(shape, -torch.inf, dtype=torch.float64)
+    return Places(totals, zero, zero, none, none)

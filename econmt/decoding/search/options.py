@@ -37,9 +37,9 @@ class SearchOptions(recipe.Decoding):
         lm_weight: weight of a language model's log-probabilities in scores, see
             :class:`~econmt.decoding.search.fusion.ShallowFusion`; needs a language model.
         avoid: phrases that no translation may contain.
-        glossary_mode: how terms of a glossary get their translations: "annotate" writes them into the source, for
-            models trained with ``data.annotate_terms``; "constrain" constrains the search; "auto" annotates if the
-            model knows that, and constrains the search for sentences whose translations lack a term.
+        glossary_mode: how sentences whose translations lack terms of a glossary are translated again: "annotate" writes
+            the terms into the source, for models trained with ``data.annotate_terms``; "constrain" constrains the
+            search; "auto" annotates if the model knows that, and constrains the search if a term still lacks.
         chunk_size: number of lines that are read and sorted by length before any is translated.
         long_lines: treatment of sources of more than ``max_input_length`` tokens: "cut" translates the beginning,
             "skip" gives an empty line.

@@ -46,7 +46,7 @@ class Penalties:
 
         Brevity: weight * min(0, 1 - ratio * source / target) with lengths including EOS, as in Sockeye. Coverage:
         weight * sum over source tokens without EOS of log min(sum of attention, 1) (Wu et al., 2016, equation 15).
-        Words: - weight * ``position``, as in Marian.
+        Words: - weight * ``position``, not divided by the length penalty.
         ``numbers`` (B',) are sentence indices, ``parents`` (B', K) the rows that end.
         """
         options = self._options

@@ -222,13 +222,25 @@ async function copied(text, button) {
   setTimeout(() => (button.textContent = before), 1500);
 }
 
+// Text of a file in UTF-8, or in UTF-16 with a byte order mark.
+function decoded(buffer) {
+  const bytes = new Uint8Array(buffer);
+  const encoding = { 0xfffe: "utf-16le", 0xfeff: "utf-16be" }[(bytes[0] << 8) | bytes[1]] ?? "utf-8";
+  if (bytes[0] === 0x1f && bytes[1] === 0x8b) throw new Failed("This file is compressed with gzip. Unpack it first.");
+  if (encoding === "utf-8" && bytes.includes(0)) throw new Failed("This file is no text. Choose a .txt, .html or .docx file.");
+  try {
+    return new TextDecoder(encoding, { fatal: true }).decode(buffer);
+  } catch {
+    throw new Failed("This text is not in UTF-8. Save it in UTF-8, or choose a .html or .docx file.");
+  }
+}
+
 async function open(file) {
   const [, name, ending] = /^(.*?)(?:\.([^.]*))?$/.exec(file.name);
   const kind = KINDS[ending?.toLowerCase()];
   try {
     if (!kind) {
-      const text = await file.text();
-      if (/[\0\ufffd]/.test(text)) throw new Failed("This file is no text. Choose a .txt, .html or .docx file.");
+      const text = decoded(await file.arrayBuffer());
       state.file = name;
       editor.text = text.replace(/\r\n?/g, "\n");
       return;

@@ -1,23 +1,97 @@
-"""Attentional LSTM decoder: a stack of LSTM layers with attention to a source, run over all target steps."""
+"""Recurrent decoder with attention: a stack of layers that attends to a source, run over all target steps."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.cells.table import cell_of
 from econmt_ops.core.dropout import Seed
-from econmt_ops.core.precision import compute_dtype, explicit_casts
+from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
 from econmt_ops.core.stack_checks import as_layers, prepare_state
-from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops.core.weights import (
+    COVERAGES,
+    AttentionalLSTMState,
+    AttentionalLSTMWeights,
+    Coverage,
+    DecoderLayer,
+    GRUWeights,
+    LayerNormLSTMWeights,
+    LayerNormPerGateLSTMWeights,
+    LowRankLSTMWeights,
+    LSTMWeights,
+    cast_decoder,
+)
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm import KINDS, cast_layers, check_layers, hidden_size
+from econmt_ops.lstm import check_layers, hidden_size
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
+
+_KINDS = (
+    LSTMWeights,
+    LowRankLSTMWeights,
+    GRUWeights,
+    LayerNormLSTMWeights,
+    LayerNormPerGateLSTMWeights,
+)
+
+
+def _check_layers(check: Shapes, layers: tuple[DecoderLayer, ...], feeds: bool) -> None:
+    """Checks the weights of the stack, and records H."""
+    first = layers[0]
+    is_lstm = isinstance(first, (LSTMWeights, LowRankLSTMWeights))
+    hidden = hidden_size(first) if is_lstm else cell_of(first).hidden_size(first, check.sizes["I"])
+    bottom = "I"
+    if feeds and hidden is not None:
+        check.sizes["H"], check.sizes["I+H"], bottom = hidden, check.sizes["I"] + hidden, "I+H"
+    if is_lstm:
+        check_layers(check, layers, bottom)  # type: ignore[arg-type]  # all layers have the same class
+        return
+    check.sizes["H"] = hidden
+    for number, layer in enumerate(layers):
+        wanted = cell_of(layer).parameter_shapes(check.sizes["H" if number else bottom], hidden)
+        for field, tensor in zip(layer._fields, layer, strict=True):
+            check.exactly(f"weights.layers[{number}].{field}", tensor, wanted[field], ("I", "H"))
+
+
+def _check_output(check: Shapes, weights: AttentionalLSTMWeights) -> None:
+    """Checks what makes o of the stack's output and the context."""
+    check.sizes["H+E"] = check.sizes["H"] + check.sizes["E"]
+    check("weights.combine", weights.combine, "H H+E")
+    if weights.combine_bias is not None:
+        check("weights.combine_bias", weights.combine_bias, "H")
+    if weights.output_norm is not None:
+        check("weights.output_norm gain", weights.output_norm[0], "H")
+        check("weights.output_norm bias", weights.output_norm[1], "H")
+    if weights.gate is not None:
+        if weights.combine_bias is None:
+            raise ValueError(f"{check.op}: weights.gate needs weights.combine_bias, got None")
+        check("weights.gate.weight", weights.gate.weight, "H H+E")
+        check("weights.gate.bias", weights.gate.bias, "H")
+        check("weights.gate.context_bias", weights.gate.context_bias, "H")
+
+
+def _check_coverage(check: Shapes, coverage: Coverage, weights: AttentionalLSTMWeights, feeds: bool) -> None:
+    if coverage.kind not in COVERAGES:
+        raise ValueError(
+            f"{check.op}: weights.coverage.kind must be one of {', '.join(COVERAGES)}, got {coverage.kind!r}"
+        )
+    if weights.score is None or not feeds:
+        lacking = "weights.score" if weights.score is None else "input_feeding"
+        raise ValueError(f"{check.op}: weights.coverage needs {lacking}")
+    check("weights.coverage.key", coverage.key, "A W")
+    width = check.sizes["W"]
+    check.sizes["P"] = {"sum": 1, "gru": 3 * width}.get(coverage.kind, width)
+    check("weights.coverage.shares", coverage.shares, "B S P")
+    for name, shape in (("attention", "P"), ("state", "P H"), ("recurrent", "P W")):
+        part = getattr(coverage, name)
+        if (part is None) != (coverage.kind == "sum"):
+            wanted = "None" if coverage.kind == "sum" else "a tensor"
+            raise ValueError(f"{check.op}: weights.coverage.{name} must be {wanted} for kind {coverage.kind}")
+        if part is not None:
+            check(f"weights.coverage.{name}", part, shape)
 
 
 def _check(
@@ -27,13 +101,7 @@ def _check(
     layer_norm = options.layer_norm
     check = Shapes("attentional_lstm")
     check_inputs(check, inputs)
-    bottom = "I"
-    hidden = hidden_size(weights.layers[0])
-    if options.input_feeding and hidden is not None:
-        check.sizes["H"] = hidden
-        check.sizes["I+H"] = check.sizes["I"] + check.sizes["H"]
-        bottom = "I+H"
-    check_layers(check, weights.layers, bottom)
+    _check_layers(check, weights.layers, options.input_feeding)
     if weights.query is None:
         check.sizes["A"] = check.sizes["H"]
     else:
@@ -41,10 +109,7 @@ def _check(
     check("keys", keys, "B S A")
     check("values", values, "B S E")
     check.not_empty("keys", keys)
-    check.sizes["H+E"] = check.sizes["H"] + check.sizes["E"]
-    check("weights.combine", weights.combine, "H H+E")
-    if weights.combine_bias is not None:
-        check("weights.combine_bias", weights.combine_bias, "H")
+    _check_output(check, weights)
     if weights.score is not None:
         check("weights.score", weights.score, "A")
         if options.scale != 1.0:
@@ -54,16 +119,12 @@ def _check(
         raise ValueError(f"{check.op}: layer_norm requires additive attention, but weights.score is None")
     if layer_norm is not None:
         check.norm(layer_norm)
+    if weights.coverage is not None:
+        _check_coverage(check, weights.coverage, weights, options.input_feeding)
     if options.lengths is not None:
         check.lengths(options.lengths, "S")
     check_dropout("attentional_lstm", options.dropout, options.seed)
     return check
-
-
-def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
-    layers, *tensors = weights
-    parts: list[Any] = [None if part is None else part.to(dtype) for part in tensors]
-    return AttentionalLSTMWeights(cast_layers(layers, dtype), *parts)
 
 
 def _check_kinds(weights: object, state: object) -> None:
@@ -93,12 +154,13 @@ def attentional_lstm(
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """Runs an LSTM decoder: a stack of LSTM layers, attention from the top layer and, optionally, input feeding.
+    """Runs a recurrent decoder: a stack of layers, attention from the top layer and, optionally, input feeding.
 
     At step t the stack reads `[inputs_t ; o_{t-1}]`; h_t is the output of its top layer; attention with query
     `query h_t` over the keys gives the context; and `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The scores
     are `score . tanh(query h_t + keys_s)` or, if `weights.score` is None, `scale * (query h_t) . keys_s` (Luong, Pham
-    and Manning 2015, section 3).
+    and Manning 2015, section 3). The layers are LSTMs or, by the class of their weights, GRUs or layer-normalized
+    LSTMs; `weights` may add layer normalisation and a context gate to o, and coverage to the scores.
 
     A call with T steps equals T calls of one step that pass on the state; with dropout, only if `variational`.
 
@@ -138,7 +200,7 @@ def attentional_lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
     _check_kinds(weights, state)
-    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers, KINDS))
+    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers, _KINDS))
     like = values_of(inputs)
     dtype = compute_dtype(like)
     options = DecoderOptions(
@@ -155,12 +217,15 @@ def attentional_lstm(
     )
     check = _check(inputs, keys, values, weights, options)
     first = None if state is None else state.layers
-    layers: Any = prepare_state(check, ("h", "c"), first, len(weights.layers), like, dtype)
-    if state is None:
-        output = layers[0][0]
-    else:
+    names = cell_of(weights.layers[0]).states
+    layers = prepare_state(check, names, first, len(weights.layers), like, dtype)
+    output, coverage = layers[0][0], None
+    if state is not None:
         check("state.output", state.output, "B H")
         output = state.output.to(dtype)
+        if state.coverage is not None and weights.coverage is not None:
+            check("state.coverage", state.coverage, "B S W")
+            coverage = state.coverage.to(accumulate_dtype(dtype))
 
     def call(
         candidate: Candidate,
@@ -178,15 +243,21 @@ def attentional_lstm(
                 (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                weights if casts else _cast(weights, dtype),
+                weights if casts else cast_decoder(weights, dtype),
                 start,
                 options._replace(layer_norm=norm),
                 **candidate.options,
             )
         return result
 
-    arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output), layer_norm)
+    arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output, coverage), layer_norm)
     kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
+    if weights.coverage is not None:
+        kind += f" covered={weights.coverage.kind}"
+    if weights.output_norm is not None or weights.gate is not None:
+        kind += f" {'gated' * (weights.gate is not None)}{'normed' * (weights.output_norm is not None)}"
+    if names != ("h", "c") or not isinstance(weights.layers[0], (LSTMWeights, LowRankLSTMWeights)):
+        kind += f" {cell_of(weights.layers[0]).name}"
     suffix = " repeated" if isinstance(inputs, UniqueRows) else ""
     detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}{suffix}"
     problem = Problem("attentional_lstm", arguments, dtype, check.sizes, detail)

@@ -1,17 +1,23 @@
-"""Backward pass of the recomputing attentional LSTM.
+"""Backward pass of the recomputing attentional decoder.
 
 It runs block by block from the end: large matrix products recompute what the steps of a block need, a loop over the
-steps propagates the gradients of h, c and o, and large products then give the gradients of the weights.
+steps propagates the gradients of the states and of o, and large products then give the gradients of the weights.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import persistent
-from econmt_ops.attentional_lstm.block import BackwardTensors, Block
+from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
+from econmt_ops.attentional_lstm.cell_layers import BackwardCells
+from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
+from econmt_ops.backends.protocol import CoverageStep, OutputStep
+from econmt_ops.cells.output import norm_gradients
 from econmt_ops.core.chunks import rows_of, split_rows
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
@@ -27,7 +33,6 @@ from econmt_ops.core.low_rank import (
 )
 from econmt_ops.core.outer import add_outer
 from econmt_ops.core.repeated import add_repeated
-from econmt_ops.core.weights import Matrix
 from econmt_ops.dispatch.registration import Gradients, Incoming
 
 
@@ -36,36 +41,45 @@ class Backward:
 
     The gradients of inputs and weights are summed over the blocks: products are in the compute type, sums in the
     accumulate type. The gradient of the inputs is written, not summed; with row indices (see `AttentionalProblem`)
-    ``table`` (N, 4H) sums the gate gradients of the bottom layer per distinct row, from which it follows at the end.
+    ``table`` (N, G H) sums the gradients of the bottom layer's product per distinct row, from which it follows at the end.
     """
 
     def __init__(self, problem: AttentionalProblem, stash: Result, incoming: Incoming) -> None:
         self.problem, self.stash = problem, stash
-        accumulate, inputs, space = problem.accumulate, problem.call.inputs, problem.inputs.new_empty
+        call = problem.call
+        accumulate, inputs, space = problem.accumulate, call.inputs, problem.inputs.new_empty
         self.dinputs: Tensor | None = None
         self.table: Tensor | None = None
         if problem.places is None:
             self.dinputs = torch.empty_like(inputs)
         else:
-            self.table = inputs.new_zeros(len(inputs), 4 * problem.hidden, dtype=accumulate)
-        self.layers: list[tuple[Matrix, Matrix, Tensor]] = [
+            self.table = inputs.new_zeros(len(inputs), problem.layers[0].input.shape[0], dtype=accumulate)
+
+        def zeros(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else torch.zeros_like(tensor, dtype=accumulate)
+
+        self.layers = [
             (
                 gradient_of(layer.input, accumulate),
                 gradient_of(layer.hidden, accumulate),
-                torch.zeros_like(layer.bias, dtype=accumulate),
+                zeros(layer.bias),
+                zeros(getattr(layer, "recurrent_bias", None)),
             )
             for layer in problem.layers
         ]
-        query, bias = problem.query, problem.combine_bias
-        self.query = None if query is None else torch.empty_like(query, dtype=accumulate)
+        self.query = None if problem.query is None else torch.empty_like(problem.query, dtype=accumulate)
         self.combine = torch.empty_like(problem.combine, dtype=accumulate)
-        self.combine_bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
+        self.combine_bias, self.state = zeros(problem.combine_bias), zeros(call.coverage_state)
+        self.norm = None if problem.norm is None else [torch.zeros_like(part) for part in problem.norm]
         projected = problem.projected()
         shape = problem.steps, problem.batch
-        positions = problem.call.keys.shape[1]
-        dc = inputs.new_zeros(len(problem.layers), problem.batch, problem.hidden, dtype=accumulate)
+        positions = call.keys.shape[1]
+        dothers = inputs.new_zeros(len(call.first_c), problem.batch, problem.hidden, dtype=accumulate)
         if incoming["last_c"] is not None:
-            dc.copy_(incoming["last_c"])
+            dothers.copy_(incoming["last_c"])
+        dcoverage = zeros(call.first_coverage)
+        if dcoverage is not None and incoming["last_coverage"] is not None:
+            dcoverage.copy_(incoming["last_coverage"])
         self.tensors = tensors = BackwardTensors(
             problem,
             stash,
@@ -76,12 +90,15 @@ class Backward:
             None if incoming["outputs"] is None else rows_of(incoming["outputs"]),
             None if incoming["attention"] is None else rows_of(incoming["attention"]),
             incoming["last_h"],
-            dc,
+            dothers,
+            dcoverage,
         )
         doutputs = tensors.doutputs
         # A step's gradient of the argument of tanh may replace that of the output, which no other step reads.
-        reuses = problem.call.overwrites and doutputs is not None and doutputs.is_contiguous()
-        self.da = doutputs if reuses and doutputs is not None else space(*shape, problem.hidden)
+        reuses = call.overwrites and problem.squashes and doutputs is not None and doutputs.is_contiguous()
+        self.dcontexts = (
+            doutputs if reuses and doutputs is not None else space(*shape, problem.width_of_share)
+        )
         sizes = persistent.sizes_of(problem) if tensors.dweights is None else None
         self.steps: BackwardSteps | persistent.BackwardBlocks
         self.steps = BackwardSteps(tensors) if sizes is None else persistent.BackwardBlocks(tensors, sizes)
@@ -94,76 +111,104 @@ class Backward:
             part = slice(block.begin, block.end)
             weights = self.tensors.weights
             if not problem.keeps("attention"):
-                weights[part] = self.tensors.attention.weights_of(block.query)
+                weights[part] = self.tensors.attention.weights_of(block.query, block.coverage)
             contexts = torch.bmm(weights[part].transpose(0, 1), self.tensors.projected).transpose(0, 1)
-            self._sum(block, steps.run(block, contexts, self.da[part]))
+            self._sum(block, contexts, steps.run(block, contexts, self.dcontexts[part]))
             del block, weights, contexts
         if self.table is not None:
             self._sum_rows(self.table.to(problem.dtype).unsqueeze(0))
         dh, do, dbias = steps.dh, steps.do, steps.dbias
         if dbias is not None:
             if self.combine_bias is not None:
-                self.combine_bias += add_rows(self.da)
-            for (*_, total), part_of_layer in zip(self.layers, dbias.sum(0), strict=True):
+                self.combine_bias += add_rows(self.dcontexts)
+            for (_, _, total, _), part_of_layer in zip(self.layers, dbias.sum(0), strict=True):
+                assert total is not None
                 total += part_of_layer
+        extra, covered = steps.extra, self.tensors.attention.coverage_gradients()
+        context_bias = None
+        if problem.context_bias is not None:
+            context_bias = add_rows(self.dcontexts[..., problem.hidden :])
         # This order frees tensors as early as possible.
-        attention, dscores, dc = self.tensors.attention, self.tensors.dscores, self.tensors.dc
-        dprojected = attention.projected_gradient(self.tensors.weights, self.da).to(problem.dtype)
-        del steps, self.steps, self.tensors, self.da
+        attention, dscores, dothers = self.tensors.attention, self.tensors.dscores, self.tensors.dothers
+        dcoverage = self.tensors.dcoverage
+        dprojected = attention.projected_gradient(self.tensors.weights, self.dcontexts).to(problem.dtype)
+        del steps, self.steps, self.tensors, self.dcontexts
         values = self._values(dprojected)
         del dprojected
         _, top = problem.stack(self.stash.h, 0, problem.steps)
         sums = attention.gradients(problem.queries(top), dscores)
         gain, shift = (None, None) if sums.norm is None else sums.norm
-        inputs, hiddens, biases = zip(*self.layers, strict=True)
+        inputs, hiddens, biases, recurrent_biases = zip(*self.layers, strict=True)
         return {
             "inputs": self.dinputs,
             "keys": sums.keys,
             "values": values,
             "input_weights": tensors_of_matrices(inputs),
             "hidden_weights": tensors_of_matrices(hiddens),
-            "biases": biases,
+            "biases": [part for part in biases if part is not None],
+            "recurrent_biases": [part for part in recurrent_biases if part is not None],
+            "extra": list(extra),
             "query": self.query,
             "score": sums.score,
             "combine": self.combine,
             "combine_bias": self.combine_bias,
+            "context_bias": context_bias,
             "gain": gain,
             "shift": shift,
+            "output_gain": None if self.norm is None else self.norm[0],
+            "output_shift": None if self.norm is None else self.norm[1],
+            "coverage_state": self.state,
+            **covered,
             "first_h": list(dh),
-            "first_c": list(dc.unbind(0)),
+            "first_c": list(dothers.unbind(0)),
             "first_output": do,
+            "first_coverage": dcoverage,
         }
 
-    def _sum(self, block: Block, queries: Tensor) -> None:
-        """Adds a block's gradients that no later step depends on; ``queries`` (K, B, A): those of the queries."""
+    def _sum(self, block: Block, contexts: Tensor, gradients: ShareGradients) -> None:
+        """Adds a block's gradients that no later step depends on; ``contexts`` (K, B, P)."""
         problem, sums_biases = self.problem, self.steps.dbias is None
-        shares = self.da[block.begin : block.end]
-        fresh = block.end == problem.steps
+        shares, fresh = gradients.share, block.end == problem.steps
         add_outer(self.combine[:, : problem.hidden], shares, block.top, fresh)
         if self.combine_bias is not None and sums_biases:
             self.combine_bias += add_rows(shares)
         if self.query is not None:
-            add_outer(self.query, queries, block.top, fresh)
-        for layer, (dgates, (dinput, dhidden, dbias)) in enumerate(
-            zip(block.dgates, self.layers, strict=True)
-        ):
+            add_outer(self.query, gradients.query, block.top, fresh)
+        if self.state is not None and gradients.state is not None:
+            add_outer(self.state, gradients.state, block.top)
+        if problem.norm is not None and self.norm is not None:
+            assert block.share is not None
+            exact = [part.to(problem.accumulate) for part in (block.share, contexts, self.steps.dnormed)]
+            rows = [part.reshape(-1, part.shape[2]) for part in exact]
+            for total, part in zip(
+                self.norm, norm_gradients(*rows, problem.context_bias, problem.norm), strict=True
+            ):
+                total += part
+        layers = block.layers
+        for layer, totals in enumerate(self.layers):
+            dreads, drecurrents = layers.dreads[layer], layers.drecurrents[layer]
+            dinput, dhidden, *dbiases = totals
             weights, width = problem.layers[layer], problem.width
             if sums_biases:
-                dbias += add_rows(dgates)
-            add_gradient(dhidden, weights.hidden, dgates, block.before[layer], fresh=fresh)
-            thin = thin_of(weights.input, dgates)
+                for total, rows_of_bias in zip(dbiases, (dreads, drecurrents), strict=True):
+                    if total is not None:
+                        total += add_rows(rows_of_bias)
+            add_gradient(dhidden, weights.hidden, drecurrents, block.tensors.before[layer], fresh=fresh)
+            thin = thin_of(weights.input, dreads)
             if layer > 0:
-                add_gradient(dinput, weights.input, dgates, block.reads[layer - 1], thin, fresh)
+                add_gradient(dinput, weights.input, dreads, block.tensors.reads[layer - 1], thin, fresh)
                 continue
             fed = columns(dinput, width, dinput.shape[1])
-            add_gradient(fed, problem.from_output, dgates, block.fed, thin, fresh)
+            add_gradient(fed, problem.from_output, dreads, block.tensors.fed, thin, fresh)
             if self.table is not None:
-                add_repeated(self.table, block.inputs, dgates)
+                add_repeated(self.table, block.tensors.inputs, dreads)
                 continue
-            dinputs = input_gradient(problem.from_input, dgates, thin)
+            dinputs = input_gradient(problem.from_input, dreads, thin)
             assert self.dinputs is not None
             self.dinputs[:, block.begin : block.end] = dinputs.transpose(0, 1)
-            add_gradient(columns(dinput, 0, width), problem.from_input, dgates, block.inputs, thin, fresh)
+            add_gradient(
+                columns(dinput, 0, width), problem.from_input, dreads, block.tensors.inputs, thin, fresh
+            )
 
     def _sum_rows(self, table: Tensor) -> None:
         """Computes the gradients of the distinct rows from the gate gradients summed per row, table (1, N, 4H)."""
@@ -189,90 +234,95 @@ class BackwardSteps:
     """Steps of a backward pass, one after the other, last one first.
 
     Attributes:
-        rows: per layer, (B, 2H), gradient of the input of its product, [layer input ; h of the previous step].
         dtop: (B, H), gradient of the stack's output.
         dbias: None; the sums of the gates' gradients are left to the caller.
+        dnormed: (K, B, H), gradients of the arguments of tanh in the block that has run, with a layer normalisation.
     """
 
     dbias = None
 
     def __init__(self, tensors: BackwardTensors) -> None:
         self.tensors, self.problem = tensors, tensors.problem
-        problem, layers, hidden = self.problem, range(len(self.problem.layers)), self.problem.hidden
-        self.rows = [problem.inputs.new_zeros(problem.batch, 2 * hidden) for _ in layers]
-        if tensors.last_dh is not None:
-            for row, part in zip(self.rows, tensors.last_dh, strict=True):
-                row[:, hidden:] = part
-        self.dtop = torch.empty_like(self.rows[0][:, :hidden])
-        # Transposed views: packing a weight for products of this kind takes longer than it saves.
-        self.to_rows = [problem.product(problem.joint(layer).t()) for layer in layers]
-        self.to_top = problem.product(problem.both().t())
+        problem = self.problem
+        kind = BackwardLSTM if problem.is_lstm else BackwardCells
+        self.layers = kind(problem, tensors.last_dh, tensors.dothers)
+        self.dtop = problem.inputs.new_empty(problem.batch, problem.hidden)
+        # A transposed view: packing a weight for products of this kind takes longer than it saves.
+        self.matrix = problem.both()
+        self.to_top = problem.product(self.matrix.t())
+        self.dnormed = self.dtop
 
     @property
     def dh(self) -> list[Tensor]:
         """Gradients of h before the last step that has run, per layer (B, H)."""
-        return [row[:, self.problem.hidden :] for row in self.rows]
+        return self.layers.dh
 
     @property
     def do(self) -> Tensor:
         """Gradient of o before that step, (B, H)."""
-        return self.rows[0][:, : self.problem.hidden]
+        return self.layers.do
 
-    def run(self, block: Block, contexts: Tensor, da: Tensor) -> Tensor:
-        """Runs the steps of a block, whose ``dgates`` are written; returns the gradients of the queries, (K, B, A).
+    @property
+    def extra(self) -> Sequence[Tensor]:
+        """Gradients of the layers' further weights."""
+        return self.layers.extra
 
-        The contexts are (K, B, H); ``da`` (K, B, H) is written, the gradient of the input of the output's tanh.
+    def run(self, block: Block, contexts: Tensor, dcontexts: Tensor) -> ShareGradients:
+        """Runs the steps of a block, in which the gradients of the layers' products are written.
+
+        The contexts are (K, B, P); ``dcontexts`` (K, B, P), their gradients, is written.
         """
-        size = self.problem.size
-        dboth = da.new_empty(*da.shape[:2], size + self.problem.hidden)
-        for step in steps_of(range(len(dboth))[::-1]):
-            self._attention(block, step, contexts[step], dboth[step])
-            self._layers(block, step)
-        da.copy_(dboth[..., size:])
-        return dboth[..., :size]
+        problem, (steps, batch) = self.problem, contexts.shape[:2]
+        asked = problem.size if problem.query is None else 0
+        dboth = contexts.new_empty(steps, batch, asked + len(self.matrix))
+        dshare, dstate = problem.parts_of_both(dboth)
+        if dstate is not None:
+            dboth[..., problem.size + problem.width_of_share + dstate.shape[2] :] = 0
+        if problem.norm is not None:
+            self.dnormed = contexts.new_empty(steps, batch, problem.hidden)
+        for step in steps_of(range(steps)[::-1]):
+            self._output(block, step, contexts[step], dcontexts[step], dboth[step])
+            self.layers.step(block.layers, step, block.begin + step, self.dtop)
+        if problem.squashes:
+            dcontexts.copy_(dshare)
+        return ShareGradients(dboth[..., : problem.size], dshare, dstate)
 
-    def _attention(self, block: Block, step: int, context: Tensor, dboth: Tensor) -> None:
-        """Propagates the gradient of o to ``dtop``; writes ``dboth`` (B, A + H)."""
-        tensors, position, size = self.tensors, block.begin + step, self.problem.size
+    def _output(self, block: Block, step: int, context: Tensor, dcontext: Tensor, dboth: Tensor) -> None:
+        """Propagates the gradient of o to ``dtop``; writes ``dboth`` (B, A + P + P') and ``dcontext`` (B, P)."""
+        tensors, problem, position = self.tensors, self.problem, block.begin + step
+        size, output = problem.size, tensors.stash.outputs[position]
         doutputs = [self.do]
         if tensors.doutputs is not None:
             doutputs.append(tensors.doutputs[position])
+        dshare, dstate = problem.parts_of_both(dboth)
+        if not problem.squashes:
+            assert block.share is not None
+            problem.run.output_backward(
+                OutputStep(block.share[step], context, output, problem.context_bias, problem.norm),
+                doutputs,
+                dshare,
+                dcontext,
+                None if problem.norm is None else self.dnormed[step],
+            )
+            doutputs = [dcontext]
+        covered = None
+        if block.coverage is not None:
+            state = None if block.state is None else block.state[step]
+            covered = CoverageStep(block.coverage[step], block.coverage[step + 1], state)
         tensors.attention.backward(
             block.query[step],
             context,
             tensors.weights[position],
-            tensors.stash.outputs[position],
+            output,
             doutputs,
             None if tensors.dweights is None else tensors.dweights[position],
-            dboth,
+            dboth[:, : size + problem.width_of_share],
             tensors.dscores[position],
+            covered,
+            tensors.dcoverage,
+            dstate,
         )
-        if self.problem.query is None:
+        if problem.query is None:
             self.to_top.into(self.dtop, dboth[:, size:], dboth[:, :size])
         else:
             self.to_top.into(self.dtop, dboth)
-
-    def _layers(self, block: Block, step: int) -> None:
-        """Propagates a step through the stack, top layer first: gradients of the gates and of the previous step."""
-        problem, position, hidden = self.problem, block.begin + step, self.problem.hidden
-        # Gradient of the layer's output, or, with a mask in ``keep``, of the output after dropout.
-        above, keep = self.dtop, None
-        for layer in reversed(range(len(problem.layers))):
-            row, dgates = self.rows[layer], block.dgates[layer][step]
-            problem.run.cell_backward(
-                block.gates[layer][step],
-                block.cells[layer][step],
-                block.cells[layer][step + 1],
-                (above, row[:, hidden:]),
-                self.tensors.dc[layer],
-                dgates,
-                keep=keep,
-                scale=problem.scale,
-            )
-            self.to_rows[layer].into(row, dgates)
-            if layer > 0 and problem.call.residual:
-                dread = (row[:, :hidden] + above).unsqueeze(0)
-                above = problem.drop(layer, dread, position, position + 1).squeeze(0)
-            elif layer > 0:
-                mask = problem.mask(layer, position, position + 1)
-                above, keep = row[:, :hidden], None if mask is None else mask[0]

@@ -1,18 +1,18 @@
-"""Forward pass of the recomputing attentional LSTM.
+"""Forward pass of the recomputing attentional decoder.
 
-In each step a layer computes one product, of its row [layer input ; h of the previous step] (B, 2H), and one cell
-kernel, which writes h and the input of the next layer into the rows of the next products. One more product gives the
-query and the stack's share of o, and one attention kernel computes o.
+In each step the layers write their output (see `lstm_layers` and `cell_layers`); one product gives the query and the
+output's share of o, and one attention kernel computes o, or the context of which `EagerSteps.output_forward` makes o.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import persistent
+from econmt_ops.attentional_lstm.cell_layers import ForwardCells
+from econmt_ops.attentional_lstm.lstm_layers import ForwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result, empty_result
-from econmt_ops.backends.protocol import Read
+from econmt_ops.backends.protocol import CoverageStep, OutputStep
 from econmt_ops.core.loops import steps_of
 
 
@@ -24,99 +24,70 @@ def forward(problem: AttentionalProblem, keep: bool) -> Result:
     if sizes is None:
         steps = ForwardSteps(problem, result, keep)
     else:
-        steps = persistent.ForwardBlocks(problem, sizes, result)
-    workspace = None
-    if not (keep and problem.keeps("gates")):
-        longest = max(end - begin for begin, end in problem.blocks)
-        workspace = problem.inputs.new_empty(longest, problem.batch, 4 * problem.hidden)
+        steps = persistent.ForwardBlocks(problem, sizes, result, keep)
     for number in steps_of(range(len(problem.blocks))):
         begin, end = problem.blocks[number]
-        gates = result.gates[0, begin:end] if workspace is None else workspace[: end - begin]
-        problem.bottom_gates(problem.read(begin, end), gates)
-        if keep and not problem.keeps("cells"):
-            for layer, c in enumerate(steps.c):
-                result.c[layer, number] = c
-        steps.run(begin, end, gates)
+        if keep and not (problem.is_lstm and problem.keeps("cells")):
+            for index, state in enumerate(steps.others):
+                result.c[index, number] = state
+        steps.run(begin, end)
     steps.finish()
     return result
 
 
 class ForwardSteps:
-    """Steps of a forward pass, one after the other.
-
-    Attributes:
-        c: per layer (B, H), before the next step.
-    """
+    """Steps of a forward pass, one after the other."""
 
     def __init__(self, problem: AttentionalProblem, result: Result, keep: bool) -> None:
-        self.problem, self.result, self.keep = problem, result, keep
-        self.every_cell = keep and problem.keeps("cells")
-        self.every_gate = keep and problem.keeps("gates")
-        call, hidden, space = problem.call, problem.hidden, problem.inputs.new_empty
+        self.problem, self.result = problem, result
+        space, batch = problem.inputs.new_empty, problem.batch
         self.attention = problem.attention(problem.projected())
-        self.products = [
-            problem.product(problem.joint(layer), weights.bias if layer else None)
-            for layer, weights in enumerate(problem.layers)
-        ]
-        # Input rows of the layers' products: [layer input ; h of the previous step].
-        self.rows = [space(problem.batch, 2 * hidden) for _ in problem.layers]
-        self.c = list(result.last_c.unbind(0))
-        self.rows[0][:, :hidden] = call.first_output
-        for row, c, first_h, first_c in zip(self.rows, self.c, call.first_h, call.first_c, strict=True):
-            row[:, hidden:] = first_h
-            c.copy_(first_c)
-        self.gates = space(problem.batch, 4 * hidden)
         # One product gives query and stack's share of o; without query weights, that share alone.
-        bias, size = problem.combine_bias, problem.size
-        self.both = space(problem.batch, size + hidden)
-        if problem.query is None:
-            self.top, self.combined = self.both[:, :size], self.both[:, size:]
-        else:
-            self.top, self.combined = space(problem.batch, hidden), self.both
-            bias = None if bias is None else torch.cat([bias.new_zeros(size), bias])
-        self.combination = problem.product(problem.both(), bias)
+        matrix = problem.both()
+        self.combination = problem.product(matrix, problem.both_bias())
+        asked = problem.size if problem.query is None else 0
+        self.both = space(batch, asked + len(matrix))
+        self.combined = self.both[:, asked:]
+        top = self.both[:, :asked] if asked else space(batch, problem.hidden)
+        self.layers = (ForwardLSTM if problem.is_lstm else ForwardCells)(problem, result, keep, top)
+        self.layers.fed.copy_(problem.call.first_output)
+        self.context = None if problem.squashes else space(batch, problem.width_of_share)
+        self.coverage = result.last_coverage
+        if problem.call.first_coverage is not None:
+            self.coverage.copy_(problem.call.first_coverage)
+        self._keeps_coverage = keep
 
-    def run(self, begin: int, end: int, gates: Tensor) -> None:
-        """Runs steps begin to end; ``gates`` (K, B, 4H): the inputs' share and the bias of the bottom gates."""
-        hidden = self.problem.hidden
-        for step in steps_of(range(begin, end)):
-            for layer in range(len(self.problem.layers)):
-                self._cell(layer, step, gates[step - begin] if layer == 0 else None)
-            self.combination.into(self.combined, self.top)
-            outputs = (self.result.outputs[step], self.rows[0][:, :hidden])
-            self.attention.forward(self.both, outputs, self.result.attention[step])
+    @property
+    def others(self) -> list[Tensor]:
+        """States of the layers beside h before the next step, (B, H) each."""
+        return self.layers.others
+
+    def run(self, begin: int, end: int) -> None:
+        """Runs steps begin to end."""
+        self.layers.begin(begin, end)
+        for position in steps_of(range(begin, end)):
+            self.layers.step(position - begin, position)
+            self.combination.into(self.combined, self.layers.top)
+            self._output(position)
+
+    def _output(self, position: int) -> None:
+        """Computes attention and o of a step, and the coverage after it."""
+        problem, result = self.problem, self.result
+        share, state = problem.parts_of_both(self.both)
+        covered = None
+        if problem.call.first_coverage is not None:
+            after = result.coverage[position] if self._keeps_coverage else self.coverage
+            covered = CoverageStep(self.coverage, after, state)
+            self.coverage = after
+        outputs, weights = (result.outputs[position], self.layers.fed), result.attention[position]
+        made = outputs if self.context is None else (self.context,)
+        self.attention.forward(self.both[:, : problem.size + problem.width_of_share], made, weights, covered)
+        if self.context is not None:
+            step = OutputStep(share, self.context, outputs[0], problem.context_bias, problem.norm)
+            problem.run.output_forward(step, outputs)
 
     def finish(self) -> None:
         """Writes the state after the last step."""
-        for layer, row in enumerate(self.rows):
-            self.result.last_h[layer] = row[:, self.problem.hidden :]
-            if self.every_cell:
-                self.result.last_c[layer] = self.c[layer]
-
-    def _cell(self, layer: int, step: int, start: Tensor | None) -> None:
-        """Runs one step of a layer; ``start`` (B, 4H), the inputs' share of the bottom gates, is overwritten."""
-        problem, result, row, hidden = self.problem, self.result, self.rows[layer], self.problem.hidden
-        recurrent = None
-        if start is None:
-            gates = result.gates[layer, step] if self.every_gate else self.gates
-            self.products[layer].into(gates, row)
-        else:
-            gates, recurrent = start, self.products[layer].share(start, row)
-        h, read = [row[:, hidden:]], None
-        if self.keep:
-            h.append(result.h[layer, step])
-        above = layer + 1
-        is_top = above == len(problem.layers)
-        destination = self.top if is_top else self.rows[above][:, :hidden]
-        mask = None if is_top else problem.mask(above, step, step + 1)
-        residual = row[:, :hidden] if problem.call.residual and layer > 0 else None
-        if mask is None and residual is None:
-            h.append(destination)
-        else:
-            read = Read((destination,), residual, None if mask is None else mask[0], problem.scale)
-        before = self.c[layer]
-        if self.every_cell:
-            self.c[layer] = result.c[layer, step]
-        problem.run.cell_forward(
-            gates, before, self.c[layer], h, keep=self.every_gate, recurrent=recurrent, read=read
-        )
+        self.layers.finish()
+        if self.coverage is not self.result.last_coverage:
+            self.result.last_coverage.copy_(self.coverage)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.block import BackwardTensors, Block
+from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
+from econmt_ops.attentional_lstm.lstm_layers import BottomGates, RebuiltLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core.chunks import reaches
@@ -21,6 +22,9 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
     call = problem.call
     if (
         call.backend != "triton"
+        or not problem.is_lstm
+        or not problem.squashes
+        or call.first_coverage is not None
         or MODE.device is not None
         or type(call.inputs) is not Tensor
         or call.query is None
@@ -73,21 +77,24 @@ class _DecoderBlocks:
 class ForwardBlocks(_DecoderBlocks):
     """Steps of a forward pass; ``last_h`` and ``last_c`` of the result are those after the steps that have run."""
 
-    def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result) -> None:
+    def __init__(
+        self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result, keep: bool
+    ) -> None:
         super().__init__(problem, sizes, problem.projected())
-        self._result, self.c = result, result.last_c
+        self._result, self.others = result, result.last_c
+        self._bottom = BottomGates(problem, result, keep)
         for layer in range(sizes.layers):
             result.last_h[layer] = problem.call.first_h[layer]
             result.last_c[layer] = problem.call.first_c[layer]
 
-    def run(self, begin: int, end: int, gates: Tensor) -> None:
-        """Runs steps begin to end; ``gates`` (K, B, 4H): the inputs' share and the bias of the bottom gates."""
+    def run(self, begin: int, end: int) -> None:
+        """Runs steps begin to end."""
         problem, result = self.problem, self._result
         first = (
             result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
         )
         block = decoder.ForwardBlock(
-            gates,
+            self._bottom(begin, end),
             problem.layers[1].bias if self.sizes.layers > 1 else None,
             problem.combine_bias,
             first,
@@ -95,7 +102,7 @@ class ForwardBlocks(_DecoderBlocks):
             result.attention[begin:end],
             [h[begin:end] for h in result.h] if result.h.shape[1] else [],
             result.last_h,
-            self.c,
+            self.others,
             self.mask(begin, end),
             problem.scale,
         )
@@ -113,6 +120,8 @@ class BackwardBlocks(_DecoderBlocks):
         dbias: (groups of rows, L, 4H) float32, sums of the gates' gradients.
     """
 
+    extra: tuple[Tensor, ...] = ()
+
     def __init__(self, tensors: BackwardTensors, sizes: decoder.DecoderSizes) -> None:
         super().__init__(tensors.problem, sizes, tensors.projected)
         self._pass = tensors
@@ -122,8 +131,10 @@ class BackwardBlocks(_DecoderBlocks):
         if tensors.last_dh is not None:
             self.dh.copy_(tensors.last_dh)
 
-    def run(self, block: Block, contexts: Tensor, da: Tensor) -> Tensor:
+    def run(self, block: Block, contexts: Tensor, dcontexts: Tensor) -> ShareGradients:
         """Runs the steps of a block as `BackwardSteps.run` does."""
+        layers = block.layers
+        assert isinstance(layers, RebuiltLSTM)
         steps = slice(block.begin, block.end)
         queries, doutputs = torch.empty_like(block.query), self._pass.doutputs
         tensors = decoder.BackwardBlock(
@@ -132,18 +143,18 @@ class BackwardBlocks(_DecoderBlocks):
             self._pass.stash.outputs[steps],
             self._pass.weights[steps],
             None if doutputs is None else decoder.aligned(doutputs[steps]),
-            block.gates,
-            [cells for cells in block.cells if isinstance(cells, Tensor)],
-            block.dgates,
+            layers.gates,
+            [cells for cells in layers.cells if isinstance(cells, Tensor)],
+            layers.dreads,
             queries,
-            da,
+            dcontexts,
             self._pass.dscores[steps],
             self.do,
             self.dh,
-            self._pass.dc,
+            self._pass.dothers,
             self.dbias,
             self.mask(block.begin, block.end),
             self.problem.scale,
         )
         decoder.run_backward(self.sizes, self.tensors, tensors)
-        return queries
+        return ShareGradients(queries, dcontexts, None)

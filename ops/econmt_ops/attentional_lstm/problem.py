@@ -1,19 +1,22 @@
 """Tensors and products that both passes of the recomputing attentional LSTM use.
 
-Sizes: B batch, T steps, S source positions, H hidden, A attention size, E width of the values, L layers, K steps of a
-block. Internally time is the first axis, (T, B, .), so that the rows of a step are contiguous.
+Sizes: B batch, T steps, S source positions, H hidden, A attention size, E width of the values, L layers, G parts of a
+layer's products, P width of the shares of o, W width of the coverage, K steps of a block. Internally time is the first axis, (T, B, .), so that the rows of a step are contiguous.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, CoverageInputs, Read
+from econmt_ops.cells.coverage import CoverageWeights
+from econmt_ops.cells.lstm import LSTM
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
@@ -34,6 +37,9 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Matrix
 from econmt_ops.dispatch.rule import device_of
 
+_ROWS_OF_STATE = 8
+"""Multiple of the rows of a product whose rows the tensor cores of a GPU read fast."""
+
 
 class AttentionalArguments(NamedTuple):
     """Arguments of the attentional LSTM operator.
@@ -44,16 +50,22 @@ class AttentionalArguments(NamedTuple):
     Attributes:
         inputs: (B, T, I); or, with ``places``, the distinct rows (N, I).
         keys: (B, S, A), for additive attention as returned by `clean_keys`. values: (B, S, E).
-        input_weights, hidden_weights: per layer (4H, .) and (4H, H), or the two factors of each. biases: per layer
-            (4H,).
-        query, score, combine, combine_bias: see `AttentionalLSTMWeights`.
-        gain, shift: (A,), gain and bias of the layer normalisation.
+        input_weights, hidden_weights: per layer (G H, .) and (G H, H), or the two factors of each. biases,
+            recurrent_biases: per layer (G H,), or empty. extra: further weights of each layer, see
+            `econmt_ops.cells.protocol.Split`.
+        query, score: see `AttentionalLSTMWeights`.
+        combine: (P, H + E), P is H or, with a context gate, 2H, the gate first. combine_bias: (P,), or None.
+            context_bias: (H,), see `ContextGate`.
+        gain, shift: (A,), gain and bias of the layer normalisation of the scores. output_gain, output_shift: (H,), of
+            that of the output.
+        coverage_key, coverage_shares, coverage_attention, coverage_state, coverage_recurrent: see `Coverage`.
         lengths: (B,) int64, lengths of the keys. clean: True if keys and values are finite past them.
         places: (B, T) int64, row index into ``inputs`` of each position.
-        first_h, first_c: per layer (B, H), the state before the first step. first_output: (B, H), o before it.
+        first_h: per layer (B, H), before the first step. first_c: likewise the other states of all layers.
+            first_output: (B, H), o before it. first_coverage: (B, S, W), in the accumulate type.
+        cell: name of the cell. coverage: kind of the coverage, or "".
         seed, device_seed, first_row: as returned by `split_seed`.
         overwrites: True if the backward pass may overwrite the gradient of the outputs.
-        narrows: True to compute float32 arguments in float16; see `econmt_ops.attentional_lstm.narrow`.
     """
 
     inputs: Tensor
@@ -62,17 +74,30 @@ class AttentionalArguments(NamedTuple):
     input_weights: list[Tensor]
     hidden_weights: list[Tensor]
     biases: list[Tensor]
+    recurrent_biases: list[Tensor]
+    extra: list[Tensor]
     query: Tensor | None
     score: Tensor | None
     combine: Tensor
     combine_bias: Tensor | None
+    context_bias: Tensor | None
     gain: Tensor | None
     shift: Tensor | None
+    output_gain: Tensor | None
+    output_shift: Tensor | None
+    coverage_key: Tensor | None
+    coverage_shares: Tensor | None
+    coverage_attention: Tensor | None
+    coverage_state: Tensor | None
+    coverage_recurrent: Tensor | None
     lengths: Tensor | None
     places: Tensor | None
     first_h: list[Tensor]
     first_c: list[Tensor]
     first_output: Tensor
+    first_coverage: Tensor | None
+    cell: str
+    coverage: str
     residual: bool
     dropout: float
     seed: int
@@ -84,12 +109,11 @@ class AttentionalArguments(NamedTuple):
     stash: str
     backend: str
     overwrites: bool
-    narrows: bool
 
     def blocks(self) -> list[tuple[int, int]]:
         """Returns the blocks of steps as (begin, end)."""
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
-        hidden, dtype = len(self.biases[0]) // 4, self.inputs.dtype
+        hidden, dtype = self.first_output.shape[1], self.inputs.dtype
         if self.backend == "triton":  # its kernels read the gates in the compute type
             return split_blocks(steps, batch, hidden, dtype, large=True, stash=self.stash)
         return split_blocks(steps, batch, hidden, accumulate_dtype(dtype), stash=self.stash)
@@ -100,9 +124,11 @@ class Result(NamedTuple):
 
     Attributes:
         outputs: (T, B, H), o. attention: (T, B, S).
-        h: (L, T, B, H), stash. c: (L, T, B, H), stash, or (L, number of blocks, B, H): c before each block.
-        gates: (L, T, B, 4H), stash, as the backend keeps them.
-        last_h, last_c: (L, B, H), after the last step.
+        h: (L, T, B, H), stash. c: (N, T, B, H), stash, or (N, number of blocks, B, H): the N states of all layers
+            beside h, or those before each block.
+        gates: (L, T, B, 4H), stash, as the backend keeps them; of LSTM layers alone.
+        coverage: (T, B, S, W), stash, after each step.
+        last_h: (L, B, H), last_c: (N, B, H), last_coverage: (B, S, W), after the last step.
     """
 
     outputs: Tensor
@@ -110,26 +136,32 @@ class Result(NamedTuple):
     h: Tensor
     c: Tensor
     gates: Tensor
+    coverage: Tensor
     last_h: Tensor
     last_c: Tensor
+    last_coverage: Tensor
 
 
 def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     """Allocates the tensors of the result; ``keep``: a backward pass will follow."""
-    inputs, layers = call.inputs, len(call.biases)
+    inputs, layers, others = call.inputs, len(call.first_h), len(call.first_c)
     batch, steps = (inputs if call.places is None else call.places).shape[:2]
-    hidden = len(call.biases[0]) // 4
+    hidden = call.first_output.shape[1]
     accumulate = accumulate_dtype(inputs.dtype)
-    cells = (steps if reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
-    gates = steps if keep and reaches(call.stash, "gates") else 0
+    is_lstm = call.cell == LSTM.name
+    cells = (steps if is_lstm and reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
+    gates = steps if keep and is_lstm and reaches(call.stash, "gates") else 0
+    covered = (0, 0, 0) if call.first_coverage is None else call.first_coverage.shape
     return Result(
         inputs.new_empty(steps, batch, hidden),
         empty_attention(call, inputs.dtype),
         inputs.new_empty(layers, steps if keep else 0, batch, hidden),
-        inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
+        inputs.new_empty(others, cells, batch, hidden, dtype=accumulate),
         inputs.new_empty(layers, gates, batch, 4 * hidden),
+        inputs.new_empty(steps if keep else 0, *covered, dtype=accumulate),
         inputs.new_empty(layers, batch, hidden),
-        inputs.new_empty(layers, batch, hidden, dtype=accumulate),
+        inputs.new_empty(others, batch, hidden, dtype=accumulate),
+        inputs.new_empty(covered, dtype=accumulate),
     )
 
 
@@ -141,6 +173,30 @@ def empty_attention(call: AttentionalArguments, dtype: torch.dtype) -> Tensor:
     return inputs.new_empty(steps, batch, width, dtype=dtype)[..., :positions]
 
 
+class CellWeights(NamedTuple):
+    """Weights of a layer of any cell but the LSTM; see `econmt_ops.cells.protocol.Split`."""
+
+    input: Tensor
+    hidden: Tensor
+    bias: Tensor | None
+    recurrent_bias: Tensor | None
+    extra: tuple[Tensor, ...]
+
+
+class BlockTensors(NamedTuple):
+    """Inputs of the layers in a block of steps.
+
+    Attributes:
+        inputs: as returned by `AttentionalProblem.read`. fed: (K, B, H), o of the previous step.
+        before: per layer, (K, B, H), h of the previous step. reads: inputs of layers l > 0, (K, B, H).
+    """
+
+    inputs: Tensor
+    fed: Tensor
+    before: list[Tensor]
+    reads: list[Tensor]
+
+
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
@@ -149,10 +205,13 @@ class AttentionalProblem:
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
         padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
-        layers, query, combine, combine_bias: weights in the compute type.
-        from_input, from_output: columns (4H, I) and (4H, H) of the bottom input weight that multiply inputs and o.
-        from_top, from_values: columns (H, H) and (H, E) of the combination weight that multiply the stack's output and
+        layers, query, combine, combine_bias: weights in the compute type. context_bias, norm: those of a gate and of the
+            output's layer normalisation (gain and bias), rounded to it, in the accumulate type; or None.
+        from_input, from_output: columns (G H, I) and (G H, H) of the bottom input weight that multiply inputs and o.
+        from_top, from_values: columns (P, H) and (P, E) of the combination weight that multiply the stack's output and
             the context.
+        from_state: (P', H), the coverage's weight of the stack's output, with rows of zeros behind it; or None.
+        size, width_of_share: A and P. squashes: True if o is tanh(share + context).
         masks: dropout masks of the inputs of the layers, (B, T, H) or (B, 1, H) bool, True where kept; or None.
         scale: factor of what dropout keeps.
     """
@@ -166,13 +225,30 @@ class AttentionalProblem:
         by_time = self.inputs if self.places is None else self.places
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
-        layers = layers_of_tensors(call.input_weights, call.hidden_weights, call.biases)
-        cast = [cast_together(layer, self.dtype) for layer in layers]
-        self.layers, self._together = [layer for layer, _ in cast], [both for _, both in cast]
-        self.hidden, self.size = layers[0].hidden.shape[1], call.keys.shape[2]
+        self.is_lstm = call.cell == LSTM.name
+        self.layers: list[Any] = []
+        self._together: list[Tensor | None] = []
+        if self.is_lstm:
+            layers = layers_of_tensors(call.input_weights, call.hidden_weights, call.biases)
+            for layer, both in (cast_together(layer, self.dtype) for layer in layers):
+                self.layers.append(layer)
+                self._together.append(both)
+        else:
+            self.layers = [self._cell_weights(number) for number in range(len(call.first_h))]
+        self.hidden, self.size = call.first_output.shape[1], call.keys.shape[2]
+        self.width_of_share = len(call.combine)
         self.query = None if call.query is None else call.query.to(self.dtype)
         self.combine = call.combine.to(self.dtype)
         self.combine_bias = None if call.combine_bias is None else call.combine_bias.to(self.dtype)
+        self.context_bias = None if call.context_bias is None else self.rounded(call.context_bias)
+        self.norm = None
+        if call.output_gain is not None and call.output_shift is not None:
+            self.norm = self.rounded(call.output_gain), self.rounded(call.output_shift)
+        self.squashes = self.norm is None and self.context_bias is None
+        self.from_state = None
+        if call.coverage_state is not None:
+            rows = -len(call.coverage_state) % _ROWS_OF_STATE
+            self.from_state = functional.pad(call.coverage_state.to(self.dtype), (0, 0, 0, rows))
         self.from_top, self.from_values = self.combine[:, : self.hidden], self.combine[:, self.hidden :]
         bottom = self.layers[0].input
         self.from_input = columns(bottom, 0, self.width)
@@ -182,7 +258,7 @@ class AttentionalProblem:
         if lengths is not None and not call.clean:
             self.padding = padding_mask(lengths, keys.shape[1], keys.device)
         self.masks = layer_keep_masks(
-            len(layers),
+            len(self.layers),
             self.batch,
             self.steps,
             self.hidden,
@@ -193,6 +269,21 @@ class AttentionalProblem:
         )
         self.scale = 1.0 / (1.0 - call.dropout)
         self.blocks = call.blocks()
+
+    def _cell_weights(self, number: int) -> CellWeights:
+        """Returns the weights of a layer of any cell but the LSTM in the compute type, ``extra`` in the accumulate type."""
+        call, dtype = self.call, self.dtype
+        each = len(call.extra) // len(call.first_h)
+        biases = [
+            parts[number].to(dtype) if parts else None for parts in (call.biases, call.recurrent_biases)
+        ]
+        extra = [self.rounded(part) for part in call.extra[number * each : (number + 1) * each]]
+        matrices = call.input_weights[number].to(dtype), call.hidden_weights[number].to(dtype)
+        return CellWeights(*matrices, *biases, tuple(extra))
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """Returns a weight in the accumulate type, rounded to the compute type, as all weights are."""
+        return weight.to(self.dtype).to(self.accumulate)
 
     def keeps(self, level: str) -> bool:
         """Returns True if the stash includes this level."""
@@ -214,11 +305,29 @@ class AttentionalProblem:
         return joined(self.from_output if layer == 0 else weights.input, weights.hidden)
 
     def both(self) -> Tensor:
-        """Returns the weight (A + H, H), or (H, H) without query weights, from stack output to query and share of o."""
-        return self.from_top if self.query is None else torch.cat([self.query, self.from_top])
+        """Returns the weight (A + P + P', H) from the stack's output to the query, its share of o, and of the coverage.
+
+        Without query weights it has no rows for the query.
+        """
+        parts = [part for part in (self.query, self.from_top, self.from_state) if part is not None]
+        return self.from_top if len(parts) == 1 else torch.cat(parts)
+
+    def both_bias(self) -> Tensor | None:
+        """Returns the bias of the product with `both`, zero but for the share of o; or None."""
+        bias = self.combine_bias
+        if bias is None:
+            return None
+        before = 0 if self.query is None else self.size
+        after = 0 if self.from_state is None else len(self.from_state)
+        return functional.pad(bias, (before, after)) if before or after else bias
+
+    def parts_of_both(self, both: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the share of o (..., P) and of the coverage (..., P) in ``both`` (..., A + P + P')."""
+        end, state = self.size + self.width_of_share, self.call.coverage_state
+        return both[..., self.size : end], None if state is None else both[..., end : end + len(state)]
 
     def projected(self) -> Tensor:
-        """Returns V' = V Wcv^T (B, S, H), values times their part of the combination weight; finite in padding, too.
+        """Returns V' = V Wcv^T (B, S, P), values times their part of the combination weight; finite in padding, too.
 
         The context's share of the output is then sum_s alpha_s V'_s: one product per call instead of one per step.
         """
@@ -226,7 +335,7 @@ class AttentionalProblem:
         # which copies the matrix once per sentence.
         values = self.call.values
         rows = project(values.reshape(-1, values.shape[2]), self.from_values)
-        projected = rows.view(*values.shape[:2], self.hidden)
+        projected = rows.view(*values.shape[:2], self.width_of_share)
         if self.padding is not None:
             projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
         return projected
@@ -238,14 +347,57 @@ class AttentionalProblem:
         keys = zero_padding(call.keys, self.padding) if call.score is None else call.keys
         norm = None if call.gain is None or call.shift is None else (call.gain, call.shift)
         score = None if call.score is None else call.score.to(self.dtype)
-        return self.run.attention(AttentionInputs(keys, projected, score, norm, call.scale, call.lengths))
+        inputs = AttentionInputs(keys, projected, score, norm, call.scale, call.lengths, self.squashes)
+        return self.run.attention(inputs, self.coverage())
+
+    def coverage(self) -> CoverageInputs | None:
+        """Returns the weights of the coverage, rounded to the compute type; None if there is none."""
+        call, exact = self.call, self.accumulate
+        if call.coverage_key is None or call.coverage_shares is None:
+            return None
+
+        attention, recurrent = (
+            None if part is None else self.rounded(part)
+            for part in (call.coverage_attention, call.coverage_recurrent)
+        )
+        weights = CoverageWeights(call.coverage, call.coverage_shares.to(exact), attention, recurrent)
+        padding = None
+        if call.lengths is not None:
+            padding = padding_mask(call.lengths, call.keys.shape[1], call.keys.device)
+        return CoverageInputs(weights, self.rounded(call.coverage_key), padding)
+
+    def read_of(self, layer: int, position: int, read: Tensor, destination: Tensor) -> Read | None:
+        """Returns what the layer above reads at a step of a layer with input ``read`` (B, H); None if it reads h."""
+        above = layer + 1
+        mask = None if above == len(self.layers) else self.mask(above, position, position + 1)
+        residual = read if self.call.residual and layer > 0 else None
+        if mask is None and residual is None:
+            return None
+        return Read((destination,), residual, None if mask is None else mask[0], self.scale)
+
+    def plain_read(self, destination: Tensor) -> Read:
+        """Returns that h is written to ``destination``, too."""
+        return Read((destination,))
+
+    def below(self, layer: int, position: int, dread: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the gradient of the output of the layer below at a step, and the mask that dropout applies to it.
+
+        Args:
+            layer: number of the layer whose step has run backward.
+            position: the step.
+            dread: (B, H), gradient of its input. above: (B, H), gradient of its output.
+        """
+        if layer > 0 and self.call.residual:
+            return self.drop(layer, (dread + above).unsqueeze(0), position, position + 1).squeeze(0), None
+        mask = self.mask(layer, position, position + 1) if layer > 0 else None
+        return dread, None if mask is None else mask[0]
 
     def read(self, begin: int, end: int) -> Tensor:
         """Returns contiguous inputs (K, B, I) of a block of steps, or their row indices (K, B)."""
         return (self.inputs if self.places is None else self.places)[begin:end].contiguous()
 
     def bottom_gates(self, inputs: Tensor, gates: Tensor) -> None:
-        """Writes inputs' share and bias of the bottom gates (K, B, 4H); ``inputs`` as returned by :meth:`read`."""
+        """Writes inputs' share and bias of the bottom gates (K, B, G H); ``inputs`` as returned by :meth:`read`."""
         if self.places is None:
             linear_into(gates, inputs, self.from_input, self.layers[0].bias)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,19 +18,32 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import AttentionArguments, attend
-from econmt_ops.attentional_lstm import narrow
+from econmt_ops.attentional_lstm.backward import Backward
+from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
-from econmt_ops.attentional_lstm.problem import AttentionalArguments, Result
+from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
+from econmt_ops.attentional_lstm.reference import combined_output
+from econmt_ops.cells.lstm import LSTM
+from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
+from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.core.scopes import layer
-from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
+from econmt_ops.core.weights import (
+    AnyLSTMWeights,
+    AttentionalLSTMState,
+    AttentionalLSTMWeights,
+    LowRankLSTMWeights,
+    LSTMWeights,
+    State,
+    cast_decoder,
+)
 from econmt_ops.dispatch.registration import Operator
 from econmt_ops.dispatch.traits import Traits
+from econmt_ops.layers import stepped
 from econmt_ops.lstm.recompute import lstm
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
@@ -39,12 +53,12 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     AttentionalArguments,
     Result,
-    forward=narrow.forward,
-    fake=narrow.empty_result,
-    backward=narrow.backward,
+    forward=lambda call, keep: forward(AttentionalProblem(call), keep),
+    fake=empty_result,
+    backward=lambda call, stash, incoming: Backward(AttentionalProblem(call), stash, incoming).run(),
     saves=lambda call: [
         *AttentionalArguments._fields,
-        *("outputs", "h", "c", "gates"),
+        *("outputs", "h", "c", "gates", "coverage"),
         *(["attention"] if reaches(call.stash, "attention") else []),
     ],
 )
@@ -60,7 +74,7 @@ def attentional_lstm(
     *,
     stash: str = "attention",
     backend: str = "eager",
-    run_stack: Callable[..., tuple[Tensor, LSTMState]] | None = None,
+    run_stack: Callable[..., tuple[Tensor, State]] | None = None,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Implements `econmt_ops.attentional_lstm` for checked arguments, cast except for matrices and biases.
 
@@ -68,48 +82,97 @@ def attentional_lstm(
     recomputing one by default.
     """
     if not options.input_feeding:
-        run_stack = run_stack or functools.partial(lstm, backend=backend)
-        stack = run_stack(inputs, weights.layers, state.layers, options.stack(), stash=stash)
+        if isinstance(weights.layers[0], (LSTMWeights, LowRankLSTMWeights)):
+            run_stack = run_stack or functools.partial(lstm, backend=backend)
+            stack = run_stack(inputs, weights.layers, state.layers, options.stack(), stash=stash)
+        else:
+            stack = stepped.recompute(
+                cell_of(weights.layers[0]),
+                expanded(inputs),
+                weights.layers,
+                state.layers,
+                options.stack(),
+                backend=backend,
+            )
         return _attend_at_once(stack, keys, values, weights, options, backend)
     if weights.score is not None:
         keys = keys.contiguous() if options.clean else clean_keys(keys, options.lengths)
-    gain, shift = options.layer_norm or (None, None)
-    result = _operator(
-        AttentionalArguments(
-            values_of(inputs),
-            keys,
-            values,
-            *tensors_of_layers(weights.layers),
-            weights.query,
-            weights.score,
-            weights.combine,
-            weights.combine_bias,
-            gain,
-            shift,
-            options.lengths,
-            inputs.places if isinstance(inputs, UniqueRows) else None,
-            [h for h, _ in state.layers],
-            [c for _, c in state.layers],
-            state.output,
-            options.residual,
-            options.dropout,
-            *split_seed(options.seed),
-            options.variational,
-            options.scale,
-            options.clean,
-            stash,
-            backend,
-            options.overwrites,
-            narrow.narrows(inputs, backend),
-        )
-    )
-    layers = tuple(zip(result.last_h.unbind(0), result.last_c.unbind(0), strict=True))
+    result = _operator(_arguments(inputs, keys, values, weights, state, options, stash, backend))
+    count = len(result.last_h)
+    others = [part.unbind(0) for part in result.last_c.view(count, -1, *result.last_h.shape[1:]).unbind(0)]
+    layers = tuple((h, *parts) for h, parts in zip(result.last_h.unbind(0), others, strict=True))
     outputs = result.outputs.transpose(0, 1)
-    return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1])
+    coverage = None if weights.coverage is None else result.last_coverage
+    return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1], coverage)
+
+
+def _arguments(
+    inputs: Inputs,
+    keys: Tensor,
+    values: Tensor,
+    weights: AttentionalLSTMWeights,
+    state: AttentionalLSTMState,
+    options: DecoderOptions,
+    stash: str,
+    backend: str,
+) -> AttentionalArguments:
+    """Returns the arguments of the operator."""
+    cell = cell_of(weights.layers[0])
+    if cell is LSTM:
+        lists = *tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers)), [], []
+    else:
+        parts = [cell.split(layer) for layer in weights.layers]
+        biases, recurrent = (
+            [part for part in each if part is not None]
+            for each in zip(*((part.read_bias, part.recurrent_bias) for part in parts), strict=True)
+        )
+        extra = [tensor for part in parts for tensor in part.extra]
+        lists = [part.input for part in parts], [part.hidden for part in parts], biases, recurrent, extra
+    combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
+    if weights.gate is not None and combine_bias is not None:
+        combine = torch.cat([weights.gate.weight, combine])
+        combine_bias = torch.cat([weights.gate.bias, combine_bias])
+        context_bias = weights.gate.context_bias
+    coverage, first = weights.coverage, state.coverage
+    if coverage is not None and first is None:
+        shape = *keys.shape[:2], coverage.key.shape[1]
+        first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))
+    name = cell.name
+    return AttentionalArguments(
+        values_of(inputs),
+        keys,
+        values,
+        *lists,
+        weights.query,
+        weights.score,
+        combine,
+        combine_bias,
+        context_bias,
+        *(options.layer_norm or (None, None)),
+        *(weights.output_norm or (None, None)),
+        *((None,) * 5 if coverage is None else coverage[1:]),
+        options.lengths,
+        inputs.places if isinstance(inputs, UniqueRows) else None,
+        [states[0] for states in state.layers],
+        [other for states in state.layers for other in states[1:]],
+        state.output,
+        first,
+        name,
+        "" if coverage is None else coverage.kind,
+        options.residual,
+        options.dropout,
+        *split_seed(options.seed),
+        options.variational,
+        options.scale,
+        options.clean,
+        stash,
+        backend,
+        options.overwrites,
+    )
 
 
 def _attend_at_once(
-    stack: tuple[Tensor, LSTMState],
+    stack: tuple[Tensor, State],
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
@@ -131,7 +194,5 @@ def _attend_at_once(
             gain, shift = options.layer_norm or (None, None)
             call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), gain, shift, lengths)
             context, attention = additive_attention(call, backend=backend)
-    bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
-    combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)
-    outputs = combined.tanh()
+    outputs = combined_output(h, context, cast_decoder(weights, h.dtype))
     return outputs, attention, AttentionalLSTMState(layers, outputs[:, -1])

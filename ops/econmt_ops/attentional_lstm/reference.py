@@ -5,6 +5,8 @@ Without input feeding no attention is recurrent, so the whole stack runs first, 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,6 +14,9 @@ from torch.nn import functional
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.cells import lstm as cell
+from econmt_ops.cells.coverage import CoverageWeights, coverage_forward
+from econmt_ops.cells.output import output_forward
+from econmt_ops.cells.table import cell_of
 from econmt_ops.core import scopes as accounting
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -21,10 +26,15 @@ from econmt_ops.core.weights import (
     AnyLSTMWeights,
     AttentionalLSTMState,
     AttentionalLSTMWeights,
+    DecoderLayer,
     LowRank,
     LowRankLSTMWeights,
+    LSTMState,
+    LSTMWeights,
+    State,
 )
 from econmt_ops.dispatch.traits import Traits
+from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
 
 TRAITS = Traits()
@@ -53,8 +63,11 @@ class _Attention:
         self.values = zero_padding(values, unclean)
         self.weights, self.layer_norm, self.scale = weights, options.layer_norm, options.scale
 
-    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns o (B, T, H) and the attention weights (B, T, S) for h (B, T, H)."""
+    def __call__(self, h: Tensor, coverage: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns o (B, T, H) and the attention weights (B, T, S) for h (B, T, H).
+
+        With ``coverage`` (B, S, W), that before the step, T is 1.
+        """
         with accounting.layer("attention"):
             query = h if self.weights.query is None else functional.linear(h, self.weights.query)
             if self.weights.score is None:
@@ -62,12 +75,51 @@ class _Attention:
                     torch.bmm(query, self.keys.transpose(1, 2)).to(accumulate_dtype(h.dtype)) * self.scale
                 )
             else:
-                scores = additive_scores(query, self.keys, self.weights.score, self.layer_norm)
+                keys = self.keys
+                if self.weights.coverage is not None and coverage is not None:
+                    keys = keys + functional.linear(
+                        coverage, self.weights.coverage.key.to(coverage.dtype)
+                    ).to(keys.dtype)
+                scores = additive_scores(query, keys, self.weights.score, self.layer_norm)
             context, attention = attend(scores, self.values, self.padding)
-        combined = functional.linear(
-            torch.cat([h, context], 2), self.weights.combine, self.weights.combine_bias
+        return combined_output(h, context, self.weights), attention
+
+    def first_coverage(self, state: AttentionalLSTMState) -> Tensor | None:
+        """Returns the coverage (B, S, W) before the first step; None if there is none."""
+        coverage = self.weights.coverage
+        if coverage is None or state.coverage is not None:
+            return state.coverage
+        shape = *self.keys.shape[:2], coverage.key.shape[1]
+        return self.keys.new_zeros(shape, dtype=accumulate_dtype(self.keys.dtype))
+
+    def next_coverage(self, before: Tensor | None, attention: Tensor, h: Tensor) -> Tensor | None:
+        """Returns the coverage after a step from that before it, the step's weights (B, S) and h (B, H)."""
+        coverage = self.weights.coverage
+        if coverage is None or before is None:
+            return None
+        exact = before.dtype
+        state = None if coverage.state is None else functional.linear(h, coverage.state).to(exact)
+        attended, recurrent = (
+            None if part is None else part.to(exact) for part in (coverage.attention, coverage.recurrent)
         )
-        return combined.tanh(), attention
+        weights = CoverageWeights(coverage.kind, coverage.shares.to(exact), attended, recurrent)
+        after = coverage_forward(weights, before, attention.to(exact), state)
+        return after if self.padding is None else after.masked_fill(self.padding.unsqueeze(2), 0.0)
+
+
+def combined_output(h: Tensor, context: Tensor, weights: AttentionalLSTMWeights) -> Tensor:
+    """Returns o (B, T, H) from the stack's output h (B, T, H) and the contexts (B, T, E)."""
+    gate, hidden = weights.gate, h.shape[2]
+    if gate is None:
+        combined = functional.linear(torch.cat([h, context], 2), weights.combine, weights.combine_bias)
+        if weights.output_norm is None:
+            return combined.tanh()
+        return output_forward(combined, combined.new_zeros(()), None, weights.output_norm)
+    assert weights.combine_bias is not None
+    matrix = torch.cat([gate.weight, weights.combine])
+    share = functional.linear(h, matrix[:, :hidden], torch.cat([gate.bias, weights.combine_bias]))
+    read = functional.linear(context, matrix[:, hidden:])
+    return output_forward(share, read, gate.context_bias, weights.output_norm)
 
 
 class _Recurrence:
@@ -107,12 +159,68 @@ class _Recurrence:
         return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
 
 
+class _CellStep:
+    """Step of a layer of any other cell, by a product with its input and one with its own previous h."""
+
+    def __init__(self, layer: DecoderLayer, begin: int) -> None:
+        """Takes a layer, and the first column of its input weight that the recurrence reads."""
+        self.cell = cell_of(layer)
+        self.parts = self.cell.split(layer)
+        self.input = self.parts.input[:, begin:]
+
+    def shares(self, inputs: Tensor) -> Tensor:
+        """Returns the share (B, T, G H) of inputs that the recurrence does not read, with the bias."""
+        size = inputs.shape[2]
+        return functional.linear(inputs, self.parts.input[:, :size], self.parts.read_bias)
+
+    def __call__(self, start: Tensor | None, read: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Returns the states after a step; ``start`` (B, G H): the other inputs' share, or None."""
+        product = functional.linear(read, self.input, self.parts.read_bias if start is None else None)
+        recurrent = functional.linear(state[0], self.parts.hidden, self.parts.recurrent_bias)
+        exact = accumulate_dtype(read.dtype)
+        extra = [part.to(exact) for part in self.parts.extra]
+        return self.cell.forward(product if start is None else start + product, recurrent, state, extra)
+
+
+class _LSTMStep:
+    """Step of an LSTM layer; see `_CellStep`."""
+
+    def __init__(self, layer: AnyLSTMWeights, begin: int, steps: int) -> None:
+        self.layer, self.gates = layer, _Recurrence(layer, begin, steps)
+
+    def shares(self, inputs: Tensor) -> Tensor:
+        """Returns the share (B, T, 4H) of inputs with the bias, or that of the right factor's product."""
+        size = inputs.shape[2]
+        if isinstance(self.layer, LowRankLSTMWeights):
+            return functional.linear(inputs, self.layer.input.right[:, :size])
+        return functional.linear(inputs, self.layer.input[:, :size], self.layer.bias)
+
+    def __call__(self, start: Tensor | None, read: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Returns the states after a step."""
+        h, c = state
+        return cell.forward(self.gates(start, read, h), c)
+
+
+def _step_of(layer: DecoderLayer, begin: int, steps: int) -> _CellStep | _LSTMStep:
+    if isinstance(layer, (LSTMWeights, LowRankLSTMWeights)):
+        return _LSTMStep(layer, begin, steps)
+    return _CellStep(layer, begin)
+
+
+def _run_stack(
+    inputs: Tensor, layers: tuple[DecoderLayer, ...], state: State, options: DecoderOptions
+) -> tuple[Tensor, State]:
+    """Runs the stack alone, for decoders without input feeding."""
+    if isinstance(layers[0], (LSTMWeights, LowRankLSTMWeights)):
+        return lstm(inputs, cast(tuple[AnyLSTMWeights, ...], layers), cast(LSTMState, state), options.stack())
+    return stepped.reference(cell_of(layers[0]), inputs, layers, state, options.stack())
+
+
 def _run_input_feeding(
     inputs: Tensor, attention: _Attention, state: AttentionalLSTMState, options: DecoderOptions
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Runs the loop over the steps with input feeding."""
     layers, fed = list(state.layers), state.output
-    bottom, *upper = attention.weights.layers
     (batch, steps, size), dropout = inputs.shape, options.dropout
     masks = layer_keep_masks(
         len(layers),
@@ -124,31 +232,27 @@ def _run_input_feeding(
         options.variational,
         inputs.device,
     )
-    if isinstance(bottom, LowRankLSTMWeights):
-        products = functional.linear(inputs, bottom.input.right[:, :size])
-    else:
-        products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
-    bottom_gates = _Recurrence(bottom, size, steps)
-    upper_gates = [_Recurrence(layer, 0, steps) for layer in upper]
+    bottom, *upper = (
+        _step_of(layer, 0 if number else size, steps) for number, layer in enumerate(attention.weights.layers)
+    )
+    coverage = attention.first_coverage(state)
     outputs, attentions = [], []
-    for step, product in enumerate(products.unbind(1)):
-        h, c = layers[0]
-        h, c = cell.forward(bottom_gates(product, fed, h), c)
-        layers[0] = h, c
-        read = h
-        for number, gates in enumerate(upper_gates, start=1):
+    for step, product in enumerate(bottom.shares(inputs).unbind(1)):
+        layers[0] = bottom(product, fed, layers[0])
+        read = layers[0][0]
+        for number, advance in enumerate(upper, start=1):
             mask = masks[number]
             if mask is not None:
                 read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], dropout)
-            h, c = layers[number]
-            h, c = cell.forward(gates(None, read, h), c)
-            layers[number] = h, c
-            read = h + read if options.residual else h
-        output, alpha = attention(read.unsqueeze(1))
+            layers[number] = advance(None, read, layers[number])
+            read = layers[number][0] + read if options.residual else layers[number][0]
+        output, alpha = attention(read.unsqueeze(1), coverage)
+        coverage = attention.next_coverage(coverage, alpha.squeeze(1), read)
         fed = output.squeeze(1)
         outputs.append(output)
         attentions.append(alpha)
-    return torch.cat(outputs, 1), torch.cat(attentions, 1), AttentionalLSTMState(tuple(layers), fed)
+    after = AttentionalLSTMState(tuple(layers), fed, coverage)
+    return torch.cat(outputs, 1), torch.cat(attentions, 1), after
 
 
 def attentional_lstm(
@@ -163,6 +267,6 @@ def attentional_lstm(
     attention = _Attention(keys, values, weights, options)
     if options.input_feeding:
         return _run_input_feeding(inputs, attention, state, options)
-    h, layers = lstm(inputs, weights.layers, state.layers, options.stack())
+    h, layers = _run_stack(inputs, weights.layers, state.layers, options)
     outputs, attentions = attention(h)
     return outputs, attentions, AttentionalLSTMState(layers, outputs[:, -1])

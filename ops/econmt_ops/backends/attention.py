@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs
+from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, CoverageStep
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
@@ -39,7 +39,7 @@ class EagerAttention:
         forward: Callable[..., Tensor] = additive_forward,
         backward: Callable[..., Tensor] = additive_backward,
     ) -> None:
-        keys, projected, score, norm, self._scale, lengths = inputs
+        keys, projected, score, norm, self._scale, lengths, self._squashes = inputs
         self._norm, self._accumulate = norm, accumulate_dtype(keys.dtype)
         self._size = keys.shape[2]
         self._score = None if score is None else score.to(self._accumulate)
@@ -49,6 +49,10 @@ class EagerAttention:
         self._parts = self._parts_of(keys)
         self._forward, self._backward = forward, backward
 
+    def replace_keys(self, keys: Tensor) -> None:
+        """Takes other keys (B, S, A)."""
+        self._keys = self._widened(keys) if self._score is not None and self._norm is None else keys
+
     def _parts_of(self, tensor: Tensor) -> list[slice]:
         batch, positions, width = tensor.shape
         return split_rows(batch, positions, width * self._accumulate.itemsize)
@@ -57,15 +61,23 @@ class EagerAttention:
         """Casts a tensor that fits one workspace once per call; 16-bit products take a CPU five times as long."""
         return tensor.to(self._accumulate) if len(self._parts_of(tensor)) == 1 else tensor
 
-    def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
+    def forward(
+        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
+    ) -> None:
         """Implements `protocol.AttentionKernels.forward`."""
+        assert coverage is None
         weights.copy_(self._weights(both[:, : self._size]))
-        self._combine(both[:, self._size :], weights, outputs[0])
+        if self._squashes:
+            self._combine(both[:, self._size :], weights, outputs[0])
+        else:
+            wide = self._projected.dtype
+            outputs[0].copy_(torch.bmm(weights.unsqueeze(1).to(wide), self._projected).squeeze(1))
         for other in outputs[1:]:
             other.copy_(outputs[0])
 
-    def weights_of(self, queries: Tensor) -> Tensor:
+    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
         """Implements `protocol.AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
+        assert coverage is None
         weights = queries.new_empty(*queries.shape[:2], self._keys.shape[1])
         for query, step_weights in zip(queries.unbind(0), weights.unbind(0), strict=True):
             step_weights.copy_(self._weights(query))
@@ -81,8 +93,12 @@ class EagerAttention:
         dweights: Tensor | None,
         dboth: Tensor,
         dscores: Tensor,
+        coverage: CoverageStep | None = None,
+        dcoverage: Tensor | None = None,
+        dstate: Tensor | None = None,
     ) -> None:
         """Implements `protocol.AttentionKernels.backward`; a block a step at a time."""
+        assert coverage is dcoverage is dstate is None
         if query.dim() == 3:
             for step in steps_of(range(len(query))):
                 step_dweights = None if dweights is None else dweights[step]
@@ -90,10 +106,15 @@ class EagerAttention:
                 inputs = (query[step], context[step], weights[step], output[step], parts, step_dweights)
                 self.backward(*inputs, dboth[step], dscores[step])
             return
-        dquery, da = dboth[:, : self._size], dboth[:, self._size :]
-        do = doutputs[0] if len(doutputs) == 1 else doutputs[0] + doutputs[1]
-        torch.addcmul(do, do * output, output, value=-1, out=da)
+        dquery = dboth[:, : self._size]
+        da = doutputs[0] if len(doutputs) == 1 else doutputs[0] + doutputs[1]
+        if self._squashes:
+            da = torch.addcmul(da, da * output, output, value=-1, out=dboth[:, self._size :])
         self._weights_backward(query, weights, self._weight_gradient(da, dweights), dquery, dscores)
+
+    def coverage_gradients(self) -> dict[str, Tensor]:
+        """Implements `protocol.AttentionKernels.coverage_gradients`; there is none."""
+        return {}
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
         """Implements `protocol.AttentionKernels.projected_gradient`."""
@@ -106,11 +127,11 @@ class EagerAttention:
             scaled = dscores.permute(1, 2, 0) * self._scale
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1).to(scaled.dtype)), None, None)
         if self._norm is None:
-            self._sums.keys.mul_(self._score * 4)
-        return self._sums
+            self.sums.keys.mul_(self._score * 4)
+        return self.sums
 
     @functools.cached_property
-    def _sums(self) -> AttentionGradients:
+    def sums(self) -> AttentionGradients:
         """Gradients of additive attention, summed over the steps so far."""
 
         def zeros(like: Tensor) -> Tensor:
@@ -172,7 +193,7 @@ class EagerAttention:
             scaled = (de * self._scale).to(self._keys.dtype).unsqueeze(1)
             dquery.copy_(torch.bmm(scaled, self._keys).squeeze(1))
             return
-        dkeys, dscore, _ = self._sums
+        dkeys, dscore, _ = self.sums
         assert dscore is not None
         for number in steps_of(range(len(self._parts))):
             rows = self._parts[number]
@@ -185,7 +206,7 @@ class EagerAttention:
         self, query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
     ) -> Tensor:
         """Works like `additive_backward`, with layer normalisation; ``dkeys`` gets the full gradient of the keys."""
-        sums = self._sums.norm
+        sums = self.sums.norm
         assert self._norm is not None
         assert sums is not None
         joined = query.unsqueeze(1) + keys

@@ -17,7 +17,7 @@ from econmt_ops.backends import c as library
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import additive_backward, additive_forward
 
@@ -171,7 +171,8 @@ class CompiledSteps(EagerSteps):
         sizes, tensors = tuple(map(len, groups)), itertools.chain(*groups)
         return compile_step(_grouped)(function, sizes, read, recurrent, *tensors)
 
-    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
-        """Implements `EagerSteps.attention`; where the C library serves, only the scores are compiled."""
+    @staticmethod
+    def _attention(inputs: AttentionInputs) -> EagerAttention:
+        """Returns the attention kernels; where the C library serves, only the scores are compiled."""
         kernels = CAttention if library.serves(inputs.keys) else EagerAttention
         return kernels(inputs, compile_step(additive_forward), compile_step(additive_backward))

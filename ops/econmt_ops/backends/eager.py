@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, CellStep, Read, StepGradients
+from econmt_ops.backends.covered_attention import CoveredAttention
+from econmt_ops.backends.protocol import (
+    AttentionInputs,
+    AttentionKernels,
+    CellStep,
+    CoverageInputs,
+    OutputStep,
+    Read,
+    StepGradients,
+)
+from econmt_ops.cells.output import output_backward, output_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
@@ -182,13 +192,16 @@ class EagerSteps:
         """Calls a method of a `StepCell` with the products of a step and its further arguments."""
         return function(read, recurrent, *groups)
 
-    def step_forward_into(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
+    def step_forward_into(
+        self, step: CellStep, after: Sequence[Tensor], output: Tensor, read: Read | None = None
+    ) -> None:
         """Runs one step of any cell.
 
         Args:
             step: Arguments of the step.
             after: (B, H) each, receive the states after the step; may be the states before it.
             output: (B, H) is written: h, zero at padded rows.
+            read: Input of the next layer at this step; or None.
         """
         before = step.before
         states = self._run_cell(step.cell.forward, step.read, step.recurrent, before, step.extra)
@@ -196,6 +209,7 @@ class EagerSteps:
         output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
         for destination, old, new in zip(after, before, states, strict=True):
             destination.copy_(new if mask is None else torch.where(mask, old, new))
+        give_read(output, read)
 
     def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - gradients are summed over the batch
         """Returns R, the number of rows over which `step_backward_into` spreads the gradients of a cell's vectors."""
@@ -208,6 +222,10 @@ class EagerSteps:
         dstate: Sequence[Tensor],
         doutput: Tensor | None,
         gradients: StepGradients,
+        *,
+        flow: Tensor | None = None,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """Runs the backward pass of one step of any cell, see `StepCell.backward`.
 
@@ -218,7 +236,13 @@ class EagerSteps:
                 flows through the recurrent product.
             doutput: (B, H), the gradient of the step's output; or None.
             gradients: Tensors that receive the gradients.
+            flow: (B, H), another gradient of h after the step; or None.
+            keep, scale: As in `Read`, applied to ``doutput``, a gradient of the output after dropout.
         """
+        if keep is not None and doutput is not None:
+            doutput = torch.where(keep, doutput * scale, 0.0)
+        if flow is not None:
+            doutput = flow if doutput is None else doutput + flow
         mask = None if step.padding is None else step.padding.unsqueeze(1)
         dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
         if mask is not None:  # a padded row's state bypasses the step
@@ -313,6 +337,41 @@ class EagerSteps:
         if not at_once:
             dgates.copy_(gradients)
 
-    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None = None) -> AttentionKernels:
         """Returns the attention kernels of this call."""
-        return self._attention(inputs)
+        return (
+            self._attention(inputs)
+            if coverage is None
+            else CoveredAttention(self._attention(inputs), inputs, coverage)
+        )
+
+    def output_forward(self, step: OutputStep, outputs: Sequence[Tensor]) -> None:
+        """Computes the output of a step; ``outputs`` (B, H), one or two that are written, the first as ``step.output``."""
+        exact = self.accumulate
+        made = output_forward(step.share.to(exact), step.context.to(exact), step.bias, step.norm)
+        for output in outputs:
+            output.copy_(made)
+
+    def output_backward(
+        self,
+        step: OutputStep,
+        doutputs: Sequence[Tensor],
+        dshare: Tensor,
+        dcontext: Tensor,
+        dnormed: Tensor | None,
+    ) -> None:
+        """Runs the backward pass of `output_forward`.
+
+        Args:
+            step: Arguments and result of the step.
+            doutputs: (B, H), one or two gradients of the output, which are added.
+            dshare, dcontext: (B, P) are written. dnormed: (B, H), the gradient of the argument of tanh, is written if
+                there is a layer normalisation.
+        """
+        exact = self.accumulate
+        doutput = doutputs[0].to(exact) if len(doutputs) == 1 else doutputs[0].to(exact) + doutputs[1]
+        share, context, output = (part.to(exact) for part in step[:3])
+        made = output_backward(share, context, output, doutput, step.bias, step.norm)
+        for destination, part in zip((dshare, dcontext, dnormed), made, strict=True):
+            if destination is not None:
+                destination.copy_(part)

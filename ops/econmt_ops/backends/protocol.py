@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.cells.protocol import StepCell
 
 
@@ -45,6 +46,7 @@ class AttentionInputs(NamedTuple):
         norm: (gain (A,), bias (A,)) of the layer normalisation; or None.
         scale: Scale of dot attention.
         lengths: (B,) int64; or None: all rows are S long.
+        squashes: True if the output is tanh(share + context); otherwise it is the context.
     """
 
     keys: Tensor
@@ -53,6 +55,48 @@ class AttentionInputs(NamedTuple):
     norm: tuple[Tensor, Tensor] | None
     scale: float
     lengths: Tensor | None
+    squashes: bool = True
+
+
+class CoverageInputs(NamedTuple):
+    """Weights of a coverage, in the accumulate type, that all steps of a call share.
+
+    Attributes:
+        weights: See `econmt_ops.cells.coverage`.
+        key: (A, W). padding: (B, S), True at padded positions, whose coverage stays zero; or None.
+    """
+
+    weights: CoverageWeights
+    key: Tensor
+    padding: Tensor | None
+
+
+class OutputStep(NamedTuple):
+    """Output of a step that is not tanh(share + context) alone; see `econmt_ops.cells.output`.
+
+    Attributes:
+        share, context: (B, P). output: (B, H), the output that they gave.
+        bias: (H,) of a gate, norm: gain and bias (H,) of a layer normalisation, in the accumulate type; or None.
+    """
+
+    share: Tensor
+    context: Tensor
+    output: Tensor
+    bias: Tensor | None
+    norm: tuple[Tensor, Tensor] | None
+
+
+class CoverageStep(NamedTuple):
+    """Tensors of a step of coverage.
+
+    Attributes:
+        before, after: (B, S, W) around the step; forward ``after`` is written.
+        state: (B, P), the product of the stack's output; None for "sum".
+    """
+
+    before: Tensor
+    after: Tensor
+    state: Tensor | None
 
 
 class AttentionGradients(NamedTuple):
@@ -70,18 +114,26 @@ class AttentionGradients(NamedTuple):
 class AttentionKernels(Protocol):
     """Attention of one call, forward and backward, from the query to the decoder output o."""
 
-    def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
+    def forward(
+        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
+    ) -> None:
         """Runs one step: weights = softmax_s score(query, keys_s), output = tanh(share + sum_s weights_s projected_s).
+
+        Without `AttentionInputs.squashes` the output is sum_s weights_s projected_s.
 
         Args:
             both: (B, A + H), the query and the share of the stack's output (and the bias) in the input of tanh; without
                 query weights, A is H and the query is the stack's output.
             outputs: (B, H) tensors that receive the output.
             weights: (B, S) is written, in the compute type; zero at padded positions.
+            coverage: the coverage of the step, whose ``after`` is written; None without coverage.
         """
 
-    def weights_of(self, queries: Tensor) -> Tensor:
-        """Returns the weights (K, B, S) of a block's queries (K, B, A), in the compute type, as in `forward`."""
+    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
+        """Returns the weights (K, B, S) of a block's queries (K, B, A), in the compute type, as in `forward`.
+
+        ``coverage``: (B, S, W) before each step; None without coverage.
+        """
 
     def backward(
         self,
@@ -93,6 +145,9 @@ class AttentionKernels(Protocol):
         dweights: Tensor | None,
         dboth: Tensor,
         dscores: Tensor,
+        coverage: CoverageStep | None = None,
+        dcoverage: Tensor | None = None,
+        dstate: Tensor | None = None,
     ) -> None:
         """Runs the backward pass of one step; or, with a leading axis K on all tensors, of all steps of a block.
 
@@ -100,9 +155,13 @@ class AttentionKernels(Protocol):
             query: (B, A). context: (B, H), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
             doutputs: (B, H), one or two gradients of the output, which are added.
             dweights: (B, S), another gradient of the weights; or None.
-            dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2).
+            dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2); without
+                `AttentionInputs.squashes` that of the query alone.
             dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da);
                 may be left unwritten if `gradients` does not need it.
+            coverage: the coverage of the step; None without coverage, where the rest is not read.
+            dcoverage: (B, S, W), the gradient of the coverage after the step; overwritten by that before it.
+            dstate: (B, P) is written, the gradient of `CoverageStep.state`; None for "sum".
         """
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
@@ -110,6 +169,13 @@ class AttentionKernels(Protocol):
 
         Args:
             weights: (T, B, S). da: (T, B, H).
+        """
+
+    def coverage_gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients of the coverage's weights over all steps that have run, in the accumulate type.
+
+        They have the names of the operator's arguments: coverage_key, coverage_shares and, where there are such weights,
+        coverage_attention and coverage_recurrent.
         """
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:

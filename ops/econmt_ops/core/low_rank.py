@@ -78,7 +78,7 @@ def project(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tenso
     return product.view(*inputs.shape[:-1], len(weight))
 
 
-def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor) -> None:
+def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor | None) -> None:
     """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
     rows = inputs.reshape(-1, inputs.shape[2])
     if isinstance(weight, LowRank):

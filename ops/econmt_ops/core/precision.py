@@ -84,12 +84,6 @@ def matmul_tf32() -> bool:
 matmul_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def narrowed(tensor: Tensor) -> Tensor:
-    """Casts float32 to float16, which has the mantissa of TF32 in half the bytes; values are clamped to its range."""
-    largest = torch.finfo(torch.float16).max
-    return tensor.clamp(-largest, largest).to(torch.float16)
-
-
 class MatmulTF32:
     """Context in which PyTorch's own matrix products on a GPU use TF32, or do not, whatever its settings say.
 

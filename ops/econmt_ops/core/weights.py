@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -84,21 +84,6 @@ class ProjectedLSTMWeights(NamedTuple):
 
 AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
 """Weights of one LSTM layer, with whole or factorized matrices."""
-
-
-class AttentionalLSTMWeights(NamedTuple):
-    """Weights of `attentional_lstm`: stacked LSTM layers with attention from the top layer."""
-
-    layers: tuple[AnyLSTMWeights, ...]
-    """Layers, bottom first; with input feeding the bottom layer's input weight is (4H, I + H)."""
-    query: Tensor | None
-    """Projection of the query, (A, H); None to use the top layer's h as the query, with A = H."""
-    score: Tensor | None
-    """Weight of the additive score, (A,); None for dot attention."""
-    combine: Tensor
-    """Weight of the output layer over h and context, (H, H + E)."""
-    combine_bias: Tensor | None
-    """Bias of the output layer, (H,), or None."""
 
 
 def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
@@ -186,6 +171,75 @@ class LayerNormPerGateLSTMWeights(NamedTuple):
 AnyLayerNormLSTMWeights = Union[LayerNormLSTMWeights, LayerNormPerGateLSTMWeights]
 """Weights of one layer of `lnlstm`; their class selects the normalization."""
 
+
+class ContextGate(NamedTuple):
+    """Gate between h and context in the output of `attentional_lstm` (Tu et al. 2017, section 3.2, "both").
+
+    With combine = [Wh | Wc] the argument of tanh is `z (Wh h + combine_bias) + (1 - z) (Wc context + context_bias)`,
+    where `z = sigmoid(weight [h ; context] + bias)`.
+    """
+
+    weight: Tensor
+    """Weight of the gate over h and context, (H, H + E)."""
+    bias: Tensor
+    """Bias of the gate, (H,)."""
+    context_bias: Tensor
+    """Bias of the context's part, (H,)."""
+
+
+COVERAGES = ("sum", "tanh", "sigmoid", "relu", "softrelu", "gru")
+"""Kinds of coverage."""
+
+
+class Coverage(NamedTuple):
+    """Coverage C (B, S, W): the attention that each source position got so far (Tu et al. 2016).
+
+    Additive scores read it: `score . tanh(query h_t + keys_s + key C_{t-1,s})`. With the attention weights a_t of a step,
+    C_t is `C_{t-1} + shares a_t` for kind "sum", for an activation f `f(shares + attention a_t + state h_t + recurrent
+    C_{t-1})`, and for "gru" a step of a GRU with state C, whose products are `shares + attention a_t + state h_t` and
+    `recurrent C_{t-1}` with the rows r, z, n. P is 1 for "sum", W for an activation and 3W for "gru".
+    """
+
+    kind: str
+    """One of `COVERAGES`."""
+    key: Tensor
+    """Weight of the coverage in the argument of tanh, (A, W)."""
+    shares: Tensor
+    """Numbers of each position, (B, S, P): with "sum" ones to count the attention, or inverse fertilities; otherwise a
+    product with the values plus a bias."""
+    attention: Tensor | None = None
+    """Weight of the attention, (P,); None for "sum"."""
+    state: Tensor | None = None
+    """Weight of the stack's output, (P, H); None for "sum"."""
+    recurrent: Tensor | None = None
+    """Weight of the coverage before the step, (P, W); None for "sum"."""
+
+
+DecoderLayer = Union[AnyLSTMWeights, GRUWeights, AnyLayerNormLSTMWeights]
+"""Weights of one layer of `attentional_lstm`; their class selects the cell."""
+
+
+class AttentionalLSTMWeights(NamedTuple):
+    """Weights of `attentional_lstm`: stacked recurrent layers with attention from the top layer."""
+
+    layers: tuple[DecoderLayer, ...]
+    """Layers of one class, bottom first; with input feeding the bottom layer's input weight has I + H columns."""
+    query: Tensor | None
+    """Projection of the query, (A, H); None to use the top layer's h as the query, with A = H."""
+    score: Tensor | None
+    """Weight of the additive score, (A,); None for dot attention."""
+    combine: Tensor
+    """Weight of the output layer over h and context, (H, H + E)."""
+    combine_bias: Tensor | None
+    """Bias of the output layer, (H,), or None."""
+    output_norm: tuple[Tensor, Tensor] | None = None
+    """Gain (H,) and bias (H,) of a layer normalisation of the argument of the output's tanh, or None."""
+    gate: ContextGate | None = None
+    """Gate between h and context, which needs ``combine_bias``; or None."""
+    coverage: Coverage | None = None
+    """Coverage of the source positions, which needs ``score`` and input feeding; or None."""
+
+
 LSTMState = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, bottom first, each (B, H)."""
 
@@ -196,10 +250,12 @@ State = tuple[tuple[Tensor, ...], ...]
 class AttentionalLSTMState(NamedTuple):
     """State that `attentional_lstm` carries from step to step."""
 
-    layers: LSTMState
-    """(h, c) of every layer, bottom first, each (B, H)."""
+    layers: State
+    """States of every layer, bottom first, each (B, H): (h, c), or (h,) of a GRU."""
     output: Tensor
     """Output o of the step before, (B, H)."""
+    coverage: Tensor | None = None
+    """Coverage (B, S, W) after the step before, in the accumulate type; None without coverage, or for zeros."""
 
 
 def tensors_of(tree: object) -> list[Tensor]:
@@ -207,3 +263,16 @@ def tensors_of(tree: object) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []
+
+
+def cast_decoder(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
+    """Returns all weights of a decoder in another type."""
+
+    def cast(part: Any) -> Any:
+        if isinstance(part, tuple):
+            made = map(cast, part)
+            return tuple(made) if type(part) is tuple else type(part)(*made)
+        return part if part is None or isinstance(part, str) else part.to(dtype)
+
+    made: AttentionalLSTMWeights = cast(weights)
+    return made

@@ -88,8 +88,10 @@ class LayerPlan:
         )
         zeros = persistent.counters_of(ahead, directions, batch, hidden)[1]
         self._groups, self._counters = persistent.counters_of(self._back, directions, batch, hidden)
-        # After the counters of the walk come one number for the largest gradient, and what sums of columns need.
-        self._arrived = self._counters + 1
+        # After the counters of a walk come its slots, with a ring, and then what sums of columns need.
+        slots = directions * (steps + 1) * batch if self._ring else 0
+        self._first_slot, zeros = zeros, zeros + slots
+        self._arrived = self._counters + slots
         self._each_sum = layer_kernels.counters_of_sums(4 * hidden)
         self._partials_at = self._arrived + directions * self._each_sum
         partials_end = self._partials_at + layer_kernels.PARTIALS * 4 * hidden
@@ -113,9 +115,9 @@ class LayerPlan:
             settings.reverse,
             (state is not None, lengths is not None, self.has_resets, self.keeps_cells, self.keeps_sums),
         )
-        self._parts = [(programs, (steps, batch, *part)) for programs, *part in parts]
+        self._parts = [(programs, (steps, batch, *part, self._first_slot)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
-        self._column_sums, self._largest = layer_kernels.column_sums, layer_kernels.largest
+        self._column_sums = layer_kernels.column_sums
         # Only in the usual case do all gradients follow from one launch.
         is_usual = directions == 1 and places is None and state is None and len(set(types[2:])) == 1
         self._is_small = is_usual and layer_gradients.is_small(steps * batch, self.size, hidden)
@@ -259,7 +261,7 @@ class LayerPlan:
         arguments = (
             sums, operands.recurrents, exchange, outputs, cells, first_h, first_c, last_h, last_c,
             counters if tensors.lengths is None else tensors.lengths,
-            counters if tensors.resets is None else tensors.resets, counters,
+            counters if tensors.resets is None else tensors.resets, counters, operands.factors,
         )  # fmt: skip
         for programs, integers in self._parts:
             self._walk(programs, arguments, integers)
@@ -347,7 +349,6 @@ class LayerPlan:
         exchange, counters = dsums, operands.workspace
         if self._ring:
             exchange = torch.empty((directions, 2, batch, 4 * hidden), dtype=self.products, device=device)
-            self._largest(doutputs, last_h, last_c, counters, self._counters)
         partials = first_dc
         if self._team is not None:
             partials = torch.empty(self._team, dtype=torch.float32, device=device)
@@ -362,7 +363,7 @@ class LayerPlan:
             sums, operands.recurrents, exchange, partials, cells, doutputs, dsums,
             doutputs if last_h is None else last_h, first_dc if last_c is None else last_c, first_dc,
             counters if tensors.lengths is None else tensors.lengths,
-            counters if tensors.resets is None else tensors.resets, counters,
+            counters if tensors.resets is None else tensors.resets, counters, operands.factors,
         )  # fmt: skip
         strides = doutputs.stride()[:2]
         for programs, integers in parts:

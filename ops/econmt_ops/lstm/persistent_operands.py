@@ -65,7 +65,8 @@ class LayerOperands(NamedTuple):
     Attributes:
         rows: Inputs as they are multiplied, (T B, I') or (N, I').
         matrices: Input weights (4H, I') of each direction.
-        recurrents: (D 4H, H), in the type of the recurrence's products.
+        recurrents: (D 4H, H), in the type of the recurrence's products; if that is not the compute type, each row is
+            multiplied by one of the ``factors`` (D 4H,), powers of two.
         biases: (4H,) of each direction; the sum of two if biases are read.
         workspace: int32, that begins with zeros for counters.
     """
@@ -73,6 +74,7 @@ class LayerOperands(NamedTuple):
     rows: Tensor
     matrices: list[Tensor]
     recurrents: Tensor
+    factors: Tensor
     biases: list[Tensor]
     workspace: Tensor
 
@@ -95,6 +97,7 @@ class OperandMaker:
         hidden: int,
     ) -> None:
         self._dtype, self._products = dtype, products = settings.dtype, settings.products
+        self._narrows = products != dtype
         self._directions = directions = len(settings.reverse)
         shape, self._inputs_type = inputs
         self._types, self._hidden = types, hidden
@@ -125,6 +128,7 @@ class OperandMaker:
             *((self._inputs_type, self._dtype) if reads else (_INT32, _INT32)),
             *((matrix, self._dtype) if copies_matrix else (_INT32, _INT32)),
             *((square, self._products) if self._copies_recurrents else (_INT32, _INT32)),
+            torch.float32,
             *((biases[0], biases[-1], self._dtype) if copies_bias else (_INT32,) * 3),
             _INT32,
             torch.int64 if padded else _INT32,
@@ -137,6 +141,7 @@ class OperandMaker:
             self.width if sized else 0,
             self._hidden,
             (copies_matrix, self._copies_recurrents),
+            self._narrows,
             len(biases) if copies_bias else 0,
             zeros,
             types,
@@ -168,6 +173,7 @@ class OperandMaker:
         if self._copies_recurrents:
             shape = self._directions * 4 * hidden, hidden
             recurrents = torch.empty(shape, dtype=self._products, device=device)
+        factors = torch.empty(self._directions * 4 * hidden if self._narrows else 0, device=device)
         read: Tensor | None = None
         if rows is None:
             assert inputs is not None
@@ -180,12 +186,12 @@ class OperandMaker:
         matrices, biases, each = [], [], self._each
         for number in range(self._directions):
             matrix, square, *parts = weights[number * each : (number + 1) * each]
-            tensors = [scratch] * 11
+            tensors = [scratch] * 12
             step = row = 0
             if read is not None:
                 tensors[0], tensors[1] = read, rows
                 step, row, _ = read.stride()
-                tensors[10] = scratch if lengths is None else lengths
+                tensors[11] = scratch if lengths is None else lengths
             if self._copies_matrix[number]:
                 copy = torch.empty((4 * hidden, self.width), dtype=dtype, device=device)
                 tensors[2], tensors[3] = matrix, copy
@@ -193,10 +199,11 @@ class OperandMaker:
             if self._copies_recurrents:
                 tensors[4] = square
                 tensors[5] = recurrents[4 * hidden * number :] if number else recurrents
+                tensors[6] = factors[4 * hidden * number :]
             total = parts[0]
             if bias and self._copies_bias[number]:
                 total = torch.empty(4 * hidden, dtype=dtype, device=device)
-                tensors[6:9] = parts[0], parts[-1], total
+                tensors[7:10] = parts[0], parts[-1], total
             zeros = workspace[1] if number == 0 else 0
             padded = read is not None and lengths is not None
             launch, programs, integers, strides = self._launch(number, read is not None, padded, zeros, bias)
@@ -204,4 +211,4 @@ class OperandMaker:
             matrices.append(matrix)
             biases.append(total)
             read = None
-        return LayerOperands(rows, matrices, recurrents, biases, scratch)
+        return LayerOperands(rows, matrices, recurrents, factors, biases, scratch)

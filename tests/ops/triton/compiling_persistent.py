@@ -56,16 +56,31 @@ class Walk(NamedTuple):
         size = self.directions, 5, self.batch, 4 * self.hidden
         backwards = (False, True)[: self.directions]
         x, weights, exact = (torch.zeros(16, dtype=kind) for kind in (wide, products, torch.float32))
+        exchange = weights if self.ring else x
         lengths, counters = torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.int32)
         resets = torch.zeros(16, dtype=torch.bool)
-        exchange = weights if self.ring else x
         with rules_only("cuda"):
             if self.back:
                 types = wide, products, wide, wide, wide
                 (launch,), parts = backward_launch(
                     self.partition, size, types, backwards, (True, self.resets, True, True)
                 )
-                tensors = x, weights, exchange, exact, exact, x, x, x, x, exact, lengths, resets, counters
+                tensors = (
+                    x,
+                    weights,
+                    exchange,
+                    exact,
+                    exact,
+                    x,
+                    x,
+                    x,
+                    x,
+                    exact,
+                    lengths,
+                    resets,
+                    counters,
+                    exact,
+                )
                 more: tuple[int, ...] = (4096, 8192)
                 strides: tuple[int, ...] = (512, 512)
             else:
@@ -73,8 +88,8 @@ class Walk(NamedTuple):
                 launch, parts = forward_launch(
                     self.partition, size, (wide, products, wide, wide), backwards, has
                 )
-                tensors = x, weights, exchange, x, exact, x, exact, x, x, lengths, resets, counters
-                more = strides = ()
+                tensors = x, weights, exchange, x, exact, x, exact, x, x, lengths, resets, counters, exact
+                more, strides = (4096,), ()
             programs, *numbers = parts[0]
             launch(programs, tensors, (5, self.batch, *numbers, *more), strides)
 

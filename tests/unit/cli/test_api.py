@@ -84,7 +84,7 @@ def test_every_other_option_makes_another_translator(
         "max_input_length": 9,
         "long_lines": "skip",
         "avoid": ["ba"],
-        "glossary": Glossary({"ba": "li"}),
+        "glossary": Glossary({"ba": "G"}),
         "restrict_lexicon": "lexicon",
         "restrict_lexicon_topk": 3,
         "language_model": "runs/german",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import econmt
+from econmt.data.text.glossary import Glossary
 from econmt.errors import InputError
 from econmt_ops.backends import c as native
 from tests.unit.cli.conftest import Call
@@ -47,7 +48,7 @@ def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
 def test_the_search_that_runs_is_told_and_changes_nothing(
     precision: str, call: Call, subword_model: Path, text: Path, tmp_path: Path
 ) -> None:
-    """A phrase that no translation holds, and pruning that prunes nothing, go by another search."""
+    """Pruning that prunes nothing goes by another search; a phrase that no translation holds does not."""
     avoided = tmp_path / "avoid.txt"
     avoided.write_text("H A H A H A H A\n")
     given = ("translate", "-m", subword_model, "-i", text / "test.src", "--precision", precision)
@@ -59,8 +60,8 @@ def test_the_search_that_runs_is_told_and_changes_nothing(
     assert steered.lines == pruned.lines == plain.lines
     in_c = native.serves(torch.empty(1))
     assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in plain.err
-    for other in (steered, pruned):
-        assert f"; search in PyTorch{' with steps in C' if in_c else ''}, {precision}\n" in other.err
+    assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in steered.err
+    assert f"; search in PyTorch{' with steps in C' if in_c else ''}, {precision}\n" in pruned.err
 
 
 def rounded(tree: Any) -> Any:
@@ -107,10 +108,18 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
     assert "H" in ensemble[0].split()
     (tmp_path / "avoid").write_text("H\n")
     failure(
-        call("translate", "-m", word_model, *lists, text=TEXT),
-        "standard input:1",
-        "'H' contains an avoided phrase",
+        call("translate", "-m", word_model, *lists, text=""),
+        "terms:2: b c = H contains an avoided phrase",
     )
+    # Lists that cannot be satisfied are refused before any text is read.
+    (tmp_path / "terms").write_text("# terms\n\nd\tF F\nz = Ä\n")
+    for model in (word_model, subword_model):
+        ended = call("translate", "-m", model, "--glossary", tmp_path / "terms", text="")
+        failure(
+            ended, f"{tmp_path / 'terms'}:4: z = Ä has characters or words that the target vocabulary lacks"
+        )
+    with pytest.raises(InputError, match="glossary: z = Ä has characters"):
+        econmt.load(word_model, device="cpu").translate([], glossary=Glossary({"a": "A", "z": "Ä"}))
     failure(call("translate", "-m", word_model, "--avoid-list", tmp_path / "no", text=TEXT), "no such file")
     failure(
         call("translate", "-m", word_model, *lists, "-o", tmp_path / "terms", text=TEXT), "is also an input"

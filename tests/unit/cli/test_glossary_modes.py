@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import econmt
 from econmt.data.text.annotation import term_tag_ids
-from econmt.data.text.glossary import Glossary
+from econmt.data.text.glossary import Glossary, parse_glossary
 from econmt.errors import InputError
 from econmt.serving.models import LoadedModels, TranslationJob
 from econmt.serving.settings import Settings
@@ -72,6 +73,43 @@ def test_annotation_alone_is_an_ordinary_search_of_another_source(annotating: Pa
     ]
     constrained = model.translate(LINES, glossary=TERMS, glossary_mode="constrain")
     assert counted(constrained[0].text)[0] >= 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "annotate", "constrain"])
+def test_terms_that_are_there_anyway_change_nothing_in_any_mode(annotating: Path, mode: str) -> None:
+    model = econmt.load(annotating, device="cpu")
+    options: dict[str, Any] = {"min_output_length": 3}
+    plain = model.translate(LINES, **options)
+    terms = {line: each.text.split()[-1] for line, each in zip(LINES, plain, strict=True)}
+    assert len(terms) == len(LINES)
+    options |= {"glossary": Glossary(terms), "glossary_mode": mode}
+    for found, expected in zip(model.translate(LINES, **options), plain, strict=True):
+        assert found.source_tokens == expected.source_tokens
+        assert found._replace(hypotheses=[], attention=None) == expected._replace(
+            hypotheses=[], attention=None
+        )
+        assert torch.equal(found.attention, expected.attention)
+    if mode == "constrain":
+        return
+    draws: dict[str, Any] = {"min_output_length": 3, "sample": True, "seed": 5, "nbest_size": 2}
+    drawn = model.translate(LINES, **draws)
+    shared = {
+        line: min({*each.hypotheses[0].text.split()} & {*each.hypotheses[1].text.split()}, default=None)
+        for line, each in zip(LINES, drawn, strict=True)
+    }
+    terms = {line: word for line, word in shared.items() if word is not None and word.isalpha()}
+    assert terms
+    again = model.translate(LINES, **draws, glossary=Glossary(terms), glossary_mode=mode)
+    for line, found, expected in zip(LINES, again, drawn, strict=True):
+        if line in terms:
+            assert [each.text for each in found.hypotheses] == [each.text for each in expected.hypotheses]
+            assert [each.score for each in found.hypotheses] == [each.score for each in expected.hypotheses]
+
+
+def test_a_server_refuses_a_glossary_before_any_request(word_model: Path) -> None:
+    settings = Settings(glossary=parse_glossary(["", "b = Ä"], "terms.txt"))
+    with pytest.raises(InputError, match=r"^terms\.txt:2: b = Ä has characters"):
+        LoadedModels(econmt.load(word_model, device="cpu"), settings, 0)
 
 
 def test_a_line_in_capitals_and_markup_keep_their_form(annotating: Path) -> None:

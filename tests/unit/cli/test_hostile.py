@@ -99,6 +99,14 @@ def test_an_option_that_nobody_means(
     refused(call("translate", "-m", word_model, option, value, text="a\n"), words)
 
 
+def test_names_in_utf_8_are_not_blamed_for_the_locale(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    monkeypatch.setattr(os, "fsencode", lambda word: word.encode("ascii", "surrogateescape"))
+    name = "b\xe4r".encode().decode("ascii", "surrogateescape")
+    problem = "argument 3 'b\xe4r' is in UTF-8, but the locale's encoding is ascii; set PYTHONUTF8=1"
+    refused(call("translate", "-m", name), problem)
+
+
 def test_a_bucket_has_bounds(call: Call) -> None:
     refused(call("profile", "quickstart", "--bucket", "999999x9", "--estimate"), "at most 10000 positions")
 

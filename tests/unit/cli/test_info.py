@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from econmt.cli.inspection import read_metrics
 from econmt.errors import InputError
+from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from econmt.cli.serve import _is_tiny, _proxies
 from econmt.config.recipe import load_recipe, recipe_text
+from econmt.serving.server import Server
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder
@@ -100,6 +101,18 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
     said = call("serve", "-m", tmp_path / "nosuch", "--host", "localhost.example.org", "--port", 0)
     assert ("anyone who reaches localhost.example.org can use the server" in said.err) == warned
     assert "no such model folder" in said.err
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [(0, "all requests are answered"), (1, "1 request was refused"), (2, "2 requests were refused")],
+)
+def test_its_last_line_tells_what_it_refused(
+    call: Call, folder: Path, refused: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "run", lambda server, _: setattr(server._service, "refused", refused))
+    ended = call("serve", "-m", folder, "--port", 0)
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, f"econmt: stopped; {said}")
 
 
 @pytest.mark.slow

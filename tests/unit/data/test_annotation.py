@@ -272,7 +272,7 @@ def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(
     torch.testing.assert_close(found.attention.sum(dim=1), torch.ones(len(annotated) + 1))
     first, end = found.spans[0][0], found.spans[0][-1] + 1
     assert source.tokens(annotated)[first:end] == source.tokens(source.encode("<term> Hund </term>"))
-    plain = plain_source("a dog de ☃ mo.", terms, source).spans[0]
+    plain = plain_source("a dog de ☃ mo.", terms, source, 50).spans[0]
     assert source.tokens([sentence[at] for at in plain]) == source.tokens(source.encode("dog"))
     weights = found.attention
     assert (weights[first:end, list(plain)].sum(dim=1) == 1.0).all()

@@ -118,9 +118,32 @@ def test_a_translation_can_write_no_tag() -> None:
         assert "&lt;script&gt;&amp;" in passage.written([translation("<script>& b")])
 
 
+def test_names_that_are_never_closed_are_looked_for_once() -> None:
+    names = [f"x{number}" for number in range(20_000)]
+    page = "".join(f"<{name} translate=no>" for name in names)
+    assert in_capitals(html_passage(f"{page}a", SPLIT)) == f"{page}A"
+    page = "".join(f"<{name} translate=no>a<{name}></{name}>" for name in names)
+    assert [each.text for each in html_passage(f"{page}b", SPLIT).sentences] == ["b"]
+
+
+KEPT = [
+    ("<i translate=no>a <i x=<i y></i> b", "<i translate=no>a <i x=<i y></i> B"),
+    ("<i translate=no>a <i/> c</i> b", "<i translate=no>a <i/> c</i> B"),
+    ("<i translate=no>a <I>b</i> c</I > d", "<i translate=no>a <I>b</i> c</I > D"),
+    ("<i translate=no>a</ix></i> b", "<i translate=no>a</ix></i> B"),
+    ("<a x='> \" b <i>c</i> d", "<a x='> \" B <i>C</i> D"),
+    ("<a x=\"'>'\" b'>c", "<a x=\"'>'\" B'&gt;C"),
+]
+
+
+@pytest.mark.parametrize(("page", "expected"), KEPT)
+def test_ends_of_tags_and_kept_elements(page: str, expected: str) -> None:
+    assert in_capitals(html_passage(page, SPLIT)) == expected
+
+
 @pytest.mark.parametrize(
     "piece",
-    ["<", "<a", "<!--", "<![CDATA[", '<a "', "<a '\">", "</", "a ", "<code>", "<script>", "<i>", "</i>", "{", "<b translate=no>", "<code></code><code>"],
+    ["A www.x.org. ", "A. {x} ", "A.<wbr> B", "\n", "<p>", "<a \"<b ' \" ' ' ", "<", "<a", "<!--", "<![CDATA[", '<a "', "<a '\">", "</", "a ", "<code>", "<script>", "<i>", "</i>", "{", "<b translate=no>", "<code></code><code>"],
 )  # fmt: skip
 @pytest.mark.parametrize("read", [html_passage, line_passage])
 def test_no_page_is_read_more_than_a_few_times_over(piece: str, read: object) -> None:

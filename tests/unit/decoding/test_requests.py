@@ -18,6 +18,7 @@ from econmt.data.text.glossary import (
 )
 from econmt.data.text.subwords import train_vocabularies
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
+from econmt.decoding.constraints.batch import DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling, read_avoid_list
 from econmt.decoding.constraints.tokens import ConstraintCompiler
@@ -111,9 +112,8 @@ def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> 
 def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
     target = subwords.target
     sentence_constraints = ConstraintCompiler(target, (), Glossary({"dog": "Hund"}))
-    assert sentence_constraints.of(Request("a cat"), "x:1") is None
+    assert sentence_constraints.of(Request("a cat"), "x:1") == DecodingConstraints()
     constraints = sentence_constraints.of(Request("a dog", ["ein Haus"], target_prefix="der"), "x:1")
-    assert constraints is not None
     assert constraints.phrases == (
         Phrase(tuple(target.encode("Hund")), True),
         Phrase(tuple(target.encode("ein Haus")), True),
@@ -148,19 +148,22 @@ def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Re
 
 
 def test_a_term_that_cannot_be_written_is_not_called_a_constraint(subwords: Vocabularies) -> None:
-    compiler = ConstraintCompiler(subwords.target, (), Glossary({"dog": "Hund☃"}))
+    unwritable = Glossary({"dog": "Hund☃"})
+    with pytest.raises(InputError, match="glossary: dog = Hund☃ has characters"):
+        ConstraintCompiler(subwords.target, (), unwritable)
+    with pytest.raises(InputError, match="terms:3: dog = Hund☃ has characters"):
+        ConstraintCompiler(subwords.target, (), parse_glossary(["a = der", "", "dog = Hund☃"], "terms"))
+    compiler = ConstraintCompiler(subwords.target)
     with pytest.raises(InputError, match="x:1: the glossary's translation 'Hund☃' has characters"):
-        compiler.of(Request("a dog", ["ein Haus"]), "x:1")
+        compiler.of(Request("a dog", ["ein Haus"], glossary=unwritable), "x:1")
     with pytest.raises(InputError, match="x:1: the constraint 'Haus☃' has characters"):
         compiler.of(Request("a cat", ["Haus☃"]), "x:1")
 
 
 def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
-    assert ConstraintCompiler(subwords.target, ["Hund"]).of(Request("a", ["Hunde"]), "x:1") is not None
-    assert (
-        ConstraintCompiler(subwords.target, ["Hund"]).of(Request("a", target_prefix="ein Hund"), "x:1")
-        is not None
-    )
+    compiler = ConstraintCompiler(subwords.target, ["Hund"])
+    assert compiler.of(Request("a", ["Hunde"]), "x:1").phrases
+    assert compiler.of(Request("a", target_prefix="ein Hund"), "x:1").prefix
 
 
 def test_words_are_whole_in_a_vocabulary_of_words() -> None:

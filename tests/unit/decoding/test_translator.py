@@ -153,6 +153,8 @@ NUMBERS = WordVocabulary([*SPECIAL_TOKENS, "3", "7", "drei", *(f"n{number}" for 
     ("request_fields", "options", "searched"),
     [
         ({"constraints": ["drei"]}, {}, True),
+        ({"constraints": ["7", "3"]}, {}, False),
+        ({"constraints": ["3", "3"]}, {}, True),
         ({"target_prefix": "drei"}, {}, True),
         ({"avoid": ["7"]}, {}, True),
         ({"avoid": ["drei"]}, {}, False),
@@ -198,7 +200,9 @@ def test_batches_have_sentences_of_like_length_and_are_bounded() -> None:
 
 def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
     beginnings = ["EIN HUND", "Ein HUND", ""]
-    found = [with_small_prefix(Request("A DOG", target_prefix=each)).target_prefix for each in beginnings]
+    found = [
+        with_small_prefix(Request("A DOG", target_prefix=each), "de").target_prefix for each in beginnings
+    ]
     assert found == ["Ein hund", "Ein HUND", ""]
 
 
@@ -316,6 +320,37 @@ def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
     assert "".join(found[0].source_tokens) == "Abadhike"
     assert "".join(found[3].source_tokens) == "Ba"
     assert all(each.text == each.text.upper() for each in found[0].hypotheses)
+
+
+@pytest.mark.parametrize(
+    ("languages", "expected"),
+    [(("tr", "tr"), "IŞIK İZMİR"), (("az-AZ", "en"), "IŞIK IZMIR"), (("en", "tr"), ""), (("en", "en"), "")],
+)
+def test_lines_in_capitals_follow_the_rules_of_their_language(
+    languages: tuple[str, str], expected: str
+) -> None:
+    """The words of a Turkish line reach the model as the vocabulary has them, and a glossary finds them."""
+    words = ["Işık", "izmir", *(f"w{number}" for number in range(24))]
+    both = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *words])] * 2)
+    options = SearchOptions(beam_size=2, restore_case=True)
+    glossary = Glossary({"ışık": "w5"})
+    plain, steered = (
+        next(
+            Translator([Copying()], both, options, languages=languages, glossary=each).translate(
+                ["IŞIK İZMİR"]
+            )
+        )
+        for each in (None, glossary)
+    )
+    if expected:
+        assert plain.source_tokens == ["Işık", "izmir"]
+        assert plain.text == expected
+        assert "W5" in steered.text.split()
+    else:
+        assert plain.source_tokens == steered.source_tokens != ["Işık", "izmir"]
+        assert steered.text == plain.text
+    prefix = with_small_prefix(Request("", target_prefix="IŞIK İLE"), languages[1]).target_prefix
+    assert (prefix == "Işık ile") == (languages[1] == "tr")
 
 
 def test_broken_parameters_are_told_with_the_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import zipfile
@@ -10,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.decoding.passages import TextDivision, division
+from econmt.decoding.passages import Hypothesis, TextDivision, division
 from econmt.decoding.sentences import sentence_spans
-from econmt.serving import docx
+from econmt.serving import docx, encodings
 from econmt.serving.access import Keys
 from econmt.serving.docx import WordDocument
 from econmt.serving.files import WORD, read_file
 from econmt.serving.settings import Refused, Settings
-from tests.unit.decoding.test_markup_reader import translation
 from tests.unit.serving.conftest import Answer, Client, serving
 
 HEAD = (
@@ -37,11 +37,16 @@ TAIL = "</w:body></w:document>"
 SPLIT = division(sentence_spans, "de")
 
 
-def document(body: str = BODY, **parts: bytes) -> bytes:
+def same(text: str) -> Hypothesis:
+    """A translation aligned word by word."""
+    return text, [(number, number) for number in range(len(text.split()))]
+
+
+def document(body: str = BODY, head: str = HEAD, encoding: str = "utf-8", **parts: bytes) -> bytes:
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w") as archive:
         archive.writestr("[Content_Types].xml", "<Types/>")
-        archive.writestr("word/document.xml", HEAD + body + TAIL)
+        archive.writestr("word/document.xml", (head + body + TAIL).encode(encoding))
         archive.writestr("word/media/image1.png", bytes(range(256)))
         for name, content in parts.items():
             archive.writestr(f"word/{name}.xml", content)
@@ -54,7 +59,9 @@ def test_a_document_keeps_all_but_its_text() -> None:
     )
     texts = [each.text for each in read.sentences]
     assert texts == ["Tom is my & your dog.", "He barks.", "left", "right link", "box", "cell", "top"]
-    written = zipfile.ZipFile(io.BytesIO(read.written([translation(text.upper()) for text in texts])))
+    content, kind = read.written([same(text.upper()) for text in texts])
+    assert kind == WORD
+    written = zipfile.ZipFile(io.BytesIO(content))
     assert written.testzip() is None
     assert written.namelist() == [
         "[Content_Types].xml",
@@ -82,14 +89,9 @@ def test_a_document_keeps_all_but_its_text() -> None:
 
 def test_a_format_that_would_move_is_given_up_but_no_word() -> None:
     read = WordDocument(document(), SPLIT)
-    made = [translation(each.text) for each in read.sentences]
-    entry = (
-        made[0]
-        .hypotheses[0]
-        ._replace(text="dog my & your Tom", alignment=[(5, 0), (2, 1), (3, 2), (4, 3), (0, 4)])
-    )
-    made[0] = made[0]._replace(hypotheses=[entry])
-    xml = zipfile.ZipFile(io.BytesIO(read.written(made))).read("word/document.xml").decode()
+    made = [same(each.text) for each in read.sentences]
+    made[0] = ("dog my & your Tom", [(5, 0), (2, 1), (3, 2), (4, 3), (0, 4)])
+    xml = zipfile.ZipFile(io.BytesIO(read.written(made)[0])).read("word/document.xml").decode()
     first = xml.partition("<!-- kept")[0]
     assert "".join(re.findall("<w:t[^>]*>([^<]*)</w:t>", first)) == "dog my &amp; your Tom He barks."
 
@@ -113,7 +115,17 @@ REFUSED = [
     (bomb(), WORD, 413, "more than 64 MiB when unpacked"),
     (b"\xff", "text/plain", 400, "not in the encoding utf-8"),
     (b"a\0b", "text/plain", 400, "NUL"),
-    (b'<meta charset="nothing">', "text/html", 400, "not in the encoding nothing"),
+    (b'<meta charset="nothing">', "text/html", 400, "encoding nothing is none of the web"),
+    (b"<meta charset=idna>a", "text/html", 400, "encoding idna is none of the web"),
+    (b"<meta charset=utf-7>a", "text/html", 400, "encoding utf-7 is none of the web"),
+    (b"<meta charset=unicode_escape>a", "text/html", 400, "encoding unicode_escape is none of the web"),
+    (b"<meta charset=punycode>a", "text/html", 400, "encoding punycode is none of the web"),
+    (b"a", "text/plain; charset=idna", 400, "encoding idna is none of the web"),
+    (b"\x81", "text/plain; charset=latin1", 400, "not in the encoding windows-1252"),
+    (document(head=HEAD.replace("UTF-8", "idna")), WORD, 400, "in the encoding idna"),
+    (document(head=HEAD.replace("UTF-8", "utf-7")), WORD, 400, "in the encoding utf-7"),
+    (document(f'<w:p xmlns:n="{"n" * 1001}"/>'), WORD, 400, "a namespace has more than 1,000 characters"),
+    (gzip.compress(b"a"), "text/plain", 400, "compressed with gzip; unpack it"),
     (b"a", "image/png", 415, "image/png is not translated"),
 ]
 
@@ -133,21 +145,84 @@ def test_numbers_and_addresses_of_a_document_stay() -> None:
     footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
     read = WordDocument(document(number + address, footer1=footer), SPLIT)
     assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
-    made = [translation("SIEHE , TOM."), translation("3")]
-    written = zipfile.ZipFile(io.BytesIO(read.written(made)))
+    made = [same("SIEHE , TOM."), same("3")]
+    written = zipfile.ZipFile(io.BytesIO(read.written(made)[0]))
     xml = written.read("word/document.xml").decode()
     assert number in xml
     assert re.findall("<w:t[^>]*>([^<]*)</w:t>", xml)[2:] == ["SIEHE https://x.org/a, TOM."]
     assert b">3</w:t>" in written.read("word/footer1.xml")
 
 
+def test_lines_without_words_count_as_text() -> None:
+    text = b"1 2 3\n\n A dog. \n4 "
+    assert [each.text for each in read_file(text, "text/plain", SPLIT, 12).sentences] == [
+        "1 2 3",
+        "A dog.",
+        "4",
+    ]
+    with pytest.raises(Refused, match="more than the 11 characters"):
+        read_file(text, "text/plain", SPLIT, 11)
+    kept = b"<p>1 2 3</p><p>A dog.</p>"
+    assert [each.text for each in read_file(kept, "text/html", SPLIT, 6).sentences] == ["A dog."]
+
+
 def test_pages_keep_their_encoding() -> None:
     page = '<meta charset="iso-8859-1"><p>caf\u00e9</p>'.encode("latin-1")
     file = read_file(page, "text/html", TextDivision())
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
-    assert file.written([translation("\u00fc\u20ac")]) == b'<meta charset="iso-8859-1"><p>\xfc&#8364;</p>'
+    written = b'<meta charset="iso-8859-1"><p>\xfc&#128512;</p>', "text/html; charset=windows-1252"
+    assert file.written([same("\u00fc\U0001f600")]) == written
     text = "\ufeffa\r\n".encode()
-    assert read_file(text, "text/plain", TextDivision()).written([translation("b")]) == "\ufeffb\r\n".encode()
+    written = "\ufeffb\r\n".encode(), "text/plain; charset=utf-8"
+    assert read_file(text, "text/plain", TextDivision()).written([same("b")]) == written
+
+
+@pytest.mark.parametrize(
+    ("content_type", "head", "codec", "name"),
+    [
+        ("text/html", "<meta charset=CP1251>", "cp1251", "windows-1251"),
+        ("text/html; charset=windows-1251", "<meta charset=utf-8>", "cp1251", "windows-1251"),
+        ("text/html", '<meta http-equiv=a content="text/html; charset=koi8-r">', "koi8-r", "koi8-r"),
+        ("text/html", "<meta charset=utf-16>", "utf-8", "utf-8"),
+        ('text/plain; format=flowed; charset="KOI8"', "", "koi8-r", "koi8-r"),
+        ("text/plain", "\ufeff", "utf-16-le", "utf-16le"),
+        ("text/plain; charset=koi8-r", "\ufeff", "utf-16-be", "utf-16be"),
+        ("text/html; charset=koi8-r", "\ufeff<meta charset=cp1251>", "utf-8", "utf-8"),
+    ],
+)
+def test_an_answer_is_in_the_encoding_that_it_names(
+    content_type: str, head: str, codec: str, name: str
+) -> None:
+    file = read_file(f"{head}\u0434\u0430".encode(codec), content_type, TextDivision())
+    assert [each.text for each in file.sentences] == ["\u0434\u0430"]
+    kind = content_type.partition(";")[0]
+    assert file.written([same("\u0442\u044b")]) == (
+        f"{head}\u0442\u044b".encode(codec),
+        f"{kind}; charset={name}",
+    )
+
+
+def test_a_text_is_answered_in_utf_8_if_its_encoding_lacks_a_character() -> None:
+    file = read_file(b"caf\xe9", "text/plain; charset=iso-8859-1", TextDivision())
+    assert [each.text for each in file.sentences] == ["caf\u00e9"]
+    assert file.written([same("\u0434")]) == ("\u0434".encode(), "text/plain; charset=utf-8")
+
+
+def test_labels_are_those_of_the_web() -> None:
+    assert len(encodings._BY_LABEL) == 221, "of the standard's 228, without replacement and x-user-defined"
+    for label, encoding in encodings._BY_LABEL.items():
+        assert "a".encode(encoding.codec).decode(encoding.codec) == "a"
+        assert encodings.web_encoding(f" {label.upper()}\n") == encoding
+
+
+def test_a_document_of_another_encoding_gets_references() -> None:
+    content = document(
+        "<w:p><w:r><w:t>f\xfcnf</w:t></w:r></w:p>", HEAD.replace("UTF-8", "ISO-8859-1"), "latin-1"
+    )
+    read = WordDocument(content, SPLIT)
+    assert [each.text for each in read.sentences] == ["f\xfcnf"]
+    xml = zipfile.ZipFile(io.BytesIO(read.written([same("f\xfcnf \u20ac")])[0])).read("word/document.xml")
+    assert b">f&#252;nf &#8364;</w:t>" in xml
 
 
 def send(client: Client, content: bytes, kind: str, query: str = "", key: str = "") -> Answer:
@@ -177,4 +252,4 @@ def test_files_have_a_limit_and_need_the_key(folder: Path) -> None:
         assert send(client, b"abc", "text/plain").status == 403
         assert send(client, b"abc", "text/plain", key="k").status == 200
         refused = send(client, b"abcd", "text/plain", key="k")
-        assert (refused.status, "4 characters" in refused.json["error"]) == (413, True)
+        assert (refused.status, "more than the 3 characters" in refused.json["error"]) == (413, True)

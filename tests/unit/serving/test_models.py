@@ -12,6 +12,7 @@ import pytest
 
 import econmt
 from econmt.api import TrainedModel
+from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.decoding.translation import Translation
 from econmt.errors import InputError
 from econmt.serving import models
@@ -118,7 +119,58 @@ def test_what_failed_to_load_is_loaded_when_it_can_be(folder: Path, better: Path
     with pytest.raises(MemoryError):
         served.reload()
     full[0] = False
-    assert [served.reload() for _ in range(4)] == [False, False, True, False]
+    assert [bool(served.reload()) for _ in range(4)] == [False, False, True, False]
+
+
+def test_other_parameters_are_tried_at_once_after_broken_ones(
+    folder: Path, better: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    served = Served([mine], Settings())
+
+    def tries(count: int) -> str:
+        """F for each check of the folder that fails, a dot for one that tries nothing, ! for a success."""
+        said = ""
+        for _ in range(count):
+            try:
+                said += "!" if served.reload() else "."
+            except InputError:
+                said += "F"
+        return said
+
+    (mine / "params.best.safetensors").write_bytes(b"broken")
+    assert tries(11) == "F..F....F.."
+    (mine / "params.best.safetensors").write_bytes(b"broken otherwise")
+    assert tries(9) == "F..F....F", "as if it was the first"
+    put(better, mine)
+    assert tries(4) == "!..."
+    (mine / "params.best.safetensors").write_bytes(b"broken")
+    assert tries(4) == "F..F", "also after a success"
+    put(better, mine)
+    assert tries(2) == "!."
+
+
+def test_a_reload_tells_both_checkpoints(folder: Path, better: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    served = Served([mine], Settings())
+    rows = (folder / "metrics.tsv").read_text().split("\n")
+    names, values = (row.split("\t") for row in rows[:2])
+    values[names.index("bleu")] = "7.25"
+    put(better, mine)
+    (mine / "metrics.tsv").write_text("\n".join(["\t".join(row) for row in (names, values)]) + "\n")
+    old = dict(zip(names, rows[1].split("\t"), strict=True))["bleu"]
+    # The files of both have the same update, since both runs are equally long.
+    assert served.reload() == f"{mine}: update 12 (BLEU 7.2) replaces update 12 (BLEU {float(old):.1f})"
+    (mine / "metrics.tsv").unlink()
+    put(folder, mine)
+    assert served.reload() == f"{mine}: update 12 replaces update 12 (BLEU 7.2)"
+    put(folder, mine)
+    assert served.reload() == f"{mine}: the same parameters are loaded again"
+    tensors, metadata = read_tensors(folder / "params.best.safetensors")
+    write_tensors(mine / "params.best.safetensors", tensors, {**metadata, "update": "6"})
+    assert served.reload() == f"{mine}: update 6 replaces update 12"
 
 
 def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedModel) -> None:
@@ -141,7 +193,7 @@ def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: p
 
 
 def test_a_failed_reload_leaves_the_server_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Served) -> bool:
+    def fails(_: Served) -> str:
         raise RuntimeError("no memory")
 
     with serving(folder, Settings(watch_seconds=0.02)) as client:

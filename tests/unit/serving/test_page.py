@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import zipfile
@@ -280,6 +281,13 @@ def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) ->
     expect(page.get_by_role("alert")).to_contain_text("This file cannot be read as a Word document.")
     page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"\0\xff"})
     expect(page.get_by_role("alert")).to_contain_text("This file is no text.")
+    text = {"name": "x.csv", "mimeType": "text/csv"}
+    page.locator("#file").set_input_files({**text, "buffer": "f\xfcnf".encode("latin-1")})
+    expect(page.get_by_role("alert")).to_contain_text("This text is not in UTF-8. Save it in UTF-8")
+    page.locator("#file").set_input_files({**text, "buffer": gzip.compress(b"a")})
+    expect(page.get_by_role("alert")).to_contain_text("This file is compressed with gzip.")
+    page.locator("#file").set_input_files({**text, "buffer": "a b".encode("utf-16")})
+    expect(page.get_by_role("textbox", name="src")).to_have_value("a b")
 
 
 def test_requests_are_tried_in_the_documentation(page: sync_api.Page, model: TrainedModel) -> None:

@@ -23,7 +23,7 @@ from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
 from econmt.serving import answers, queries, server
-from econmt.serving.app import Service, _unless_left
+from econmt.serving.app import Service, _answers
 from econmt.serving.models import TranslationJob, by_pair
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
@@ -128,7 +128,7 @@ def test_an_error_in_one_line_gives_up_the_others() -> None:
         failed.set_exception(InputError("line 1"))
         client: Any = SimpleNamespace(receive=asyncio.Event().wait)
         with pytest.raises(InputError):
-            await _unless_left(client, [failed, other])
+            await _answers(client, [failed, other])
         await asyncio.sleep(0)  # a cancelled task ends in the next turn of the loop
         return other.cancelled(), len(asyncio.all_tasks())
 
@@ -232,10 +232,14 @@ def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel)
         assert client.post("/translate", q="c").status == 200
 
 
-def test_lists_that_contradict_each_other_stop_no_other_sentence(folder: Path) -> None:
+def test_lists_that_contradict_each_other_are_refused_at_the_start(folder: Path) -> None:
     settings = Settings(avoid=("A",), glossary=Glossary({"b": "G A"}))
-    (served,) = by_pair([folder], settings)
-    refused, translated = served.loaded.translate([Request("b"), Request("c")], TranslationJob())
+    with pytest.raises(InputError, match="glossary: b = G A contains an avoided phrase"):
+        by_pair([folder], settings)
+    # A glossary of a request stops no other sentence.
+    (served,) = by_pair([folder], settings._replace(glossary=None))
+    requests = [Request("b", glossary=Glossary({"b": "G A"})), Request("c")]
+    refused, translated = served.loaded.translate(requests, TranslationJob())
     assert isinstance(refused, InputError)
     assert isinstance(translated, Translation)
     with pytest.raises(InputError, match="are for one language pair, and the models have 2"):
@@ -364,6 +368,70 @@ def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.Monke
     texts = queries.texts_of(body, 500, TextDivision())
     assert sum(seen) == 70
     assert [len(text.sentences[0].avoid) for text in texts] == [70] * 50
+
+
+def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
+    """Lists of both count, a prefix of the entry comes before that of the request."""
+    entries = [
+        {"text": "a", "avoid": ["X"], "constraints": ["K"], "target_prefix": "P"},
+        {"text": "b"},
+        "c",
+    ]
+    avoiding = [
+        (text.sentences[0].text, [*text.sentences[0].avoid], [*text.sentences[0].constraints])
+        for text in queries.texts_of(queries.TranslateBody(q=entries, avoid=["Y", "Z"]), 500, TextDivision())
+    ]
+    assert avoiding == [("a", ["X", "Y", "Z"], ["K"]), ("b", ["Y", "Z"], []), ("c", ["Y", "Z"], [])]
+    body = queries.TranslateBody(
+        q=[entries[0]], avoid=["Y"], constraints=["L"], target_prefix="Q", glossary={"a": "A"}
+    )
+    (request,) = queries.texts_of(body, 500, TextDivision())[0].sentences
+    assert (list(request.avoid), list(request.constraints)) == (["X", "Y"], ["K", "L"])
+    assert request.target_prefix == "P"
+    body = queries.TranslateBody(q=["a"], target_prefix="Q", glossary={"a": "A", "b": "B"})
+    (request,) = queries.texts_of(body, 500, TextDivision())[0].sentences
+    assert request.target_prefix == "Q"
+    assert request.glossary is not None
+    assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "B"]
+
+
+def test_what_all_translations_satisfy_changes_no_answer(client: Client) -> None:
+    how = {"alternatives": 1, "details": True}
+    plain = client.post("/translate", q="a b c", **how).json
+    common = {*plain["translatedText"].split()} & {*plain["alternatives"][0].split()}
+    word = next(word for word in sorted(common) if word.isalpha())
+    absent = next(word for word in "ABDEFG" if word not in str(plain["details"]))
+    wishes: dict[str, Any] = {"constraints": [word], "avoid": [absent], "glossary": {"b": word}}
+    answer = client.post("/translate", q="a b c", **wishes, **how).json
+    assert without_time(answer) == without_time(plain)
+    other = client.post("/translate", q="a b c", constraints=[absent], **how).json
+    assert all(absent in text.split() for text in (other["translatedText"], *other["alternatives"]))
+
+
+def without_time(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name != "milliseconds"}
+
+
+def test_both_avoid_lists_hold_in_answers(client: Client) -> None:
+    """The words of the plain translations, half of them avoided by the entry, the others by the request."""
+    plain = client.post("/translate", q=["a b c", "d e f g"]).json["translatedText"]
+    words = sorted({word for text in plain for word in text.split() if word.isalpha()})
+    own, common = words[::2], words[1::2] or ["H"]
+    entries: list[Any] = [{"text": "a b c", "avoid": own}, "d e f g"]
+    answer = client.post("/translate", q=entries, avoid=common)
+    first, second = (text.split() for text in answer.json["translatedText"])
+    assert not {*first} & {*own, *common}
+    assert not {*second} & {*common}
+
+
+def test_terms_of_a_request_are_found_by_its_language() -> None:
+    glossary = {"ışık": "light"}
+    for language, expected in (("tr", True), ("en", False)):
+        body = queries.TranslateBody(q="IŞIK", glossary=glossary)
+        (text,) = queries.texts_of(body, 500, TextDivision(), language)
+        assert (text.sentences[0].glossary is not None) == expected
+        words = queries.WordsBody(q="IŞIK", glossary=glossary)
+        assert (queries.word_request(words, 500, language).glossary is not None) == expected
 
 
 def test_bodies_that_are_none(client: Client) -> None:

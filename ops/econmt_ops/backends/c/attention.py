@@ -33,6 +33,7 @@ class CAttention(EagerAttention):
         library.combine_forward(share, weights, self._projected, output)
 
     def _weight_gradient(self, da: Tensor, other: Tensor | None) -> Tensor:
+        other = None if other is None else other.to(da.dtype)
         return library.weight_gradient(self._projected, da, other, self._padding)
 
     def _weights_backward(
@@ -42,7 +43,7 @@ class CAttention(EagerAttention):
         if self._score is None or not self._has_scores:
             super()._weights_backward(query, weights, dweights, dquery, dscores)
             return
-        dkeys, dscore, _ = self._sums
+        dkeys, dscore, _ = self.sums
         assert dscore is not None
         rows, positions, size = self._keys.shape
         # The library adds de_s (s - s^2) to dkeys; `gradients` multiplies by 4 score once.

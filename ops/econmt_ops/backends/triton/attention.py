@@ -19,7 +19,7 @@ from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.core.precision import matmul_tf32, narrowed
+from econmt_ops.core.precision import matmul_tf32
 
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
@@ -150,6 +150,7 @@ def attention_sum(
     query: tl.tensor,
     dscores: tl.tensor,
     keys: tl.tensor,
+    key_units: tl.tensor,
     score: tl.tensor,
     gain: tl.tensor,
     shift: tl.tensor,
@@ -168,7 +169,8 @@ def attention_sum(
 ) -> None:
     """Adds to dkeys (B, S, A) and to parts (programs of a feature, 1 or 3, A): gradients of score, gain and shift.
 
-    One program handles a tile of positions of a sentence and a tile of features, for all steps. ``gain`` may be None.
+    One program handles a tile of positions of a sentence and a tile of features, for all steps. ``gain`` and
+    ``key_units`` may be None.
     """
     sentence = tl.program_id(0).to(tl.int64)
     position = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -177,6 +179,8 @@ def attention_sum(
     inside = there[:, None] & known[None, :]
     place = (sentence * positions + position)[:, None] * A + column[None, :]
     k = tl.load(keys + place, mask=inside, other=0.0).to(tl.float32)
+    if key_units is not None:
+        k *= tl.load(key_units + sentence)
     w = tl.load(score + column, mask=known, other=0.0).to(tl.float32)[None, :]
     dk = tl.zeros([ROWS, WIDTH], tl.float32)
     dw = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -228,6 +232,20 @@ def attention_sum(
         tl.store(part + 2 * A, tl.load(part + 2 * A, mask=known) + tl.sum(dshift, 0), mask=known)
 
 
+def _narrowed(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns float32 values (B, S, .) in float16, and the unit of each sentence, a power of two (B,).
+
+    Float16 has the mantissa of TF32; in units of its own a sentence has values up to 2^14, and the digits of those
+    above 2^-28 of the largest.
+    """
+    largest = torch.linalg.vector_norm(tensor, torch.inf, (1, 2)).clamp(1e-30, 1e30)
+    units = torch.exp2(largest.log2().ceil() - 14.0)
+    scaled = torch.mul(
+        tensor, units.reciprocal()[:, None, None], out=tensor.new_empty(tensor.shape, dtype=torch.float16)
+    )
+    return scaled, units
+
+
 class AttentionLauncher:
     """Keys, values and weights of one call, and the kernels that use them.
 
@@ -238,10 +256,12 @@ class AttentionLauncher:
         scale: scale of dot attention.
         lengths: (B,) int64 or int32; None: all sentences have S positions. A sentence of length 0 gets zero weights.
         choice: launch configuration; None: the result of `choose`.
+        narrows: False to read float32 keys and values where they are, even where TF32 is allowed.
 
     Attributes:
         fast: True for 16-bit keys and values and the GPU's tanh instruction: for inputs of such types, and for float32
             where TF32 is allowed.
+        key_units: (B,), numbers by which the keys of each sentence are multiplied; None: 1.
     """
 
     def __init__(
@@ -253,10 +273,13 @@ class AttentionLauncher:
         scale: float = 1.0,
         lengths: Tensor | None = None,
         choice: Choice | None = None,
+        narrows: bool = True,
     ) -> None:
-        self.fast = keys.dtype != torch.float32 or matmul_tf32()
+        self.fast = keys.dtype != torch.float32 or (narrows and matmul_tf32())
+        self.key_units: Tensor | None = None
+        self._value_units: Tensor | None = None
         if self.fast and keys.dtype == torch.float32:
-            keys, values = narrowed(keys), narrowed(values)
+            (keys, self.key_units), (values, self._value_units) = _narrowed(keys), _narrowed(values)
         self.keys, self.values = keys.contiguous(), values.contiguous()
         self.score = None if score is None else score.contiguous()
         self.gain = None if norm is None else norm[0].contiguous()
@@ -302,6 +325,8 @@ class AttentionLauncher:
             share,
             self.keys,
             None if first is None else self.values,
+            self.key_units,
+            self._value_units,
             self.score,
             self.gain,
             self.shift,
@@ -354,6 +379,8 @@ class AttentionLauncher:
             query,
             self.keys,
             self.values,
+            self.key_units,
+            self._value_units,
             self.score,
             self.gain,
             self.shift,
@@ -427,6 +454,7 @@ class KeyGradients:
             query,
             dscores,
             attention.keys,
+            attention.key_units,
             attention.score,
             attention.gain,
             attention.shift,

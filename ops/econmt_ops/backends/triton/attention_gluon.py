@@ -86,6 +86,15 @@ def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl
 
 
 @gluon.jit
+def _unit_of(units: tl.tensor, sentence: tl.tensor) -> tl.tensor:
+    """Returns the number by which a sentence's keys or values are multiplied where they are used."""
+    if units is None:
+        return 1.0
+    else:
+        return gl.load(units + sentence)
+
+
+@gluon.jit
 def _normalise(
     x: tl.tensor, column: tl.tensor, A: tl.constexpr, SIZE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -100,6 +109,7 @@ def _normalise(
 @gluon.jit
 def _scores(
     k: tl.tensor,
+    key_unit: tl.tensor,
     q: tl.tensor,
     w: tl.tensor,
     stretch: tl.tensor,
@@ -110,11 +120,11 @@ def _scores(
     SIZE: tl.constexpr,
     FAST: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE)."""
+    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE), which contains their unit for dot."""
     if KIND == "dot":
         return gl.sum(k.to(gl.float32) * q, 1)
     else:
-        x = k.to(gl.float32) + q
+        x = k.to(gl.float32) * key_unit + q
         if KIND == "norm":
             x, _ = _normalise(x, column, A, SIZE)
             x = x * stretch + offset
@@ -123,8 +133,9 @@ def _scores(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def attention_forward(
-    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor,
-    shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor, second: tl.tensor,
+    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor,
+    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor,
+    second: tl.tensor,
     scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
     query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
     KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
@@ -134,7 +145,8 @@ def attention_forward(
     """Computes weights (R, S) and, with ``values``, contexts or, with ``share``, tanh(share + context), (R, H).
 
     KIND ("additive", "norm", "dot") decides whether ``score`` and ``gain`` are used. ``lengths`` None: all sentences
-    have S positions. ``second`` may be None.
+    have S positions. ``second`` may be None. ``key_units`` and ``value_units`` (B,): keys and values of a sentence are
+    multiplied by its number; None: they are what they stand for.
     """
     row = gl.program_id(0).to(gl.int64)
     sentence = row // group % batch
@@ -149,8 +161,9 @@ def attention_forward(
         v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
     q = _vector(query + row * query_row, column, A, SIZE)
     w, stretch, offset = q, q, q
+    key_unit = _unit_of(key_units, sentence)
     if KIND == "dot":
-        q *= scale * _LOG2_E
+        q *= scale * _LOG2_E * key_unit
     else:
         w = _vector(score, column, A, SIZE) * _LOG2_E
     if KIND == "norm":
@@ -181,7 +194,9 @@ def attention_forward(
             v, v_next = v_next, v_later
             v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
         there = begin + place < length
-        scores = gl.where(there, _scores(k, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST)
+        scores = gl.where(
+            there, _scores(k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST
+        )
         kept = gl.where(number == begin // ROWS, _column(scores, KEPT), kept)
         if running:
             higher = gl.maximum(top, scores)
@@ -201,6 +216,7 @@ def attention_forward(
     weight = gl.where(position < length, gl.exp2(kept - highest) * inverse, 0.0)
     _store(weights + row * weights_row, position, weight, positions)
     if values is not None:
+        inverse *= _unit_of(value_units, sentence)
         result = gl.sum(gl.convert_layout(context * _column(rest * inverse, VALUES), FLAT), 0)
         if share is not None:
             result = tanh(result + added)
@@ -221,6 +237,7 @@ def _weighted(alphas: tl.tensor, values: tl.tensor, position: tl.tensor, length:
 def _query_gradient(
     de: tl.tensor,
     k: tl.tensor,
+    key_unit: tl.tensor,
     q: tl.tensor,
     w: tl.tensor,
     stretch: tl.tensor,
@@ -238,7 +255,7 @@ def _query_gradient(
     if KIND == "dot":
         return de * k.to(gl.float32)
     else:
-        x = k.to(gl.float32) + q
+        x = k.to(gl.float32) * key_unit + q
         if KIND == "additive":
             t = tanh_of(x, FAST)
             return de * (1.0 - t * t)
@@ -255,9 +272,9 @@ def _query_gradient(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
 def attention_backward(
-    query: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor,
-    lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output: tl.tensor, first: tl.tensor, second: tl.tensor,
-    dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor,
+    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output: tl.tensor,
+    first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
     scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
     query_row: tl.tensor, weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor,
     second_row: tl.tensor, dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor,
@@ -284,6 +301,7 @@ def attention_backward(
         v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
     k_next = _load_tile(tile, 0, positions, place, column, A, SIZE)
     length = _length(lengths, sentence, positions)
+    key_unit = _unit_of(key_units, sentence)
     q = _vector(query + row * query_row, column, A, SIZE)
     alpha_next = gl.load(alphas + spot, mask=spot < positions, other=0.0)
     delta = 0.0
@@ -296,6 +314,7 @@ def attention_backward(
             da *= 1.0 - o * o
             _store(dshare + row * dquery_row, gl.expand_dims(unit, 0), da, H)
         delta = gl.sum(gl.sum(da * _vector(context + row * context_row, unit, H, HIDDEN), 1), 0)
+        da *= _unit_of(value_units, sentence)
         v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
     k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
     alpha_later = gl.load(alphas + ROWS + spot, mask=ROWS + spot < positions, other=0.0)
@@ -324,11 +343,13 @@ def attention_backward(
             dalpha += given.to(gl.float32)
         de = gl.where(there, alpha * (dalpha - delta), 0.0)
         gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
-        dq += _query_gradient(_column(de, KEYS), k, q, w, stretch, offset, column, KIND, A, SIZE, FAST)
+        dq += _query_gradient(
+            _column(de, KEYS), k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST
+        )
     total = gl.sum(gl.convert_layout(dq, FLAT), 0)
     feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
     if KIND == "dot":
-        total *= scale
+        total *= scale * key_unit
     if KIND == "additive":
         total *= gl.load(score + feature, mask=feature < A, other=0.0).to(gl.float32)
     _store(dquery + row * dquery_row, feature, total, A)
@@ -340,7 +361,18 @@ def attention_backward(
 def _plain() -> tuple[Any, Any]:
     """Returns the two kernels in plain Triton."""
     names: dict[str, Any] = {"gl": portable}
-    helpers = (_inside, _column, _load_tile, _vector, _store, _length, _normalise, _scores, _weighted)
+    helpers = (
+        _inside,
+        _column,
+        _load_tile,
+        _vector,
+        _store,
+        _length,
+        _unit_of,
+        _normalise,
+        _scores,
+        _weighted,
+    )
     for helper in (*helpers, _query_gradient):
         names[helper.fn.__name__] = portable.twin(helper, names)
     return portable.twin(attention_forward, names), portable.twin(attention_backward, names)

@@ -1,4 +1,4 @@
-"""Kernels around an LSTM layer's recurrence and products: casts, sums of columns and the largest gradient.
+"""Kernels around an LSTM layer's recurrence and products: casts and sums of columns.
 
 Each is one launch where PyTorch would need several: for small layers launching takes longer than computing.
 """
@@ -13,11 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.triton.launching import Launch, launch_of
+from econmt_ops.backends.triton.persistent_product import narrowed, power_of_two
 
 _TILE = 2048
 """Values of a tile that one program copies or looks at."""
 
-_LARGEST_FLOAT16 = tl.constexpr(65504.0)
+_EXPONENT = tl.constexpr(12.0)
+"""Exponent to which the largest value of a row is brought in float16, whose largest number is below 2^16."""
 
 _COLUMNS = 64
 """Columns that a program of `column_sums` adds up."""
@@ -27,16 +29,6 @@ _ROWS = 32
 
 PARTIALS = 32
 """Parts into which `column_sums` divides the rows, at most."""
-
-
-@triton.jit
-def _fitted(values, kind: tl.constexpr):
-    """Casts values; finite ones beyond float16 become its largest number."""
-    if kind == tl.float16:
-        values = values.to(tl.float32)
-        large = (tl.abs(values) > _LARGEST_FLOAT16) & (tl.abs(values) < float("inf"))
-        values = tl.where(large, tl.where(values > 0, _LARGEST_FLOAT16, -_LARGEST_FLOAT16), values)
-    return values.to(kind)
 
 
 @triton.jit
@@ -58,16 +50,39 @@ def _copy(tile, matrix, lengths, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: 
     for first in tl.static_range(0, WIDE, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
         values = tl.load(source + column, mask=read & (column < WIDTH), other=0.0)
-        tl.store(target + column, _fitted(values, made.dtype.element_ty), mask=inside & (column < WIDE))
+        tl.store(target + column, values.to(made.dtype.element_ty), mask=inside & (column < WIDE))
+
+
+@triton.jit
+def _narrow(
+    tile, matrix, factors, count, row_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Copies ROWS rows of a matrix in float16, each times a power of two that is written to ``factors``."""
+    given, made = matrix
+    at = tile * ROWS + tl.arange(0, ROWS)
+    inside = (at < count)[:, None]
+    source = given + at.to(tl.int64)[:, None] * row_stride
+    largest = tl.zeros((ROWS,), tl.float32)
+    for first in tl.static_range(0, WIDTH, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)[None, :]
+        values = tl.load(source + column, mask=inside & (column < WIDTH), other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.max(tl.abs(values), 1))
+    factor = power_of_two(largest, _EXPONENT)
+    tl.store(factors + at, factor, mask=at < count)
+    for first in tl.static_range(0, WIDTH, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)[None, :]
+        values = tl.load(source + column, mask=inside & (column < WIDTH), other=0.0).to(tl.float32)
+        target = made + at.to(tl.int64)[:, None] * WIDTH + column
+        tl.store(target, narrowed(values, factor[:, None]), mask=inside & (column < WIDTH))
 
 
 @triton.jit(
     do_not_specialize=["steps", "batch", "zero_count", "weight_first", "recurrent_first", "rest_first"]
 )
-def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias, other_bias, made_bias, zeros, lengths,
-             steps, batch, zero_count, weight_first, recurrent_first, rest_first, step, row, weight_row, recurrent_row,
+def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, factors, bias, other_bias, made_bias, zeros,
+             lengths, steps, batch, zero_count, weight_first, recurrent_first, rest_first, step, row, weight_row, recurrent_row,
              WIDTH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, READS: tl.constexpr, PADDED: tl.constexpr,
-             WEIGHT: tl.constexpr, RECURRENT: tl.constexpr, BIASES: tl.constexpr, TILE: tl.constexpr,
+             WEIGHT: tl.constexpr, RECURRENT: tl.constexpr, NARROW: tl.constexpr, BIASES: tl.constexpr, TILE: tl.constexpr,
              WIDE_BLOCK: tl.constexpr, H_BLOCK: tl.constexpr):  # fmt: skip
     """Does the work of `preparation`: each program a tile of inputs, of a matrix, or of the bias and the zeros."""
     program = tl.program_id(0)
@@ -81,8 +96,21 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, bias,
             _copy(program - weight_first, matrix, lengths, WIDTH, WIDE, TILE // WIDE_BLOCK, WIDE_BLOCK, False)
     if RECURRENT:  # noqa: SIM102
         if (program >= recurrent_first) & (program < rest_first):
-            matrix = recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row
-            _copy(program - recurrent_first, matrix, lengths, H, H, TILE // H_BLOCK, H_BLOCK, False)
+            if NARROW:
+                matrix = recurrent, cast_recurrent
+                _narrow(
+                    program - recurrent_first,
+                    matrix,
+                    factors,
+                    4 * H,
+                    recurrent_row,
+                    H,
+                    TILE // H_BLOCK,
+                    H_BLOCK,
+                )
+            else:
+                matrix = recurrent, cast_recurrent, 4 * H, 4 * H, 0, recurrent_row
+                _copy(program - recurrent_first, matrix, lengths, H, H, TILE // H_BLOCK, H_BLOCK, False)
     if program >= rest_first:
         at = (program - rest_first) * TILE + tl.arange(0, TILE)
         tl.store(zeros + at, tl.zeros((TILE,), tl.int32), mask=at < zero_count)
@@ -101,6 +129,7 @@ def preparation(
     wide: int,
     hidden: int,
     casts: tuple[bool, bool],
+    narrows: bool,
     biases: int,
     zeros: int,
     types: tuple[torch.dtype, ...],
@@ -108,8 +137,8 @@ def preparation(
     """Returns a launch that makes what a layer's recurrence and products read, and its programs.
 
     The launch takes the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in
-    additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H); two biases
-    and their sum, (4H,) each; an int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for
+    additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H), and the
+    powers of two (4H,) by which the rows of the second are multiplied; two biases and their sum, (4H,) each; an int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for
     one that is not read. Its integers are T, B, the number of zeros and the last three results of this function; then
     come the strides of step and row of the inputs, and of the rows of both weights.
 
@@ -119,6 +148,7 @@ def preparation(
         width, wide: columns of inputs and input weights before and after they are widened.
         hidden: H.
         casts: True each if the input weights and the recurrent weights are copied.
+        narrows: True if the recurrent weights become float16 with a factor for each row, so that they fit its range.
         biases: the number of biases.
         zeros: the number of zeros.
         types: of the tensors, in this order.
@@ -134,7 +164,7 @@ def preparation(
     programs = rest_first + triton.cdiv(max(zeros, 4 * hidden if biases else 0), _TILE)
     launch = launch_of(
         _prepare, *types, WIDTH=width, WIDE=wide, H=hidden, READS=shape is not None, PADDED=padded, WEIGHT=casts[0],
-        RECURRENT=casts[1], BIASES=biases, TILE=_TILE, WIDE_BLOCK=wide_block, H_BLOCK=hidden_block, num_warps=4,
+        RECURRENT=casts[1], NARROW=narrows, BIASES=biases, TILE=_TILE, WIDE_BLOCK=wide_block, H_BLOCK=hidden_block, num_warps=4,
     )  # fmt: skip
     return launch, programs, weight_first, recurrent_first, rest_first
 
@@ -197,75 +227,3 @@ def _summation(rows: int, width: int, kind: torch.dtype, made: torch.dtype) -> t
         _column_sums, kind, made, PARTS=parts, WIDTH=width, COLUMNS=_COLUMNS, ROWS=_ROWS, num_warps=4
     )
     return launch, parts
-
-
-@triton.jit
-def _largest_of(given, result, tile, rows, batch, step, row, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-                COLUMNS: tl.constexpr):  # fmt: skip
-    at = tile * ROWS + tl.arange(0, ROWS)
-    source = given + ((at // batch).to(tl.int64) * step + (at % batch).to(tl.int64) * row)[:, None]
-    found = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for first in tl.static_range(0, WIDTH, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)[None, :]
-        values = tl.load(source + column, mask=(at < rows)[:, None] & (column < WIDTH), other=0.0).to(
-            tl.float32
-        )
-        # Without their sign, floating point numbers are in the order of their bits; NaN is above all others.
-        found = tl.maximum(found, tl.abs(values).to(tl.int32, bitcast=True))
-    tl.atomic_max(result, tl.max(tl.max(found, 1), 0))
-
-
-@triton.jit(do_not_specialize=["place", "steps", "batch", "tiles", "last_tiles"])
-def _largest(doutputs, last_h, last_c, results, place, steps, batch, tiles, last_tiles, step, row, WIDTH: tl.constexpr,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_LAST_H: tl.constexpr,
-             HAS_LAST_C: tl.constexpr):  # fmt: skip
-    program = tl.program_id(0)
-    result = results + place
-    if program < tiles:
-        _largest_of(doutputs, result, program, steps * batch, batch, step, row, WIDTH, ROWS, COLUMNS)
-    elif program < tiles + last_tiles:
-        # All directions' last states together have the B rows of one step.
-        if HAS_LAST_H:
-            _largest_of(last_h, result, program - tiles, batch, batch, 0, WIDTH, WIDTH, ROWS, COLUMNS)
-        if HAS_LAST_C:
-            _largest_of(last_c, result, program - tiles, batch, batch, 0, WIDTH, WIDTH, ROWS, COLUMNS)
-
-
-def largest(
-    doutputs: Tensor, last_h: Tensor | None, last_c: Tensor | None, results: Tensor, place: int
-) -> None:
-    """Finds the largest absolute value of all gradients that enter a layer.
-
-    Args:
-        doutputs: (T, B, D H), last stride 1.
-        last_h, last_c: (D, B, H), contiguous; or None.
-        results: int32. The number at ``place`` must be zero; it becomes the bits of the value as float32.
-        place: see ``results``.
-    """
-    steps, batch, width = doutputs.shape
-    launch, tiles, last_tiles = _search(
-        steps * batch, width, 0 if last_h is None and last_c is None else batch, doutputs.dtype,
-        doutputs.dtype if last_h is None else last_h.dtype, last_h is not None, last_c is not None,
-    )  # fmt: skip
-    tensors = (
-        doutputs,
-        doutputs if last_h is None else last_h,
-        doutputs if last_c is None else last_c,
-        results,
-    )
-    launch(
-        tiles + last_tiles, tensors, (place, steps, batch, tiles, last_tiles), tuple(doutputs.stride()[:2])
-    )
-
-
-@functools.cache
-def _search(
-    rows: int, width: int, last_rows: int, kind: torch.dtype, last_kind: torch.dtype, has_h: bool, has_c: bool
-) -> tuple[Launch, int, int]:
-    """Returns the launch of `largest`, and its programs for the outputs' gradient and for those of the last state."""
-    columns = min(1024, triton.next_power_of_2(width))
-    launch = launch_of(
-        _largest, kind, last_kind, WIDTH=width, ROWS=_TILE // columns, COLUMNS=columns, HAS_LAST_H=has_h,
-        HAS_LAST_C=has_c, num_warps=4,
-    )  # fmt: skip
-    return launch, triton.cdiv(rows, _TILE // columns), triton.cdiv(last_rows, _TILE // columns)

@@ -20,13 +20,19 @@ from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_ce
 
 
 def _walk(
-    partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool
+    partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool, ring: bool
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the launches with their steps: all, or one at a time in the interpreter, where programs cannot wait."""
+    """Yields the launches with their steps: all, or one at a time in the interpreter, where programs cannot wait.
+
+    With a ring, a launch without steps comes first there, in which programs tell each other the largest numbers.
+    """
     for programs, *part in launches_of(partition, directions, batch, hidden):
         if not interpreted():
             yield programs, 0, steps, *part
             continue
+        if ring:
+            edge = steps if back else 0
+            yield programs, edge, edge, *part
         for step in reversed(range(steps)) if back else range(steps):
             yield programs, step, step + 1, *part
 
@@ -91,20 +97,21 @@ def forward_launch(
     Args:
         partition: how the walk is parted.
         shape: D, T, B and 4H.
-        types: of sums, recurrent matrix, outputs and last c.
+        types: of sums, exchanged values, outputs and last c.
         backwards: for each direction True if it walks backwards.
         has: True each if there is a first state, if there are lengths and resets, if cells and if sums are kept.
     """
     directions, steps, batch, width = shape
     hidden = width // 4
     first, lengths, resets, cells, sums = has
+    ring = types[1] != types[2]
     launch = launch_of(
-        lstm_forward, *types, D=directions, HAS_FIRST=first, HAS_LENGTHS=lengths, HAS_RESETS=resets,
-        RING=types[1] != types[2], KEEP_CELLS=cells, KEEP_SUMS=sums,
+        lstm_forward, *types, D=directions, HAS_FIRST=first, HAS_LENGTHS=lengths, HAS_RESETS=resets, RING=ring,
+        KEEP_CELLS=cells, KEEP_SUMS=sums,
         **_constants(partition, batch, hidden, hidden, types[1], backwards),
     )  # fmt: skip
     span = partition.span(batch)
-    parts = _walk(partition, directions, batch, hidden, steps, back=False)
+    parts = _walk(partition, directions, batch, hidden, steps, back=False, ring=ring)
     return launch, tuple((*part, span) for part in parts)
 
 
@@ -120,21 +127,22 @@ def backward_launch(
 
     Args:
         partition, shape, backwards: as in `forward_launch`.
-        types: of sums, recurrent matrix, and the gradients of outputs, last h and last c.
+        types: of sums, exchanged values, and the gradients of outputs, last h and last c.
         has: True each if there are lengths, resets, a gradient of the last h, and one of the last c.
     """
     directions, steps, batch, width = shape
     lengths, resets, last_h, last_c = has
+    ring = types[1] != types[0]
     constants = _constants(partition, batch, width, width // 4, types[1], backwards)
     launches = tuple(
         launch_of(
-            lstm_backward, *types, HAS_LENGTHS=lengths, HAS_RESETS=resets, RING=types[1] != types[0],
+            lstm_backward, *types, HAS_LENGTHS=lengths, HAS_RESETS=resets, RING=ring,
             TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_h, HAS_LAST_C=last_c, **constants,
         )
         for multiplies, ends in _halves(partition)
     )  # fmt: skip
     span = partition.span(batch)
-    parts = _walk(partition, directions, batch, width // 4, steps, back=True)
+    parts = _walk(partition, directions, batch, width // 4, steps, back=True, ring=ring)
     return launches, tuple((*part, span) for part in parts)
 
 

@@ -10,6 +10,10 @@ gradients of the gates are (D, T, B, 4H), h is (T, B, D H). A walk, the run over
 s a row is at position s or, walking backwards, at its length - 1 - s. At steps beyond its length a row keeps its state,
 and writes zeros at its padding. With resets (T, B) the state is zero before the steps that are marked or, walking
 backwards, that follow a marked position, and no gradient passes there.
+
+With RING, float32 layers exchange float16, which has the mantissa of TF32, in a ring of two steps. Each row of a step is
+multiplied by a power of two of its own, so that float16 holds whatever float32 does: its programs tell each other, at the
+step before, the largest number from which the row follows (slots, one a direction, step and row).
 """
 
 from __future__ import annotations
@@ -18,12 +22,30 @@ import triton
 import triton.language as tl
 
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE, SPINS, arrive, wait
-from econmt_ops.backends.triton.persistent_product import load_weights, product, weight_rows
+from econmt_ops.backends.triton.persistent_product import (
+    load_weights,
+    narrowed,
+    power_of_two,
+    product,
+    weight_rows,
+)
+from econmt_ops.backends.triton.pointwise import tanh
+
+_EXPONENT = tl.constexpr(-6.0)
+"""Exponent to which a row's largest number so far is brought in float16: the row may grow by 2^22 in a step."""
+_UNIT_EXPONENT = tl.constexpr(14.0)
+"""Least exponent of the powers of two by which h is multiplied, which never exceeds 1."""
+_LEAST = tl.constexpr(-126.0)
+"""Least exponent of the powers of two by which gradients are multiplied."""
 
 
 @triton.jit
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
+def _tanh(x, EXACT: tl.constexpr):
+    """Returns tanh x, of which small values keep their digits if EXACT."""
+    if EXACT:
+        return tanh(x)
+    else:
+        return 2 * tl.sigmoid(2 * x) - 1
 
 
 @triton.jit
@@ -111,12 +133,43 @@ def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
 
 
 @triton.jit
-def _add_shares(i, f, g, o, shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Adds the product (ROWS, 4 UNITS), in which the gates of a unit are adjacent, to the gates."""
+def _parts_of(shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """Returns the four gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS) in which the gates of a unit are adjacent."""
     even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
     share_i, share_g = tl.split(even)
     share_f, share_o = tl.split(odd)
-    return i + share_i, f + share_f, g + share_g, o + share_o
+    return share_i, share_f, share_g, share_o
+
+
+@triton.jit
+def _slot(slots, step, row, T, B, direction):
+    return slots + (direction * (T + 1) + step).to(tl.int64) * B + row
+
+
+@triton.jit
+def _tell_largest(slots, step, row, there, T, B, direction, values):
+    """Raises the slots of a step's rows to the largest of the values (ROWS, UNITS), which are not negative."""
+    # Floating point numbers without a sign are in the order of their bits; NaN is above all others.
+    bits = tl.max(values.to(tl.int32, bitcast=True), 1)
+    tl.atomic_max(_slot(slots, step, row, T, B, direction), bits, mask=there, sem="relaxed")
+
+
+@triton.jit
+def _row_factor(slots, step, row, there, T, B, direction, LEAST: tl.constexpr):
+    """Returns the powers of two (ROWS, 1) by which the rows of a step are multiplied, at least 2^LEAST."""
+    place = _slot(slots, step, row, T, B, direction)
+    largest = tl.load(place, mask=there, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    return tl.maximum(power_of_two(largest, _EXPONENT), tl.exp2(LEAST))[:, None]
+
+
+@triton.jit
+def _inverse_factors(where, mask, H: tl.constexpr):
+    """Returns the inverse factors (1, UNITS) of the units' four rows of the recurrent matrix."""
+    i = tl.load(where, mask=mask, other=1.0)
+    f = tl.load(where + H, mask=mask, other=1.0)
+    g = tl.load(where + 2 * H, mask=mask, other=1.0)
+    o = tl.load(where + 3 * H, mask=mask, other=1.0)
+    return 1 / i[None, :], 1 / f[None, :], 1 / g[None, :], 1 / o[None, :]
 
 
 @triton.jit
@@ -125,9 +178,10 @@ def _poison(spins):
     return tl.where(spins == 0, float("nan"), 0.0)
 
 
-@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
+@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
+                               "first_slot"])  # fmt: skip
 def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, state_h, state_c, lengths, resets,
-                 counters, T, B, begin, end, first_direction, first_group, groups, span,
+                 counters, factors, T, B, begin, end, first_direction, first_group, groups, span, first_slot,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
@@ -139,7 +193,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         sums: (D, T, B, 4H), the inputs' share of the gates; with RING the first step includes the product with the
             initial h. Overwritten by the full sums with KEEP_SUMS.
         recurrent: (D, 4H, H).
-        exchange: with RING (D, 2, B, H), h of two steps; otherwise the outputs.
+        exchange: with RING (D, 2, B, H) float16, h of two steps; otherwise the outputs.
         outputs: (T, B, D H), h at its position, zero in the padding.
         cells: (D, T, B, H), c before the step at each position (in padding, c after the last step), is written with
             KEEP_CELLS.
@@ -148,7 +202,8 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         state_h, state_c: (D, B, H) are written, the state after the last step; if ``begin`` is not 0 they hold the
             state before it.
         lengths: (B,), read with HAS_LENGTHS. resets: (T, B), read with HAS_RESETS.
-        counters: zeros, one per direction and group of rows.
+        counters: zeros, one per direction and group of rows. first_slot: where, with RING, the slots begin.
+        factors: (D, 4H) float32, by which the rows of ``recurrent`` were multiplied with RING.
         first_direction, first_group, groups: first direction, first group and number of groups of this launch.
         span: rows of a group, at most ROWS; the last group may have fewer. MASKED: only rows of the group are loaded.
         SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST: see `persistent_product`.
@@ -157,6 +212,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         WAIT: True if programs wait at grid barriers; otherwise a launch is one step.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
+    EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
     part, group, direction = _place(first_direction, first_group, groups, PARTS)
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, span) + group) * COUNTER_STRIDE
@@ -178,8 +234,20 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
     h += _given(first_h + state, owned & (begin == 0), ROWS, UNITS, HAS_FIRST)
     c += _given(first_c + state, owned & (begin == 0), ROWS, UNITS, HAS_FIRST)
 
+    slots = counters + first_slot
+    if RING:
+        of_i, of_f, of_g, of_o = _inverse_factors(factors + direction * 4 * H + unit, unit < H, H)
+        if (begin == 0) & (WAIT or end == 0):
+            first = ((direction * T + _positions(0, length, backwards)).to(tl.int64) * B + row)[:, None] * (
+                4 * H
+            )
+            mask = (length > 0)[:, None] & owned
+            share = tl.load(sums + first + unit[None, :] + 2 * H, mask=mask, other=0.0)
+            _tell_largest(slots, 0, row, there, T, B, direction, tl.maximum(tl.abs(share), tl.abs(c)))
+            if WAIT:
+                arrive(counter)
     spins = tl.full((), SPINS, tl.int32)
-    for number in range(end - begin if WAIT else 1):
+    for number in range(end - begin):
         step = begin + number
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
@@ -187,8 +255,14 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         gates = sums + place * (4 * H) + unit[None, :]
         i, f, g, o = _load_gates(gates, active, H)
         anew = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
+        if RING:
+            following = _positions(step + 1, length, backwards)
+            share = (
+                sums + ((direction * T + following).to(tl.int64) * B + row)[:, None] * (4 * H) + unit[None, :]
+            )
+            next_g = tl.load(share + 2 * H, mask=(step + 1 < length)[:, None] & owned, other=0.0)
         if WAIT:
-            spins = wait(counter, number * PARTS, spins)
+            spins = wait(counter, (number + 1 if RING else number) * PARTS, spins)
         last = tl.maximum(step - 1, 0)
         before_h = (
             exchange + _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
@@ -197,15 +271,24 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
             before_h = tl.where(step > 0, before_h, first_h + (direction * B + tile_row) * H)
         shares = product(before_h, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED,
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
+        if RING:
+            given = _row_factor(slots, last, row, there, T, B, direction, _UNIT_EXPONENT)
+            shares = shares / given
         if RING or not HAS_FIRST:
             shares = tl.where(step > 0, shares, 0.0)
         if HAS_RESETS:
             shares = tl.where(anew, 0.0, shares)
             c = tl.where(anew, 0.0, c)
-        i, f, g, o = _add_shares(i, f, g, o, shares, ROWS, UNITS)
+        if RING:
+            share_i, share_f, share_g, share_o = _parts_of(shares, ROWS, UNITS)
+            i, f = i + share_i * of_i, f + share_f * of_f
+            g, o = g + share_g * of_g, o + share_o * of_o
+        else:
+            share_i, share_f, share_g, share_o = _parts_of(shares, ROWS, UNITS)
+            i, f, g, o = i + share_i, f + share_f, g + share_g, o + share_o
         before = c
-        after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g)
-        made = tl.sigmoid(o) * _tanh(after) + _poison(spins)
+        after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g, EXACT)
+        made = tl.sigmoid(o) * _tanh(after, EXACT) + _poison(spins)
         c = tl.where(active, after, c)
         h = tl.where(active, made, h)
         output = tl.where(active, made, 0.0)
@@ -214,8 +297,10 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         )
         if RING:
             slot = _slots(step, length, row, backwards, B, direction, RING)
-            given = output.to(exchange.dtype.element_ty)
+            given = narrowed(output, _row_factor(slots, step, row, there, T, B, direction, _UNIT_EXPONENT))
             tl.store(exchange + slot[:, None] * H + unit[None, :], given, mask=owned)
+            largest = tl.maximum(tl.maximum(tl.abs(output), tl.abs(c)), tl.abs(next_g))
+            _tell_largest(slots, step + 1, row, there, T, B, direction, largest)
         else:
             tl.store(written, output.to(outputs.dtype.element_ty), mask=owned)
         if WAIT:
@@ -250,16 +335,6 @@ def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr
 
 
 @triton.jit
-def _factor(largest):
-    """The power of two that brings the largest gradient to about 64.
-
-    Float16 then has room for gradients a thousand times as large, and for those down to a ten millionth.
-    """
-    bounded = tl.minimum(tl.maximum(largest, 1e-30), 1e30)
-    return tl.exp2(6.0 - tl.ceil(tl.log2(bounded)))
-
-
-@triton.jit
 def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
     """Returns the values in the layout of the loads, pairs of units per thread; spares Triton a conversion per load."""
     even, odd = tl.split(tl.reshape(values, (ROWS, UNITS // 2, 2)))
@@ -267,11 +342,11 @@ def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 
 @triton.jit
-def _load_cell(gates, cells, active, H: tl.constexpr):
+def _load_cell(gates, cells, active, H: tl.constexpr, EXACT: tl.constexpr):
     """Loads the gates of a step, after their nonlinearities, and c before it."""
     i, f, g, o = _load_gates(gates, active, H)
     before = tl.load(cells, mask=active, other=0.0)
-    return tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o), before
+    return tl.sigmoid(i), tl.sigmoid(f), _tanh(g, EXACT), tl.sigmoid(o), before
 
 
 @triton.jit
@@ -289,10 +364,10 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: t
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
-                               "first_team", "largest"])  # fmt: skip
+                               "first_team", "first_slot"])  # fmt: skip
 def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, last_dh, last_dc, state_dc,
-                  lengths, resets, counters, T, B, begin, end, first_direction, first_group, groups, span, first_team,
-                  largest, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
+                  lengths, resets, counters, factors, T, B, begin, end, first_direction, first_group, groups, span, first_team,
+                  first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
                   TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
                   AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
                   UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
@@ -303,7 +378,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
     Args:
         sums: (D, T, B, 4H), the gates before their nonlinearities.
         recurrent: (D, 4H, H).
-        exchange: with RING (D, 2, B, 4H), ``dsums`` of two steps, scaled into float16's range; otherwise ``dsums``.
+        exchange: with RING (D, 2, B, 4H) float16, ``dsums`` of two steps divided by ``factors``; otherwise ``dsums``.
         partials: float32, a tile (ROWS, TEAM UNITS) a program, used if a team has more than one.
         cells: (D, T, B, H), c before the step at each position.
         doutputs: (T, B, D H), the gradient of the outputs, with strides ``doutputs_step`` and ``doutputs_row``.
@@ -313,7 +388,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         state_dc: (D, B, H) is written, the gradient of c before step ``begin``; if ``end`` is not T it holds that after
             step ``end`` - 1.
         first_team: where the counters of teams begin, one a direction, group of rows and team.
-        largest: where, with RING, the bits of the largest absolute gradient of outputs and last states are.
+        first_slot: where, with RING, the slots begin.
         TEAM: so many programs share the units of all of them and part the sum over 4H among themselves: each makes its
             part of the sum for all, then adds up all parts for its own units. What a program takes in, and that bounds
             large layers, is less by that factor, for another exchange a step.
@@ -322,6 +397,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
     """
     PARTS: tl.constexpr = (H + TEAM * UNITS - 1) // (TEAM * UNITS) * TEAM
     TERMS: tl.constexpr = 4 * H // TEAM
+    EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
     part, group, direction = _place(first_direction, first_group, groups, PARTS)
     team, member = part // TEAM, part % TEAM
     backwards = (BACKWARDS >> direction) & 1
@@ -344,23 +420,46 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
     dh_last = _given(last_dh + state, owned, ROWS, UNITS, HAS_LAST_H)
     dc = tl.load(state_dc + state, mask=owned & (end < T), other=0.0)
     dc += _given(last_dc + state, owned & (end == T), ROWS, UNITS, HAS_LAST_C)
-    factor = _factor(tl.load(counters + largest).to(tl.float32, bitcast=True)) if RING else 1.0
-
+    slots = counters + first_slot
+    if RING:
+        of_i, of_f, of_g, of_o = _inverse_factors(factors + direction * 4 * H + unit, unit < H, H)
+        most = tl.maximum(tl.maximum(of_i, of_f), tl.maximum(of_g, of_o))
+        if (end == T) & (WAIT or begin == T):
+            first = (_positions(T - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row)[
+                :, None
+            ]
+            mask = (length == T)[:, None] & owned
+            given = tl.load(doutputs + first + direction * H + unit[None, :], mask=mask, other=0.0).to(
+                tl.float32
+            )
+            largest = tl.maximum(tl.abs(given), tl.where(mask, tl.abs(dh_last), 0.0))
+            _tell_largest(slots, T - 1, row, there, T, B, direction, tl.maximum(largest, tl.abs(dc)) * most)
+            if WAIT:
+                arrive(counter)
     spins = tl.full((), SPINS, tl.int32)
-    for number in range(end - begin if WAIT else 1):
+    for number in range(end - begin):
         step = end - 1 - number
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
         place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
         own_cells = cells + place * H + unit[None, :]
-        i, f, g, o, before = _load_cell(sums + place * (4 * H) + unit[None, :], own_cells, active, H)
+        i, f, g, o, before = _load_cell(sums + place * (4 * H) + unit[None, :], own_cells, active, H, EXACT)
         incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
         dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
-        squashed = _tanh(f * before + i * g)
+        squashed = _tanh(f * before + i * g, EXACT)
         new = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         follows = _begins(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
+        if RING:
+            earlier = (
+                _positions(step - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row
+            )
+            mask = ((step > 0) & (step <= length))[:, None] & owned
+            given = tl.load(doutputs + earlier[:, None] + direction * H + unit[None, :], mask=mask, other=0.0)
+            next_largest = tl.maximum(
+                tl.abs(given.to(tl.float32)), tl.where((step == length)[:, None], tl.abs(dh_last), 0.0)
+            )
         if WAIT:
-            spins = wait(counter, number * PARTS, spins)
+            spins = wait(counter, (number + 1 if RING else number) * PARTS, spins)
         after = tl.minimum(step + 1, T - 1)
         slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
         if MULTIPLIES:
@@ -378,13 +477,23 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         if ENDS:
             if HAS_RESETS:
                 from_next = tl.where(follows, 0.0, from_next)
-            dh += tl.where((step + 1 == length)[:, None], dh_last, from_next / factor if RING else from_next)
+            if RING:
+                from_next = from_next / _row_factor(slots, step + 1, row, there, T, B, direction, _LEAST)
+            dh += tl.where((step + 1 == length)[:, None], dh_last, from_next)
             dh += _poison(spins)
             d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active, new, HAS_RESETS)
             if RING:
                 slot = _slots(step, length, row, backwards, B, direction, RING)
-                _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], d_i * factor, d_f * factor,
-                             d_g * factor, d_o * factor, owned, H)  # fmt: skip
+                given = _row_factor(slots, step, row, there, T, B, direction, _LEAST)
+                x_i, x_f, x_g, x_o = d_i * of_i, d_f * of_f, d_g * of_g, d_o * of_o
+                _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], narrowed(x_i, given),
+                             narrowed(x_f, given), narrowed(x_g, given), narrowed(x_o, given), owned, H)  # fmt: skip
+                largest = tl.maximum(
+                    tl.maximum(tl.abs(x_i), tl.abs(x_f)), tl.maximum(tl.abs(x_g), tl.abs(x_o))
+                )
+                largest = tl.maximum(largest, tl.maximum(tl.abs(dc), next_largest) * most)
+                earlier = tl.maximum(step - 1, 0)
+                _tell_largest(slots, earlier, row, there & (step > 0), T, B, direction, largest)
             else:
                 _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
             if WAIT:
@@ -407,6 +516,7 @@ def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROW
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
+    EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
     program = tl.program_id(0)
     groups = tl.cdiv(B, ROWS)
     direction = program // (PARTS * groups)
@@ -438,5 +548,5 @@ def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROW
             tl.store(cells + place * H + unit[None, :], c, mask=owned & (step < T))
             i = tl.sigmoid(loaded[4 * n].to(tl.float32))
             f = tl.sigmoid(loaded[4 * n + 1].to(tl.float32))  # type: ignore[unreachable]
-            after = f * c + i * _tanh(loaded[4 * n + 2].to(tl.float32))
+            after = f * c + i * _tanh(loaded[4 * n + 2].to(tl.float32), EXACT)
             c = tl.where((step < length)[:, None] & owned, after, c)

@@ -14,6 +14,20 @@ import triton.language as tl
 
 
 @triton.jit
+def power_of_two(largest, exponent):
+    """Returns the power of two that brings values up to ``largest`` to at most 2^exponent; 0 counts as 2^-110."""
+    bounded = tl.minimum(tl.maximum(largest, 7.7e-34), 1.3e33)
+    return tl.exp2(exponent - tl.ceil(tl.log2(bounded)))
+
+
+@triton.jit
+def narrowed(values, factor):
+    """Returns float32 values times a power of two in float16; none becomes infinite."""
+    scaled = tl.maximum(values * factor, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(scaled, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+
+
+@triton.jit
 def weight_rows(M: tl.constexpr, SPLIT: tl.constexpr):
     """Returns, for the SPLIT M rows of a weight tile, the index of the output (of M) and the part of the columns.
 
@@ -29,7 +43,7 @@ def weight_rows(M: tl.constexpr, SPLIT: tl.constexpr):
 
 @triton.jit
 def load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr, SPLIT: tl.constexpr,
-                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
     """Loads the program's share of the weights, one tile per chunk; zero beyond the units and beyond K."""
     tiles = ()
     for chunk in tl.static_range(CHUNKS):

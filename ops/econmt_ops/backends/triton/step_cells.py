@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.backends.protocol import CellStep, Read, StepGradients
 from econmt_ops.backends.triton.cells import division, row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
@@ -39,11 +39,36 @@ def load_four(tensor, hidden, unit, PARTS: tl.constexpr):
 
 
 @triton.jit
+def store_read(above, residual, keep, scale, h, row, unit, inside, above_row, residual_row, keep_row):
+    """Writes the next layer's input, see `econmt_ops.backends.protocol.Read`; ``residual`` and ``keep`` may be None."""
+    if residual is not None:
+        h += tl.load(residual + row * residual_row + unit, mask=inside, other=0.0).to(tl.float32)
+    if keep is not None:
+        h = tl.where(tl.load(keep + row * keep_row + unit, mask=inside, other=0) != 0, h * scale, 0.0)
+    tl.store(above + row * above_row + unit, h.to(above.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_given(given, flow, keep, scale, row, unit, inside, given_row, flow_row, keep_row):
+    """Returns the gradients of a step's output, which went through dropout with ``keep``, and of h; all may be None."""
+    total = tl.zeros(unit.shape, tl.float32)
+    if given is not None:
+        total += tl.load(given + row * given_row + unit, mask=inside, other=0.0).to(tl.float32)
+        if keep is not None:
+            total = tl.where(
+                tl.load(keep + row * keep_row + unit, mask=inside, other=0) != 0, total * scale, 0.0
+            )
+    if flow is not None:
+        total += tl.load(flow + row * flow_row + unit, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
 def gru_forward(
-    read, recurrent, before, after, output, padding, hidden, read_row, recurrent_row, before_row, after_row, output_row,
-    UNITS: tl.constexpr,
+    read, recurrent, before, after, output, padding, above, residual, keep, scale, hidden, read_row, recurrent_row,
+    before_row, after_row, output_row, above_row, residual_row, keep_row, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Runs a step for a tile of units of a row; ``padding`` (B,) may be None, ``after`` may be ``before``."""
+    """Runs a step for a tile of units of a row; ``padding`` (B,) and ``above`` may be None, ``after`` is ``before``."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -59,15 +84,19 @@ def gru_forward(
         shown = tl.where(is_padding, 0.0, made)
         made = tl.where(is_padding, h, made)
     tl.store(after + row * after_row + unit, made.to(after.dtype.element_ty), mask=inside)
-    tl.store(output + row * output_row + unit, shown.to(output.dtype.element_ty), mask=inside)
+    shown = shown.to(output.dtype.element_ty)
+    tl.store(output + row * output_row + unit, shown, mask=inside)
+    if above is not None:
+        store_read(above, residual, keep, scale, shown.to(tl.float32), row, unit, inside, above_row, residual_row,
+                   keep_row)  # fmt: skip
 
 
 @triton.jit
 def gru_backward(
-    read, recurrent, before, dh, given, padding, dread, drecurrent, hidden, read_row, recurrent_row, before_row, dh_row,
-    given_row, dread_row, drecurrent_row, UNITS: tl.constexpr,
+    read, recurrent, before, dh, given, padding, flow, keep, scale, dread, drecurrent, hidden, read_row, recurrent_row,
+    before_row, dh_row, given_row, flow_row, keep_row, dread_row, drecurrent_row, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Runs a step backward for a tile of units of a row; overwrites dh. ``given`` and ``padding`` may be None."""
+    """Runs a step backward for a tile of units of a row; overwrites dh. See `load_given`; ``padding`` may be None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -75,9 +104,7 @@ def gru_backward(
     v = load_four(recurrent + row * recurrent_row, hidden, unit, 3)
     h = tl.load(before + row * before_row + unit, mask=inside, other=0.0).to(tl.float32)
     kept = tl.load(dh + row * dh_row + unit, mask=inside, other=0.0).to(tl.float32)
-    total = kept
-    if given is not None:
-        total += tl.load(given + row * given_row + unit, mask=inside, other=0.0).to(tl.float32)
+    total = kept + load_given(given, flow, keep, scale, row, unit, inside, given_row, flow_row, keep_row)
     is_padding = False
     if padding is not None:
         is_padding = tl.load(padding + row) != 0
@@ -165,8 +192,9 @@ def normal_sums(read, recurrent, row, read_row, recurrent_row, first, second, th
 
 @triton.jit
 def lnlstm_forward(
-    read, recurrent, before, h, after, output, first, second, third, gain, shift, padding, h_before, hidden, read_row,
-    recurrent_row, before_row, h_row, after_row, output_row, h_before_row, PER_GATE: tl.constexpr, UNITS: tl.constexpr,
+    read, recurrent, before, h, after, output, first, second, third, gain, shift, padding, h_before, above, residual,
+    keep, scale, hidden, read_row, recurrent_row, before_row, h_row, after_row, output_row, h_before_row, above_row,
+    residual_row, keep_row, PER_GATE: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Runs a step for one row per program. h, after: states after the step; may alias h_before and before."""
     row = tl.program_id(0).to(tl.int64)
@@ -179,8 +207,8 @@ def lnlstm_forward(
     earlier = tl.load(before + row * before_row + unit, mask=inside, other=0.0)
     c = f * earlier + i * g
     normal, _ = standardise((tl.where(inside, c, 0.0),), inside, hidden)
-    scale = tl.load(gain + unit, mask=inside, other=0.0)
-    made = o * tanh(normal[0] * scale + tl.load(shift + unit, mask=inside, other=0.0))
+    stretch = tl.load(gain + unit, mask=inside, other=0.0)
+    made = o * tanh(normal[0] * stretch + tl.load(shift + unit, mask=inside, other=0.0))
     shown = made
     if padding is not None:
         is_padding = tl.load(padding + row) != 0
@@ -190,7 +218,11 @@ def lnlstm_forward(
         c = tl.where(is_padding, earlier, c)
     tl.store(h + row * h_row + unit, made.to(h.dtype.element_ty), mask=inside)
     tl.store(after + row * after_row + unit, c, mask=inside)
-    tl.store(output + row * output_row + unit, shown.to(output.dtype.element_ty), mask=inside)
+    shown = shown.to(output.dtype.element_ty)
+    tl.store(output + row * output_row + unit, shown, mask=inside)
+    if above is not None:
+        store_read(above, residual, keep, scale, shown.to(tl.float32), row, unit, inside, above_row, residual_row,
+                   keep_row)  # fmt: skip
 
 
 @triton.jit
@@ -203,9 +235,9 @@ def add_four(tensor, values, hidden, unit, inside):
 
 @triton.jit
 def lnlstm_backward(
-    read, recurrent, before, first, second, third, gain, shift, dh, dc, given, padding, dread, drecurrent, dfirst,
-    dsecond, dthird, dgain, dshift, hidden, read_row, recurrent_row, before_row, dh_row, dc_row, given_row, dread_row,
-    drecurrent_row, PER_GATE: tl.constexpr, UNITS: tl.constexpr,
+    read, recurrent, before, first, second, third, gain, shift, dh, dc, given, padding, flow, keep, scale, dread,
+    drecurrent, dfirst, dsecond, dthird, dgain, dshift, hidden, read_row, recurrent_row, before_row, dh_row, dc_row,
+    given_row, flow_row, keep_row, dread_row, drecurrent_row, PER_GATE: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Runs a step backward for one row per program; overwrites dh and dc, adds to its row of dfirst to dshift."""
     row = tl.program_id(0).to(tl.int64)
@@ -217,19 +249,18 @@ def lnlstm_backward(
     i, f, g, o = sigmoid(sums[0]), sigmoid(sums[1]), tanh(sums[2]), sigmoid(sums[3])
     earlier = tl.load(before + row * before_row + unit, mask=inside, other=0.0)
     normal, cell_factor = standardise((tl.where(inside, f * earlier + i * g, 0.0),), inside, hidden)
-    scale = tl.load(gain + unit, mask=inside, other=0.0)
-    squashed = tanh(normal[0] * scale + tl.load(shift + unit, mask=inside, other=0.0))
+    stretch = tl.load(gain + unit, mask=inside, other=0.0)
+    squashed = tanh(normal[0] * stretch + tl.load(shift + unit, mask=inside, other=0.0))
     kept_dh = tl.load(dh + row * dh_row + unit, mask=inside, other=0.0).to(tl.float32)
     kept_dc = tl.load(dc + row * dc_row + unit, mask=inside, other=0.0)
     of_h, of_c = kept_dh, kept_dc
-    if given is not None:
-        of_h += tl.load(given + row * given_row + unit, mask=inside, other=0.0).to(tl.float32)
+    of_h += load_given(given, flow, keep, scale, row, unit, inside, given_row, flow_row, keep_row)
     is_padding = False
     if padding is not None:
         is_padding = tl.load(padding + row) != 0
         of_h, of_c = tl.where(is_padding, 0.0, of_h), tl.where(is_padding, 0.0, of_c)
     dshown = of_h * o * (1.0 - squashed * squashed)
-    through = standardise_back((dshown * scale,), normal, cell_factor, inside, hidden)
+    through = standardise_back((dshown * stretch,), normal, cell_factor, inside, hidden)
     total = of_c + through[0]
     dsums = (
         total * g * i * (1.0 - i), total * earlier * f * (1.0 - f), total * i * (1.0 - g * g),
@@ -272,7 +303,7 @@ def lnlstm_backward(
     tl.store(dc + row * dc_row + unit, left_c, mask=inside)
 
 
-def _whole_rows(rows: int, hidden: int) -> tuple[tuple[int], dict[str, int]]:
+def whole_rows(rows: int, hidden: int) -> tuple[tuple[int], dict[str, int]]:
     """Returns grid and compile-time arguments of kernels whose programs handle whole rows."""
     units = triton.next_power_of_2(max(1, hidden))
     return (rows,), {"UNITS": units, "num_warps": max(1, min(16, units // _VALUES_A_WARP))}
@@ -288,21 +319,29 @@ def _vectors(extra: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, T
     return sums[0], sums[1], sums[-1], gain, shift
 
 
-def forward(step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
+def forward(step: CellStep, after: Sequence[Tensor], output: Tensor, given: Read | None = None) -> None:
     """Runs one step; see `EagerSteps.step_forward_into`. A GRU has the state h, the LSTM h and c."""
+    above = residual = keep = None
+    scale = 1.0
+    if given is not None:
+        ((above,), residual, keep, scale) = given
+        keep = None if keep is None else keep.view(torch.int8)
     _, read, recurrent, before, extra, padding = step
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:
         grid, compiled_with = division(rows, hidden)
         tensors = (read, recurrent, before[0], after[0], output)
-        gru_forward[grid](*tensors, mask, hidden, *_strides(*tensors), **compiled_with)
+        gru_forward[grid](
+            *tensors, mask, above, residual, keep, scale, hidden, *_strides(*tensors, above, residual, keep),
+            **compiled_with,
+        )  # fmt: skip
         return
-    grid, compiled_with = _whole_rows(rows, hidden)
+    grid, compiled_with = whole_rows(rows, hidden)
     tensors = (read, recurrent, before[1], after[0], after[1], output)
     lnlstm_forward[grid](
-        *tensors, *_vectors(extra), mask, before[0], hidden, *_strides(*tensors, before[0]), PER_GATE=len(extra) == 4,
-        **compiled_with,
+        *tensors, *_vectors(extra), mask, before[0], above, residual, keep, scale, hidden,
+        *_strides(*tensors, before[0], above, residual, keep), PER_GATE=len(extra) == 4, **compiled_with,
     )  # fmt: skip
 
 
@@ -312,23 +351,28 @@ def backward(
     dstate: Sequence[Tensor],
     doutput: Tensor | None,
     gradients: StepGradients,
+    *,
+    flow: Tensor | None = None,
+    keep: Tensor | None = None,
+    scale: float = 1.0,
 ) -> None:
     """Runs one step backward; see `EagerSteps.step_backward_into`; ``gradients.extra`` are (B, .) each."""
     _, read, recurrent, before, extra, padding = step
     dread, drecurrent, dextra = gradients
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
+    keep = None if keep is None else keep.view(torch.int8)
     if len(before) == 1:
         grid, compiled_with = division(rows, hidden)
         gru_backward[grid](
-            read, recurrent, before[0], dstate[0], doutput, mask, dread, drecurrent, hidden,
-            *_strides(read, recurrent, before[0], dstate[0], doutput, dread, drecurrent), **compiled_with,
+            read, recurrent, before[0], dstate[0], doutput, mask, flow, keep, scale, dread, drecurrent, hidden,
+            *_strides(read, recurrent, before[0], dstate[0], doutput, flow, keep, dread, drecurrent), **compiled_with,
         )  # fmt: skip
         return
-    grid, compiled_with = _whole_rows(rows, hidden)
+    grid, compiled_with = whole_rows(rows, hidden)
     lnlstm_backward[grid](
-        read, recurrent, before[1], *_vectors(extra), *dstate, doutput, mask, dread, drecurrent, *_vectors(dextra),
-        hidden,
-        *_strides(read, recurrent, before[1], *dstate, doutput, dread, drecurrent), PER_GATE=len(extra) == 4,
+        read, recurrent, before[1], *_vectors(extra), *dstate, doutput, mask, flow, keep, scale, dread, drecurrent,
+        *_vectors(dextra), hidden,
+        *_strides(read, recurrent, before[1], *dstate, doutput, flow, keep, dread, drecurrent), PER_GATE=len(extra) == 4,
         **compiled_with,
     )  # fmt: skip

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, AttentionKernels
-from econmt_ops.backends.triton import cells, step_cells
+from econmt_ops.backends.protocol import (
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    CoverageInputs,
+    CoverageStep,
+)
+from econmt_ops.backends.triton import cells, decoder_output, step_cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
+from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
 
 
 def _rows(block: Tensor) -> Tensor:
@@ -29,17 +36,23 @@ class TritonAttention:
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        self._kernels = AttentionLauncher(*inputs)
+        *tensors, self._squashes = inputs
+        self._kernels = AttentionLauncher(*tensors)
         self._size = inputs.keys.shape[2]
 
-    def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
+    def forward(
+        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
+    ) -> None:
         """Implements `AttentionKernels.forward`."""
-        self._kernels.forward(both[:, : self._size], both[:, self._size :], weights, outputs[:2])
+        assert coverage is None
+        share = both[:, self._size :] if self._squashes else None
+        self._kernels.forward(both[:, : self._size], share, weights, outputs[:2])
         for other in outputs[2:]:
             other.copy_(outputs[0])
 
-    def weights_of(self, queries: Tensor) -> Tensor:
+    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
         """Implements `AttentionKernels.weights_of`; all steps in one launch."""
+        assert coverage is None
         weights = queries.new_empty(*queries.shape[:2], self._kernels.positions)
         self._kernels.forward(_rows(queries), None, _rows(weights))
         return weights
@@ -54,20 +67,28 @@ class TritonAttention:
         dweights: Tensor | None,
         dboth: Tensor,
         dscores: Tensor,
+        coverage: CoverageStep | None = None,
+        dcoverage: Tensor | None = None,
+        dstate: Tensor | None = None,
     ) -> None:
         """Implements `AttentionKernels.backward`; a block in one launch."""
+        assert coverage is dcoverage is dstate is None
         dboth = _rows(dboth)
         self._kernels.backward(
             _rows(query),
             _rows(weights),
             _rows(context),
-            _rows(output),
+            _rows(output) if self._squashes else None,
             [_rows(part) for part in doutputs],
             None if dweights is None else _rows(dweights),
             dboth[:, : self._size],
-            dboth[:, self._size :],
+            dboth[:, self._size :] if self._squashes else None,
             _rows(dscores),
         )
+
+    def coverage_gradients(self) -> dict[str, Tensor]:
+        """Implements `AttentionKernels.coverage_gradients`; there is none."""
+        return {}
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
         """Implements `AttentionKernels.projected_gradient`."""
@@ -97,6 +118,8 @@ class TritonSteps(EagerSteps):
     scan_cells = staticmethod(cells.scan)
     step_forward_into = staticmethod(step_cells.forward)
     step_backward_into = staticmethod(step_cells.backward)
+    output_forward = staticmethod(decoder_output.forward)
+    output_backward = staticmethod(decoder_output.backward)
 
     def __init__(self, like: Tensor) -> None:
         super().__init__(like)
@@ -110,8 +133,8 @@ class TritonSteps(EagerSteps):
         """Implements `EagerSteps.prepare_gates`."""
         return gates
 
-    def attention(self, inputs: AttentionInputs) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None = None) -> AttentionKernels:
         """Implements `EagerSteps.attention`."""
         if inputs.lengths is not None:
             inputs = inputs._replace(lengths=inputs.lengths.to(inputs.keys.device))
-        return TritonAttention(inputs)
+        return TritonAttention(inputs) if coverage is None else TritonCoveredAttention(inputs, coverage)

@@ -1,0 +1,262 @@
+"""Layers of the attentional decoder of any `StepCell` but the LSTM: a step computes two products and one cell.
+
+The products, of the layer's input and of the h before the step, are one batched product on a GPU; between them the cell
+of `econmt_ops.cells` computes everything else. `ForwardCells` runs the steps of a forward pass, `RebuiltCells`
+recomputes those of a block by large products, and `BackwardCells` runs them backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, CellWeights, Result
+from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.cells.protocol import StepCell
+from econmt_ops.cells.table import CELLS
+from econmt_ops.core.gemm import Product, multiply
+from econmt_ops.core.loops import steps_of
+from econmt_ops.dispatch.rule import device_of
+
+
+class _Pair:
+    """Products of a layer's input and of its h, which every step computes once.
+
+    Args:
+        problem: Call.
+        input, hidden: Weights (N, K) each, applied transposed if ``back``.
+    """
+
+    def __init__(self, problem: AttentionalProblem, input: Tensor, hidden: Tensor, back: bool) -> None:  # noqa: A002
+        self._both: Tensor | None = None
+        self._each: tuple[Product, Product] | None = None
+        if device_of(problem.inputs) == "cuda":
+            both = torch.stack([input, hidden])
+            self._both = both if back else both.transpose(1, 2)
+        else:
+            parts = (input.t(), hidden.t()) if back else (input, hidden)
+            first, second = (problem.product(part) for part in parts)
+            assert isinstance(first, Product)
+            assert isinstance(second, Product)
+            self._each = first, second
+
+    def into(self, out: Tensor, rows: Tensor, start: Tensor | None = None) -> None:
+        """Writes the products of rows (2, B, K) plus ``start`` (2, B, N) to ``out`` (2, B, N), which may be it."""
+        if self._each is not None:
+            for number, product in enumerate(self._each):
+                product.into(out[number], rows[number], None if start is None else start[number])
+        elif start is None:
+            torch.bmm(rows, self._both, out=out)
+        else:
+            torch.baddbmm(start, rows, self._both, out=out)
+
+
+def _cell(problem: AttentionalProblem) -> StepCell:
+    return cast(StepCell, CELLS[problem.call.cell])
+
+
+def _start(weights: CellWeights, shape: Sequence[int], shares: Tensor | None = None) -> Tensor:
+    """Returns what is added to the products of steps, (2, ..., G H): shares or the bias, and the recurrent bias."""
+    start = weights.input.new_zeros(2, *shape, len(weights.input)) if shares is None else shares
+    if weights.bias is not None and shares is None:
+        start[0] = weights.bias
+    if weights.recurrent_bias is not None:
+        start[1] = weights.recurrent_bias
+    elif shares is not None:
+        start[1].zero_()
+    return start
+
+
+class ForwardCells:
+    """Layers of a forward pass; arguments and attributes as those of `ForwardLSTM`.
+
+    Attributes:
+        others: The states beside h before the next step, (B, H) each, layer by layer.
+        fed: (B, H), the output o of the step before, to be written before each step.
+    """
+
+    def __init__(self, problem: AttentionalProblem, result: Result, keep: bool, top: Tensor) -> None:
+        self.problem, self.result, self.keep, self.top = problem, result, keep, top
+        self._cell = _cell(problem)
+        call, space, batch, hidden = problem.call, problem.inputs.new_empty, problem.batch, problem.hidden
+        self._products, self._starts = [], []
+        for layer, weights in enumerate(problem.layers):
+            read = problem.from_output if layer == 0 else weights.input
+            assert isinstance(read, Tensor)
+            self._products.append(_Pair(problem, read, weights.hidden, back=False))
+            self._starts.append(_start(weights, (batch,)) if layer else None)
+        # Inputs of the layers' products: the layer's input, and h of the previous step.
+        self.rows = [space(2, batch, hidden) for _ in problem.layers]
+        self.others = list(result.last_c.unbind(0))
+        self.fed = self.rows[0][0]
+        for row, first_h in zip(self.rows, call.first_h, strict=True):
+            row[1] = first_h
+        for other, first in zip(self.others, call.first_c, strict=True):
+            other.copy_(first)
+        width = len(problem.layers[0].input)
+        self._sums = space(2, batch, width)
+        longest = max(end - begin for begin, end in problem.blocks)
+        self._workspace = space(2, longest, batch, width)
+        self._unkept = space(batch, hidden)
+
+    def begin(self, begin: int, end: int) -> None:
+        """Prepares the steps begin to end."""
+        count = end - begin
+        self._shares = self._workspace[:, :count]
+        self.problem.bottom_gates(self.problem.read(begin, end), self._shares[0])
+        _start(self.problem.layers[0], (), self._shares)
+
+    def step(self, number: int, position: int) -> None:
+        """Runs a step, the ``number``-th of its block."""
+        problem, each = self.problem, len(self.others) // len(self.rows)
+        for layer, row in enumerate(self.rows):
+            if layer == 0:
+                sums = self._shares[:, number]
+                self._products[0].into(sums, row, sums)
+            else:
+                sums = self._sums
+                self._products[layer].into(sums, row, self._starts[layer])
+            others = self.others[layer * each : (layer + 1) * each]
+            states = row[1], *others
+            step = CellStep(self._cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
+            is_top = layer + 1 == len(self.rows)
+            destination = self.top if is_top else self.rows[layer + 1][0]
+            read = problem.read_of(layer, position, row[0], destination)
+            output = self.result.h[layer, position] if self.keep else self._unkept
+            if read is None and not self.keep:
+                output = destination
+            elif read is None:
+                read = problem.plain_read(destination)
+            problem.run.step_forward_into(step, states, output, read)
+
+    def finish(self) -> None:
+        """Writes the state after the last step."""
+        for layer, row in enumerate(self.rows):
+            self.result.last_h[layer] = row[1]
+
+
+class RebuiltCells:
+    """Recomputed tensors of the steps of a block.
+
+    Attributes:
+        sums: Per layer (2, K, B, G H), the products of inputs and of h.
+        states: Per layer (K + 1, states beside h, B, H).
+        dreads, drecurrents: Per layer (K, B, G H), memory for the gradients of the products.
+    """
+
+    def __init__(
+        self, problem: AttentionalProblem, stash: Result, number: int, tensors: BlockTensors
+    ) -> None:
+        begin, end = problem.blocks[number]
+        self.cell, steps = _cell(problem), end - begin
+        self.each = len(stash.c) // len(problem.layers)
+        self.before = tensors.before
+        self.sums, self.states, self.gradients = [], [], []
+        for layer, weights in enumerate(problem.layers):
+            width = len(weights.input)
+            sums = weights.input.new_empty(2, steps, problem.batch, width)
+            rows = sums.view(2, -1, width)
+            if layer == 0:
+                problem.bottom_gates(tensors.inputs, sums[0])
+                read = problem.from_output
+                assert isinstance(read, Tensor)
+                multiply(tensors.fed.reshape(-1, problem.hidden), read, out=rows[0], adds=True)
+            else:
+                multiply(
+                    tensors.reads[layer - 1].reshape(-1, problem.hidden), weights.input, weights.bias, rows[0]
+                )
+            before = tensors.before[layer]
+            multiply(before.reshape(-1, problem.hidden), weights.hidden, weights.recurrent_bias, rows[1])
+            self.sums.append(sums)
+            self.gradients.append(torch.empty_like(sums))
+            self.states.append(self._states(problem, layer, stash, number))
+        self.dreads = [gradients[0] for gradients in self.gradients]
+        self.drecurrents = [gradients[1] for gradients in self.gradients]
+
+    def step(self, problem: AttentionalProblem, layer: int, number: int) -> CellStep:
+        """Returns the arguments of a step of a layer."""
+        sums, before = self.sums[layer][:, number], self.before[layer][number]
+        states = before, *self.states[layer][number].unbind(0)
+        return CellStep(self.cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
+
+    def _states(self, problem: AttentionalProblem, layer: int, stash: Result, number: int) -> Tensor:
+        """Returns the states beside h before and after the steps of a block."""
+        before = self.before[layer]
+        kept = stash.c[layer * self.each : (layer + 1) * self.each, number]
+        states = kept.new_empty(len(before) + 1, *kept.shape)
+        states[0] = kept
+        self.states.append(states)
+        if self.each:
+            unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
+            for step in steps_of(range(len(before))):
+                after = unseen[0], *states[step + 1].unbind(0)
+                problem.run.step_forward_into(self.step(problem, layer, step), after, unseen[1])
+        return self.states.pop()
+
+
+class BackwardCells:
+    """Layers of a backward pass, last step first; arguments and attributes as those of `BackwardLSTM`.
+
+    Attributes:
+        extra: Gradients of the further weights of all layers.
+    """
+
+    def __init__(self, problem: AttentionalProblem, last_dh: Tensor | None, dothers: Tensor) -> None:
+        self.problem, self.dothers = problem, dothers
+        zeros, batch, hidden = problem.inputs.new_zeros, problem.batch, problem.hidden
+        # Gradients of the inputs of the layers' products, and of h past them.
+        self.rows = [zeros(2, batch, hidden) for _ in problem.layers]
+        self._past = [zeros(batch, hidden) for _ in problem.layers]
+        if last_dh is not None:
+            for past, part in zip(self._past, last_dh, strict=True):
+                past.copy_(part)
+        self._to_rows = []
+        for layer, weights in enumerate(problem.layers):
+            read = problem.from_output if layer == 0 else weights.input
+            assert isinstance(read, Tensor)
+            self._to_rows.append(_Pair(problem, read, weights.hidden, back=True))
+        count = problem.run.rows_of_sums(batch)
+        self._extra = [
+            [part.new_zeros(count, len(part)) for part in weights.extra] for weights in problem.layers
+        ]
+
+    @property
+    def dh(self) -> list[Tensor]:
+        """Gradients of h before the last step that has run, per layer (B, H)."""
+        return [row[1] + past for row, past in zip(self.rows, self._past, strict=True)]
+
+    @property
+    def do(self) -> Tensor:
+        """Gradient of o before that step, (B, H)."""
+        return self.rows[0][0]
+
+    @property
+    def extra(self) -> list[Tensor]:
+        """Gradients of the further weights, layer by layer, in the accumulate type."""
+        return [total.sum(0) for totals in self._extra for total in totals]
+
+    def step(self, block: RebuiltCells, number: int, position: int, dtop: Tensor) -> None:
+        """Propagates a step through the stack, given the gradient (B, H) of the stack's output."""
+        problem, each = self.problem, block.each
+        above: Tensor = dtop
+        keep: Tensor | None = None
+        for layer in reversed(range(len(problem.layers))):
+            row, gradients = self.rows[layer], block.gradients[layer][:, number]
+            dothers = self.dothers[layer * each : (layer + 1) * each].unbind(0)
+            step = block.step(problem, layer, number)
+            after = step.before[0], *block.states[layer][number + 1].unbind(0)
+            problem.run.step_backward_into(
+                step,
+                after,
+                (self._past[layer], *dothers),
+                above,
+                StepGradients(gradients[0], gradients[1], self._extra[layer]),
+                flow=row[1],
+                keep=keep,
+                scale=problem.scale,
+            )
+            self._to_rows[layer].into(row, gradients)
+            above, keep = problem.below(layer, position, row[0], above)

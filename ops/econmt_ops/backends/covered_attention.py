@@ -1,0 +1,118 @@
+"""Additive attention with coverage, in PyTorch operators, on any device; see `econmt_ops.cells.coverage`.
+
+Sizes: B batch, S source positions, A attention size, W width of the coverage, P numbers of each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.attention import EagerAttention
+from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, CoverageInputs, CoverageStep
+from econmt_ops.cells.coverage import coverage_backward, coverage_forward
+from econmt_ops.core.precision import accumulate_dtype
+
+
+class CoveredAttention:
+    """`protocol.AttentionKernels` whose keys contain the coverage's share at each step.
+
+    Args:
+        attention: Kernels of additive attention, whose keys are replaced at each step.
+        inputs: Their inputs.
+        coverage: Weights of the coverage.
+    """
+
+    def __init__(self, attention: EagerAttention, inputs: AttentionInputs, coverage: CoverageInputs) -> None:
+        assert inputs.score is not None
+        self._attention, self._inputs = attention, inputs
+        self._weights, self._key, self._padding = coverage
+        self._exact = exact = accumulate_dtype(inputs.keys.dtype)
+        self._factor = None if inputs.norm is not None else inputs.score.to(exact) * 4
+        self._keys = inputs.keys
+        self._sums: dict[str, Tensor] = {}
+
+    def _take_keys(self, before: Tensor) -> None:
+        """Gives the attention the keys of a step, given the coverage (B, S, W) before it."""
+        self._attention.replace_keys(self._keys + torch.matmul(before, self._key.t()).to(self._keys.dtype))
+
+    def _masked(self, coverage: Tensor) -> Tensor:
+        return coverage if self._padding is None else coverage.masked_fill(self._padding.unsqueeze(2), 0.0)
+
+    def forward(
+        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
+    ) -> None:
+        """Implements `protocol.AttentionKernels.forward`."""
+        assert coverage is not None
+        self._take_keys(coverage.before)
+        self._attention.forward(both, outputs, weights)
+        state = None if coverage.state is None else coverage.state.to(self._exact)
+        after = coverage_forward(self._weights, coverage.before, weights.to(self._exact), state)
+        coverage.after.copy_(self._masked(after))
+
+    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
+        """Implements `protocol.AttentionKernels.weights_of`."""
+        assert coverage is not None
+        made = []
+        for step, query in enumerate(queries):
+            self._take_keys(coverage[step])
+            made.append(self._attention.weights_of(query.unsqueeze(0)))
+        return torch.cat(made)
+
+    def backward(
+        self,
+        query: Tensor,
+        context: Tensor,
+        weights: Tensor,
+        output: Tensor,
+        doutputs: Sequence[Tensor],
+        dweights: Tensor | None,
+        dboth: Tensor,
+        dscores: Tensor,
+        coverage: CoverageStep | None = None,
+        dcoverage: Tensor | None = None,
+        dstate: Tensor | None = None,
+    ) -> None:
+        """Implements `protocol.AttentionKernels.backward`, for one step."""
+        assert coverage is not None
+        assert dcoverage is not None
+        before, after, state = coverage
+        state = None if state is None else state.to(self._exact)
+        attended, dafter = weights.to(self._exact), self._masked(dcoverage)
+        made = coverage_backward(self._weights, before, after, attended, state, dafter)
+        total = made.attention if dweights is None else made.attention + dweights
+        self._take_keys(before)
+        sums = self._attention.sums.keys.zero_()
+        self._attention.backward(query, context, weights, output, doutputs, total, dboth, dscores)
+        dkeys = sums if self._factor is None else sums * self._factor
+        dcoverage.copy_(made.coverage + torch.matmul(dkeys, self._key))
+        if dstate is not None and made.state is not None:
+            dstate.copy_(made.state)
+        steps = {
+            "keys": dkeys,
+            "coverage_key": torch.einsum("bsa,bsw->aw", dkeys, before),
+            "coverage_shares": made.shares,
+            "coverage_attention": made.weight,
+            "coverage_recurrent": made.recurrent,
+        }
+        for name, part in steps.items():
+            if part is None:
+                continue
+            if name in self._sums:
+                self._sums[name] += part
+            else:
+                self._sums[name] = part.clone()
+
+    def coverage_gradients(self) -> dict[str, Tensor]:
+        """Implements `protocol.AttentionKernels.coverage_gradients`."""
+        return {name: total for name, total in self._sums.items() if name != "keys"}
+
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
+        """Implements `protocol.AttentionKernels.projected_gradient`."""
+        return self._attention.projected_gradient(weights, da)
+
+    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:  # noqa: ARG002 - summed already
+        """Implements `protocol.AttentionKernels.gradients`."""
+        return self._attention.sums._replace(keys=self._sums["keys"])

@@ -1,0 +1,241 @@
+"""Constraints that a translation satisfies anyway change nothing; others are satisfied by another search."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+
+from econmt.data.text.glossary import Glossary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.decoding.constraints.inclusion import contains_all
+from econmt.decoding.constraints.phrases import is_of_word
+from econmt.decoding.requests import Request
+from econmt.decoding.search.options import SearchOptions
+from econmt.decoding.translation import Translation
+from econmt.decoding.translator import Translator
+from econmt.model import IncrementalModel
+from tests.unit.decoding.test_avoidance import PIECES, Pieces
+from tests.unit.decoding.test_real_model import SIZE, VARIANTS, make_model
+
+WORDS = [chr(ord("a") + at) for at in range(SIZE - len(SPECIAL_TOKENS))]
+BOTH = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *WORDS])] * 2)
+LINES = ["a b c", "d", "h g f e d", "b e b", "s r q p o n m", "c c", "k l", "f a d e"]
+
+
+def translator(variants: Sequence[str], glossary: Glossary | None = None, **options: Any) -> Translator:
+    models = [IncrementalModel(make_model(variant, seed)) for seed, variant in enumerate(variants, 3)]
+    search = SearchOptions(**{"batch_size": 4, **options})
+    return Translator(models, BOTH, search, glossary=glossary, max_length=12)
+
+
+def assert_equal(found: Translation, expected: Translation) -> None:
+    """Bit for bit."""
+    assert found.source_tokens == expected.source_tokens
+    assert len(found.hypotheses) == len(expected.hypotheses)
+    for one, other in zip(found.hypotheses, expected.hypotheses, strict=True):
+        assert one._replace(attention=None) == other._replace(attention=None)
+        assert (one.attention is None) == (other.attention is None)
+        if one.attention is not None:
+            assert torch.equal(one.attention, other.attention)
+
+
+def phrase_of(text: str, draw: random.Random) -> str | None:
+    """A phrase of a text without unknown words, which no constraint can name; None if there is none."""
+    known = re.findall(r"[a-z](?: [a-z])*", re.sub("<unk>", "|", text))
+    words = draw.choice(known).split() if known else []
+    at = draw.randrange(len(words)) if words else 0
+    return " ".join(words[at : at + draw.randint(1, 3)]) or None
+
+
+def absent_from(texts: Sequence[str]) -> str:
+    return next(word for word in WORDS if not any(word in text.split() for text in texts))
+
+
+SETTINGS = [
+    *[((variant,), beam, {}) for beam, variant in zip((1, 2, 3, 4, 5, 6, 8, 10), VARIANTS, strict=True)],
+    (("additive", "dot"), 3, {}),
+    (("additive",), 5, {"nbest_size": 5}),
+    (("gnmt",), 3, {"continuous": True}),
+    (("dot",), 4, {"attention": False}),
+    (("deep",), 3, {"length_penalty_alpha": 0.6, "coverage_penalty_weight": 0.2, "nbest_size": 2}),
+    (("additive",), 2, {"block_ngram_repeat": 2}),
+]
+
+
+@pytest.mark.parametrize(("variants", "beam", "options"), SETTINGS, ids=str)
+def test_what_is_satisfied_changes_nothing_and_the_rest_is_satisfied(
+    variants: Sequence[str], beam: int, options: dict[str, Any]
+) -> None:
+    draw, settings = random.Random(beam), {"beam_size": beam, **options}
+    plain = list(translator(variants, **settings).translate(LINES))
+    assert any(each.text for each in plain)
+    requests, broken = [], []
+    for line, each in zip(LINES, plain, strict=True):
+        texts = [hypothesis.text for hypothesis in each.hypotheses]
+        other, words = absent_from(texts), each.text.split()
+        shared = [word for word in words if word in WORDS and all(word in text.split() for text in texts)]
+        wanted = [draw.choice(shared)] if shared else []
+        requests.append(Request(line, constraints=wanted, avoid=[other, f"{other} {other}"]))
+        broken.append(Request(line, constraints=[*wanted, other], avoid=words[:1]))
+        if words[:1] == wanted:
+            broken[-1] = broken[-1]._replace(avoid=[])
+    steered = translator(variants, **settings)
+    for found, expected in zip(steered.translate(requests), plain, strict=True):
+        assert_equal(found, expected)
+    assert steered.searches == translator_searches(variants, settings)
+    # Lines that fall short leave those beside them alone.
+    mixed = [pair[number % 2] for number, pair in enumerate(zip(requests, broken, strict=True))]
+    for number, (found, expected, request) in enumerate(
+        zip(steered.translate(mixed), plain, mixed, strict=True)
+    ):
+        if number % 2 == 0:
+            assert_equal(found, expected)
+        for hypothesis in found.hypotheses:
+            written = hypothesis.text.split()
+            assert all(word in written for word in request.constraints)
+            assert not any(word in written for word in request.avoid)
+
+
+def translator_searches(variants: Sequence[str], settings: dict[str, Any]) -> set[str]:
+    plain = translator(variants, **settings)
+    list(plain.translate(LINES))
+    return plain.searches
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5, 10])
+@pytest.mark.parametrize("variant", ["additive", "gnmt", "tied"])
+def test_a_glossary_whose_terms_are_there_changes_nothing(variant: str, beam: int) -> None:
+    plain = list(translator([variant], beam_size=beam).translate(LINES))
+    draw, terms = random.Random(beam), dict[str, str]()
+    for line, each in zip(LINES, plain, strict=True):
+        phrase = phrase_of(each.text, draw)
+        if phrase is not None:
+            terms[line] = phrase
+    assert len(terms) > 4
+    for found, expected in zip(
+        translator([variant], Glossary(terms), beam_size=beam).translate(LINES), plain, strict=True
+    ):
+        assert_equal(found, expected)
+    terms["d"], terms["b"] = absent_from([each.text for each in plain]), "a a"
+    steered = translator([variant], Glossary(terms), beam_size=beam)
+    for line, found, expected in zip(LINES, steered.translate(LINES), plain, strict=True):
+        whole = line in terms and line != "d"
+        if whole:
+            assert_equal(found, expected)
+        elif "d" in line.split():
+            assert terms["d"] in found.text.split()
+
+
+@pytest.mark.parametrize("beam", [2, 4, 8])
+def test_in_lists_what_falls_short_is_replaced_and_the_best_stays(beam: int) -> None:
+    """The best translation is the same whatever the length of the list."""
+    lists = list(translator(["additive"], beam_size=beam, nbest_size=beam).translate(LINES))
+    requests = []
+    for line, each in zip(LINES, lists, strict=True):
+        best = set(each.text.split())
+        others = [set(hypothesis.text.split()) - best for hypothesis in each.hypotheses[1:]]
+        avoided = next((min(words) for words in others if words), absent_from([each.text]))
+        requests.append(Request(line, avoid=[avoided]))
+    replaced = 0
+    for size in (1, 2, beam):
+        found = translator(["additive"], beam_size=beam, nbest_size=size).translate(requests)
+        for request, expected, each in zip(requests, lists, found, strict=True):
+            assert len(each.hypotheses) == size
+            assert each.hypotheses[0].ids == expected.hypotheses[0].ids
+            assert each.score == expected.score
+            scores = [hypothesis.score for hypothesis in each.hypotheses[1:]]
+            assert scores == sorted(scores, reverse=True)
+            ids = [tuple(hypothesis.ids) for hypothesis in each.hypotheses]
+            assert len({*ids}) == size
+            kept = [tuple(one.ids) for one in expected.hypotheses if request.avoid[0] not in one.text.split()]
+            assert {*kept} <= {*ids} or size < beam
+            replaced += size - len(kept) if size == beam else 0
+            assert not any(request.avoid[0] in one.text.split() for one in each.hypotheses)
+    assert replaced > 3
+
+
+def test_a_prefix_is_part_of_the_first_search() -> None:
+    """Constraints that the translation with the prefix satisfies do not change it, within the prefix or behind."""
+    requests = [Request(line, target_prefix="c a") for line in LINES]
+    begun = list(translator(["additive"], beam_size=4).translate(requests))
+    steered = []
+    for request, each in zip(requests, begun, strict=True):
+        words = each.text.split()
+        assert words[:2] == ["c", "a"]
+        last = [word for word in words[-1:] if word in WORDS and len(words) > 3]
+        steered.append(request._replace(constraints=["c", *last], avoid=[absent_from([each.text])]))
+    steered[0] = steered[0]._replace(constraints=["a c"])
+    avoided = next(word for word in begun[1].text.split() if word not in ("c", "a"))
+    steered[1] = steered[1]._replace(constraints=[], avoid=[avoided])
+    found = list(translator(["additive"], beam_size=4).translate(steered))
+    for each, expected in zip(found[2:], begun[2:], strict=True):
+        assert_equal(each, expected)
+    assert [each.text.split()[:2] for each in found] == [["c", "a"]] * len(LINES)
+    assert "a c" in found[0].text
+    assert avoided not in found[1].text.split()
+
+
+@pytest.mark.parametrize("long_lines", ["cut", "skip"])
+def test_terms_behind_the_cut_of_a_long_line_are_cut_off_with_it(long_lines: str) -> None:
+    options = {"beam_size": 2, "max_input_length": 3, "long_lines": long_lines}
+    lines = ["a b d e", "d e d a b c d", "a b c"]
+    plain = list(translator(["additive"], **options).translate(lines))
+    terms = Glossary({"e": "q q"})
+    found = list(translator(["additive"], terms, **options).translate(lines))
+    assert_equal(found[0], plain[0])
+    assert_equal(found[2], plain[2])
+    assert found[1].text.count("q q") == (long_lines == "cut")
+
+
+PIECE_VOCABULARY = Pieces(PIECES)
+
+
+def is_whole(text: str, begin: int, end: int) -> bool:
+    """True if no word goes on across the ends of a span."""
+    return not any(
+        0 < at < len(text) and is_of_word(text[at - 1]) and is_of_word(text[at]) for at in (begin, end)
+    )
+
+
+def have_places(text: str, phrases: Sequence[str]) -> bool:
+    """Whether the phrases, in some order, have places of their own, by trying all."""
+    for order in permutations(phrases):
+        taken = [False] * len(text)
+        if _placed(text, order, taken):
+            return True
+    return not phrases
+
+
+def _placed(text: str, phrases: Sequence[str], taken: list[bool]) -> bool:
+    if not phrases:
+        return True
+    first, *rest = phrases
+    for match in re.finditer(f"(?={re.escape(first)})", text):
+        begin, end = match.start(), match.start() + len(first)
+        if is_whole(text, begin, end) and not any(taken[begin:end]):
+            now = [*taken[:begin], *[True] * len(first), *taken[end:]]
+            if _placed(text, rest, now):
+                return True
+    return False
+
+
+def test_a_translation_is_judged_as_text() -> None:
+    """Random texts of subwords against all ways to place one to three phrases in them."""
+    draw, seen = random.Random(4), {True: 0, False: 0}
+    choice = ["a", "ab", "a b", "b", ".", "(a", "b)", "狗", "狗猫", "a.", "c", "ab c", "猫"]
+    for _ in range(3000):
+        ids = [draw.randrange(4, PIECE_VOCABULARY.size) for _ in range(draw.randint(1, 7))]
+        text = " ".join(PIECE_VOCABULARY.decode(ids).split())
+        phrases = [draw.choice(choice) for _ in range(draw.randint(1, 3))]
+        expected = have_places(text, phrases)
+        assert contains_all(text, phrases) == expected, (text, phrases)
+        seen[expected] += 1
+    assert min(seen.values()) > 200
+    assert contains_all("", [])
+    assert not contains_all("", ["a"])

@@ -1,0 +1,240 @@
+"""Constraints together: with one another and with the options of a search, against all translations of a toy model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from econmt.data.text.glossary import Glossary, occurrences
+from econmt.data.text.vocabulary import UNK, WORD_START
+from econmt.decoding.constraints.avoidance import START, Avoidance
+from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
+from econmt.decoding.constraints.inclusion import Phrase
+from econmt.decoding.constraints.phrases import Spelling
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from tests.unit.decoding.test_adjustments import judged
+from tests.unit.decoding.test_avoidance import VOCABULARY, Pieces, is_ruled_out, occurs, repeats
+from tests.unit.decoding.test_constraints import Fixed, holds
+from tests.unit.decoding.toy import WORDS, ToyModel, sources
+
+LIMIT = 4
+TOY = Pieces([f"{WORD_START}a", "b"])
+SPELLING = Spelling(TOY)
+"""Token 4 begins a word, token 5 continues one, as ``JOINS`` of the tests of constraints has it."""
+AVOIDED: list[list[list[str]]] = [
+    [["ab"]],
+    [["a"]],
+    [["a a"], ["ab a"]],
+    [["abb"], ["a ab"]],
+    [["aba", "a a"]],
+]
+PHRASES: list[tuple[Phrase, ...]] = [
+    (),
+    (Phrase((4,), True),),
+    (Phrase((4, 5), True),),
+    (Phrase((4,), True), Phrase((4, 5), True)),
+    (Phrase((4, 4), True), Phrase((UNK,), False)),
+]
+PREFIXES: list[tuple[int, ...]] = [(), (4,), (UNK, 4), (5, 5)]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"length_penalty_alpha": 0.0, "unk_penalty": 0.7},
+    {"word_penalty": 0.5, "min_output_length": 3},
+    {"repetition_penalty": 1.8, "length_penalty_alpha": 0.3},
+]
+
+
+def avoidances(lists: Sequence[list[str]]) -> tuple[Avoidance, ...]:
+    return tuple(Avoidance(phrases, SPELLING) for phrases in lists)
+
+
+def contains_avoided(ids: Sequence[int], lists: Sequence[list[str]]) -> bool:
+    # An unknown word is a word of its own, but no letter.
+    text = TOY.decode(ids).replace("<unk>", "|")
+    return any(occurs(text, phrase) for phrases in lists for phrase in phrases)
+
+
+def combinations() -> Iterator[tuple[tuple[Phrase, ...], tuple[int, ...], list[list[str]]]]:
+    """Yields phrases, prefixes and avoided phrases that do not contradict each other."""
+    for phrases, prefix, lists in product(PHRASES, PREFIXES, [*AVOIDED, []]):
+        needed = len(prefix) + sum(len(phrase.ids) for phrase in phrases)
+        contradict = any(
+            contains_avoided(ids, lists) for ids in (prefix, *(phrase.ids for phrase in phrases))
+        )
+        # Near the longest output a search keeps room for a word that is avoided unless it goes on, also where the
+        # phrase goes on with it.
+        double = prefix[-1:] == (4,) and (4, 5) in [phrase.ids for phrase in phrases] and ["a a"] in lists
+        if needed <= LIMIT and not contradict and not double:
+            yield phrases, prefix, lists
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_phrases_prefixes_and_avoided_phrases_together(options: dict[str, Any]) -> None:
+    """A wide beam finds the best translations that satisfy all of them, with their scores."""
+    model = Fixed(5, end_bias=1.0)
+    settings = SearchOptions(beam_size=130, nbest_size=3, attention=False, **options)
+    everything = [
+        (*figures, ids)
+        for length in range(LIMIT + 1)
+        for ids in product(WORDS, repeat=length)
+        if (figures := judged(model, 0, ids, **options)) is not None
+    ]
+    everything.sort(reverse=True)
+    cases, best = [], []
+    for case in combinations():
+        phrases, prefix, lists = case
+        expected = [
+            each
+            for each in everything
+            if each[2][: len(prefix)] == prefix
+            and holds(each[2], phrases)
+            and not contains_avoided(each[2], lists)
+        ][:3]
+        if len(expected) == 3:
+            cases.append(case)
+            best.append(expected)
+    assert len(cases) > 40
+    constraints = [
+        DecodingConstraints(phrases, prefix, avoidances(lists)) for phrases, prefix, lists in cases
+    ]
+    chooser = ConstrainedContinuations(constraints, SPELLING.joins, settings)
+    source, limits = sources(*[0] * len(cases)), torch.full((len(cases),), LIMIT)
+    found = beam_search(model, *source, limits, settings, chooser=chooser)
+    for case, hypotheses, expected in zip(cases, found, best, strict=True):
+        assert [tuple(each.ids) for each in hypotheses] == [ids for _, _, ids in expected], case
+        scores, reals = ([each[part] for each in expected] for part in (0, 1))
+        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
+        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_all_hold_in_narrow_beams_and_batches(beam_size: int) -> None:
+    """Sentences with other constraints stand beside each other; n-grams do not come twice where nothing asks for it."""
+    cases = [case for case in combinations() if any(case)]
+    draw = random.Random(beam_size)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size, block_ngram_repeat=3)
+    for limit in (3, 4, 5, 5, 9):
+        chosen = draw.sample(cases, 8)
+        constraints = [
+            DecodingConstraints(phrases, prefix, avoidances(lists)) for phrases, prefix, lists in chosen
+        ]
+        found = search(constraints, options, limit, seed=draw.randrange(100))
+        for (phrases, prefix, lists), hypotheses in zip(chosen, found, strict=True):
+            assert hypotheses
+            for each in hypotheses:
+                assert holds(each.ids, phrases), (phrases, each.ids)
+                assert tuple(each.ids[: len(prefix)]) == prefix
+                # A greedy search may find at its last token that the phrases leave nothing else.
+                if beam_size > 1 or not each.cut:
+                    assert not contains_avoided(each.ids, lists), (lists, each.ids)
+                if not phrases and not prefix:
+                    assert not repeats(each.ids, 3)
+        alone = search(constraints[:1], options, limit, seed=0)
+        assert [each.ids for each in alone[0]] == [
+            each.ids for each in search(constraints, options, limit, seed=0)[0]
+        ]
+
+
+def search(
+    constraints: Sequence[DecodingConstraints], options: SearchOptions, limit: int, seed: int
+) -> list[list[Hypothesis]]:
+    chooser = ConstrainedContinuations(constraints, SPELLING.joins, options)
+    limits = torch.full((len(constraints),), limit)
+    model = ToyModel(seed, end_bias=-1.0)
+    return beam_search(model, *sources(*range(len(constraints))), limits, options, chooser=chooser)
+
+
+PHRASE_TEXTS = ["a", "ab", "a b", "b c", "ab c", "b)", "(a", "a.", ".b", "狗", "狗猫", "猫狗", "a a", "b a b"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_avoided_phrases_may_overlap(seed: int) -> None:
+    """Lists of two to four phrases that begin within one another, in one automaton and in one for each phrase."""
+    spelling = Spelling(VOCABULARY)
+    joins, draw = spelling.joins.tolist(), random.Random(seed)
+    seen = {True: 0, False: 0}
+    for _ in range(12):
+        phrases = draw.sample(PHRASE_TEXTS, draw.randint(2, 4))
+        together, apart = Avoidance(phrases, spelling), [Avoidance([phrase], spelling) for phrase in phrases]
+        for _ in range(120):
+            ids = [draw.randrange(4, VOCABULARY.size) for _ in range(draw.randint(2, 6))]
+            wrong = any(occurs(VOCABULARY.decode(ids), phrase) for phrase in phrases)
+            seen[wrong] += 1
+            assert is_ruled_out(together, joins, ids) == wrong, (phrases, VOCABULARY.tokens(ids))
+            assert together.is_in(ids) == wrong
+            assert any(each.is_in(ids) for each in apart) == wrong
+    assert min(seen.values()) > 200
+
+
+def test_every_short_text_of_overlapping_phrases() -> None:
+    """All texts of up to five of the tokens that the phrases are made of: phrases end where others are under way."""
+    spelling = Spelling(VOCABULARY)
+    joins = spelling.joins.tolist()
+    tokens = [
+        VOCABULARY.tokens(range(VOCABULARY.size)).index(piece) for piece in (f"{WORD_START}a", "b", ")")
+    ]
+    for phrases in (
+        ["a ab", "ab a"],
+        ["a a ab", "a ab)"],
+        ["a)", ") a)"],
+        ["ab", "a a b"],
+        ["abb", "ab a", ")"],
+    ):
+        avoidance = Avoidance(phrases, spelling)
+        for length in range(1, 6):
+            for ids in product(tokens, repeat=length):
+                wrong = any(occurs(VOCABULARY.decode(ids), phrase) for phrase in phrases)
+                assert is_ruled_out(avoidance, joins, ids) == wrong, (phrases, VOCABULARY.decode(ids))
+                begun = any(
+                    is_ruled_out(avoidance, joins, ids[:end]) for end in range(1, length)
+                )  # what goes on behind an avoided phrase is of no interest
+                if not begun and not wrong:
+                    assert not avoidance.is_in(ids, goes_on=True)
+
+
+def test_a_token_may_end_one_phrase_and_go_on_another() -> None:
+    """After "a b" the phrase "b c" is under way, whichever of both has begun first."""
+    spelling = Spelling(Pieces([f"{WORD_START}{letter}" for letter in "abc"]))
+    avoidance = Avoidance(["a b a", "b c"], spelling)
+    reached = avoidance.after(avoidance.after(START, 4), 5)
+    assert sorted(avoidance.moves(reached).risky.tolist()) == [4, 6]
+    assert avoidance.is_in([4, 5, 6])
+    assert avoidance.is_in([4, 5, 4])
+    assert not avoidance.is_in([4, 5, 5])
+
+
+def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    return not {*range(*first)} & {*range(*second)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_terms_of_two_glossaries_that_touch_or_overlap(seed: int) -> None:
+    """A term of the second glossary counts unless it shares a character with one of the first."""
+    draw, touching = random.Random(seed), 0
+    words = ["狗", "猫", "走", "狗猫", "猫走", "a", "b", "a b", "b-a", ".", "a."]
+    for _ in range(300):
+        own, general = (
+            Glossary({word: f"{word}{side}" for word in draw.sample(words, 4)}) for side in (1, 2)
+        )
+        text = "".join(draw.choice(["狗", "猫", "走", "a", " b", "-", ".", " "]) for _ in range(8))
+        first, second = own.occurrences(text), general.occurrences(text)
+        expected = first + [
+            each
+            for each in second
+            if all(disjoint((each.start, each.end), (other.start, other.end)) for other in first)
+        ]
+        found = occurrences(text, [own, general])
+        assert found == sorted(expected, key=lambda each: each.start), text
+        assert occurrences(text, []) == []
+        touching += sum(one.end == other.start for one in first for other in second)
+        touching += sum(one.start == other.end for one in first for other in second)
+    assert touching > 50
+    assert [
+        each.target for each in occurrences("狗猫狗", [Glossary({"猫": "cat"}), Glossary({"狗": "dog"})])
+    ] == ["dog", "cat", "dog"]

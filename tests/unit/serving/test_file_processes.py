@@ -1,0 +1,204 @@
+"""Files are read in processes of their own, which are bounded and end with their clients and the server."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from econmt.decoding.translation import Translation
+from econmt.serving import file_processes, server
+from econmt.serving.file_processes import FileProcesses
+from econmt.serving.file_worker import FileTask
+from econmt.serving.files import WORD
+from econmt.serving.models import LoadedModels
+from econmt.serving.settings import Refused, Settings
+from tests.conftest import econmt_environment
+from tests.unit.serving.conftest import Client, serving
+from tests.unit.serving.test_connections import connected
+from tests.unit.serving.test_files import document, same, send
+
+BEFORE = "import sys; sys.path[:] = sys.argv[1:]; import econmt.serving.file_worker as worker; "
+TEXT = FileTask("text/plain", ("en", "de"), 1000)
+LIMITS = Settings(most_file_characters=100, read_seconds=60.0)
+
+
+def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:
+    """Reads a file in a process."""
+
+    async def run() -> list[tuple[str, bool]]:
+        return await FileProcesses().read(task, content)
+
+    return asyncio.run(run())
+
+
+def test_a_process_starts_without_large_packages() -> None:
+    large = ["torch", "numpy", "sentencepiece", "pydantic", "rich", "asyncio", "starlette"]
+    program = f"import sys, econmt.serving.file_worker; print([m for m in {large} if m in sys.modules])"
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=econmt_environment(), capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "[]\n"
+
+
+def test_a_file_is_read_and_written_in_a_process() -> None:
+    async def run() -> tuple[list[tuple[str, bool]], tuple[bytes, str]]:
+        task, processes = FileTask("text/html", ("en", "de"), 30), FileProcesses()
+        content = b"<p>A <b>dog</b> runs. It barks."
+        return await processes.read(task, content), await processes.write(
+            task, content, [same("Ein Hund \u00fcbt."), same("Er bellt.")]
+        )
+
+    sentences, written = asyncio.run(run())
+    assert sentences == [("A dog runs.", True), ("It barks.", False)]
+    page = "<p>Ein <b>Hund</b> \u00fcbt. Er bellt.".encode()
+    assert written == (page, "text/html; charset=utf-8")
+
+
+def test_lines_are_whole_without_splitting() -> None:
+    assert read(b"A dog. It barks.", TEXT._replace(languages=None)) == [("A dog. It barks.", False)]
+
+
+PROGRAMS = [
+    (
+        "worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()",
+        413,
+        "10 s",
+    ),
+    ("worker.MOST_BYTES = 1 << 28; worker.main()", 413, "the file takes more than 256 MiB of memory"),
+    ("import os; os.kill(os.getpid(), 9)", 503, "no memory left"),
+    ("sys.exit(3)", 500, "this is a bug in econmt: reading a file ended with code 3"),
+]
+
+
+@pytest.mark.parametrize(("program", "status", "said"), PROGRAMS)
+def test_processes_that_end_too_soon(
+    program: str, status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_processes, "_PROGRAM", BEFORE + program)
+    with pytest.raises(Refused, match=said) as caught:
+        read(b"a" * (16 << 20), TEXT._replace(most_characters=1 << 30))
+    assert caught.value.status == status
+
+
+def hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every process wait for ever."""
+    monkeypatch.setattr(file_processes, "_PROGRAM", BEFORE + "import signal; signal.pause()")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        pass
+
+
+def processes_of(client: Client) -> FileProcesses:
+    """The processes of a server, after its start."""
+    assert client.get("/health").status == 200
+    assert client.service._files is not None
+    return client.service._files
+
+
+def test_a_client_that_leaves_ends_its_process(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang(monkeypatch)
+    processes = processes_of(client)
+    head = (
+        b"POST /translate_file HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\na"
+    )
+    with connected(client) as connection:
+        connection.sendall(head)
+        wait_for(lambda: bool(processes._reading))
+        (process,) = processes._reading
+        assert process.returncode is None
+    wait_for(lambda: process.returncode is not None and not processes._reading)
+    monkeypatch.undo()
+    assert send(client, b"a b", "text/plain").status == 200, "its turn is free again"
+
+
+def test_files_that_take_long_stop_nothing_else_and_end_with_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hang(monkeypatch)
+    with ThreadPoolExecutor(6) as clients:
+        with serving(folder, LIMITS) as client:
+            processes = processes_of(client)
+            answers = [clients.submit(send, client, b"a b", "text/plain") for _ in range(6)]
+            wait_for(lambda: len(processes._reading) == 2)
+            assert client.get("/health").status == 200
+            assert client.post("/translate", q="a b c").status == 200
+            counted = b'econmt_requests_total{path="/translate_file"'
+            assert counted not in client.get("/metrics").content, "all files still wait"
+        found = [answer.result() for answer in answers]
+    said = {"error": "the server is stopping; ask again when it is back"}
+    assert [(each.status, each.json) for each in found] == [(503, said)] * 6
+    assert (client.service.refused, processes._reading, caplog.text) == (6, set(), "")
+
+
+def test_what_takes_longer_than_a_stopping_server_waits_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.1)
+    begun, going_on = threading.Event(), threading.Event()
+
+    def translate(*_: object) -> list[Translation]:
+        begun.set()
+        going_on.wait()
+        return []
+
+    monkeypatch.setattr(LoadedModels, "translate", translate)
+    with ThreadPoolExecutor(3) as clients:
+        try:
+            with serving(folder, LIMITS) as client:
+                whole = clients.submit(client.post, "/translate", q="a b c")
+                begun.wait()
+                stream = clients.submit(client.post, "/translate", q="a b c", stream=True)
+                file = clients.submit(send, client, b"a b", "text/plain")
+                wait_for(lambda: b"econmt_waiting_sentences 2.0" in client.get("/metrics").content)
+        finally:
+            going_on.set()
+    said = {"error": "the server is stopping; ask again when it is back"}
+    assert [(each.result().status, each.result().json) for each in (whole, file)] == [(503, said)] * 2
+    assert (stream.result().status, stream.result().json) == (200, said)
+    assert (client.service.refused, caplog.text) == (3, "")
+
+
+LARGE = {
+    "line ends": (b"\n" * (1 << 20), "text/plain"),
+    "paragraphs": (b"<p>" * (1 << 18), "text/html"),
+    "tags": (b"<b>" * (1 << 18), "text/html"),
+    "names": (b"".join(b"<x%d translate=no>" % number for number in range(1 << 15)), "text/html"),
+    "unfinished values": (b"<a " + b"\"<a ' \" ' ' " * (1 << 16), "text/html"),
+    "blanks before full stops": (b" " * (1 << 19) + b"a. " * 30_000, "text/plain"),
+    "runs": (
+        document(
+            "<w:p>"
+            + "<w:r><w:t>a </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>b </w:t></w:r>" * 5000
+            + "</w:p>"
+        ),
+        WORD,
+    ),
+    "formats in formats": (
+        document("<w:p>" + "<w:r><w:rPr>" * 50_000 + "</w:rPr></w:r>" * 50_000 + "</w:p>"),
+        WORD,
+    ),
+}
+
+
+COUNTS = {"runs": 1, "blanks before full stops": 1, "unfinished values": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_large_files_are_read_within_the_limits(name: str) -> None:
+    content, kind = LARGE[name]
+    sentences = read(content, FileTask(kind, ("en", "de"), 1 << 20))
+    assert len(sentences) == COUNTS.get(name, 0)
+
+
+def test_line_ends_of_a_packed_document_are_read_at_once() -> None:
+    assert read(document("\n" * (32 << 20)), FileTask(WORD, ("en", "de"), 10)) == []
