@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct
 from econmt_runtime.library import Floats, Ids
@@ -49,12 +51,19 @@ class RuntimeDecoderLayer(RuntimeLayer, ABC):
     """Layer of a cell that decoders may have."""
 
     @abstractmethod
-    def step(self, share: Floats, states: States) -> tuple[Floats, States]:
+    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
         """Returns the output (R, H) and the states after a step.
 
         Args:
-            share: Result of :attr:`read`, (R, G H); may be overwritten. states: States before the step, (R, H) each.
+            share: Result of :attr:`read`, (R, G H); may be overwritten.
+            states: States before the step, (R, H) each.
+            fed: Attentional output before the step (R, H), which the recurrent product reads before h; None without.
         """
+
+    def gate_sums(self, share: Floats, h: Floats, fed: Floats | None) -> Floats:
+        """Returns the sums under the gates (R, G H) of a cell with a recurrent product."""
+        assert self.recur is not None
+        return self.recur(h if fed is None else np.concatenate([fed, h], 1), share)
 
 
 class RuntimeLSTM(RuntimeDecoderLayer):
@@ -64,19 +73,25 @@ class RuntimeLSTM(RuntimeDecoderLayer):
     states = 2
     number = 0
 
-    def step(self, share: Floats, states: States) -> tuple[Floats, States]:
+    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
         """See :class:`RuntimeDecoderLayer`."""
-        return self.advance(states[0], share, states[1])
-
-    def advance(self, h: Floats, share: Floats, c: Floats) -> tuple[Floats, States]:
-        """Computes the step from what the recurrent product reads, the other products' share (R, 4H), and c."""
-        assert self.recur is not None
-        h, after = library.lstm_step(self.recur(h, share), c)
+        h, after = library.lstm_step(self.gate_sums(share, states[0], fed), states[1])
         return h, (h, after)
 
 
+class RuntimeDecoderGRU(RuntimeDecoderLayer):
+    """GRU layer of a decoder with the state h; the two products of n are gates of their own."""
+
+    gates = 4
+
+    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
+        """See :class:`RuntimeDecoderLayer`."""
+        h = library.gru_step(self.gate_sums(share, states[0], fed), states[0])
+        return h, (h,)
+
+
 class RuntimeGRU(RuntimeLayer):
-    """GRU layer with the state h."""
+    """GRU layer of an encoder with the state h."""
 
     gates = 3
     number = 1
@@ -85,11 +100,16 @@ class RuntimeGRU(RuntimeLayer):
 class RuntimeSSRU(RuntimeDecoderLayer):
     """SSRU layer with the state c."""
 
-    def step(self, share: Floats, states: States) -> tuple[Floats, States]:
-        """See :class:`RuntimeDecoderLayer`."""
+    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
+        """See :class:`RuntimeDecoderLayer`; the cell has no input feeding."""
+        assert fed is None
         h, after = library.ssru_step(share, states[0])
         return h, (after,)
 
 
 CELLS: dict[str, type[RuntimeLayer]] = {"lstm": RuntimeLSTM, "gru": RuntimeGRU, "ssru": RuntimeSSRU}
-DECODER_CELLS: dict[str, type[RuntimeDecoderLayer]] = {"lstm": RuntimeLSTM, "ssru": RuntimeSSRU}
+DECODER_CELLS: dict[str, type[RuntimeDecoderLayer]] = {
+    "lstm": RuntimeLSTM,
+    "gru": RuntimeDecoderGRU,
+    "ssru": RuntimeSSRU,
+}

@@ -74,8 +74,8 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path}: changed since it was exported, its checksum does not match; {AGAIN}"
         )
     wrong = _wrong(config, KEYS, "") or _wrong_file(config["files"], config["vocabulary_files"])
-    if wrong is None and config["decoder"]["feeding"] and config["decoder"]["cell"] != "lstm":
-        wrong = "decoder.feeding: requires decoder.cell to be lstm"
+    if wrong is None and config["decoder"]["feeding"] and config["decoder"]["cell"] == "ssru":
+        wrong = "decoder.feeding: is not possible with decoder.cell ssru"
     if wrong is not None:
         raise RuntimeInputError(f"{path}: {wrong}; {AGAIN}")
     return config

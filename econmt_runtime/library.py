@@ -20,7 +20,7 @@ from econmt_runtime.errors import RuntimeInputError
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-VERSION = 6
+VERSION = 7
 """Version of the C interface, which equals econmt_version in kernels.c."""
 
 MOST_WORDS = 64
@@ -35,6 +35,7 @@ STRUCTURES = {
     "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
     "output_stride",
     "products_by_owner": "rows most *left left_stride *weights *owners *output output_stride",
+    "gru_forward": "rows hidden *gates gates_stride *before *h",
     "ssru_forward": "rows hidden *sums sums_stride *before *after *h",
     "layer_sequence": "rows positions hidden cell backwards *recurrent *table *places *lengths *outputs outputs_stride "
     "*last last_stride",
@@ -187,6 +188,14 @@ def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:
         tensors += [tensor, _row(tensor)]
     _call("lstm_forward", rows, hidden, 0, *tensors)
     return h, after
+
+
+def gru_step(gates: Floats, before: Floats) -> Floats:
+    """Returns h after a step, from the sums under r, z and n's two shares (R, 4H) and the h before it (R, H)."""
+    gates, before = _rows(gates), np.ascontiguousarray(before)
+    h = np.empty_like(before)
+    _call("gru_forward", *before.shape, gates, _row(gates), before, h)
+    return h
 
 
 def ssru_step(sums: Floats, before: Floats) -> tuple[Floats, Floats]:

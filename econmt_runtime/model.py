@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct, Table
-from econmt_runtime.cells import CELLS, DECODER_CELLS, RuntimeLSTM
+from econmt_runtime.cells import CELLS, DECODER_CELLS
 from econmt_runtime.library import Floats, Ids
 
 _NORM_EPSILON = 1e-5
@@ -219,7 +219,8 @@ class RuntimeModel:
         self, words: Ids, sources: RuntimeSources, state: State, output: OutputLayer
     ) -> tuple[Floats, State]:
         """Reads words (R,) and returns the logits (R, N) and the state after the step."""
-        top, after = self._bottom(self._share(words), state)
+        fed = state.output if self._feeding else None
+        top, after = self._layers[0].step(self._share(words), state.layers[0], fed)
         layers = [after]
         if self._reads_contexts:
             query = top if self._query is None else self._query(top)
@@ -242,15 +243,6 @@ class RuntimeModel:
             attentional = library.weighted_sums(share, weights, sources.values, state.owners, squash=True)
         read = attentional if self._readout is None else self._readout(attentional)
         return output.product(read, state.owners), State(state.owners, tuple(layers), attentional)
-
-    def _bottom(self, share: Floats, state: State) -> tuple[Floats, tuple[Floats, ...]]:
-        """Returns output and states of the bottom layer, given the input's part of its gates."""
-        layer = self._layers[0]
-        if not self._feeding:
-            return layer.step(share, state.layers[0])
-        assert isinstance(layer, RuntimeLSTM)
-        h, c = state.layers[0]
-        return layer.advance(np.concatenate([state.output, h], 1), share, c)
 
     def _share(self, words: Ids) -> Floats:
         """Returns the contribution of words (R,) to the bottom layer's gates, cached per word."""

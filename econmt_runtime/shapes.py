@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt_runtime.arrays import FILLED, GROUP, LANES, Arrays
-from econmt_runtime.cells import CELLS
+from econmt_runtime.cells import CELLS, DECODER_CELLS, RuntimeLayer, RuntimeSSRU
 
 
 class ShapeError(ValueError):
@@ -54,7 +54,7 @@ def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
             name = f"encoder.{layer}.{way}"
             gates = checker.product(f"{name}.read", below)
             size = gates // kind.gates
-            checker.layer(name, config["cell"], below, size, size)
+            checker.layer(name, kind, below, size, size)
             width += size
         if config["residual"] and layer > 0 and width != below:
             raise ShapeError(f"'encoder.{layer}' has {width} outputs instead of {below}")
@@ -64,13 +64,13 @@ def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
 def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embedded: int, read: int) -> None:
     """Checks the arrays of attention, decoder and output layer for encoder outputs of size ``encoded``."""
     decoder = config["decoder"]
-    cell, size, layers, asked = decoder["cell"], decoder["size"], decoder["layers"], decoder["asked"]
-    feeding = decoder["feeding"]
+    size, layers, asked = decoder["size"], decoder["layers"], decoder["asked"]
+    cell, feeding = DECODER_CELLS[decoder["cell"]], decoder["feeding"]
     checker.layer("decoder.0", cell, embedded, size, 2 * size if feeding else size)
     for layer in range(1, layers):
         checker.layer(f"decoder.{layer}", cell, size if feeding else size + encoded, size, size)
     if "start.weight" in checker.arrays:
-        checker.product("start", encoded, layers * CELLS[cell].states * size)
+        checker.product("start", encoded, layers * cell.states * size)
     keys = checker.product("attention.key", encoded) if "attention.key.weight" in checker.arrays else encoded
     queries = asked or size
     if layers > 1 and not feeding:
@@ -135,9 +135,9 @@ class _Arrays:
             self.vector(f"{name}.bias", outputs)
         return outputs
 
-    def layer(self, name: str, cell: str, inputs: int, size: int, recurrent: int) -> None:
+    def layer(self, name: str, cell: type[RuntimeLayer], inputs: int, size: int, recurrent: int) -> None:
         """Checks a layer's products with its input and with its ``recurrent`` values."""
-        gates = CELLS[cell].gates * size
+        gates = cell.gates * size
         self.product(f"{name}.read", inputs, gates)
-        if cell != "ssru":
+        if cell is not RuntimeSSRU:
             self.product(f"{name}.recur", recurrent, gates)

@@ -33,7 +33,7 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
-from econmt.model.inference.weights import SearchWeights
+from econmt.model.inference.weights import SearchWeights, four_gates
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
@@ -45,7 +45,7 @@ FILE_SUFFIX = ".pyz"
 """End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
-_ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
+_CELLS = ("lstm", "gru", "ssru")
 _MAX_BEAM = 64
 """Largest beam size, equal to econmt_runtime.library.MOST_WORDS."""
 _UNSUPPORTED_SEARCH = (
@@ -185,14 +185,9 @@ def _library() -> Path:
 def check_supported(recipe: Recipe, folder: Path) -> None:
     """Raises InputError, which names ``folder``, if the runtime does not support a recipe's model or its search."""
     model, decoding = recipe.translation_model, recipe.decoding
-    for part, cell, supported in (
-        ("encoder", model.encoder.cell, _ENCODERS),
-        ("decoder", model.decoder.cell, _DECODERS),
-    ):
-        if cell not in supported:
-            raise InputError(
-                f"{folder}: the runtime supports {part}s of {', '.join(supported)}, not of {cell}"
-            )
+    for part, cell in (("encoder", model.encoder.cell), ("decoder", model.decoder.cell)):
+        if cell not in _CELLS:
+            raise InputError(f"{folder}: the runtime supports {part}s of {', '.join(_CELLS)}, not of {cell}")
     if model.source_factors_num_embed:
         raise InputError(f"{folder}: has source factors, which the runtime does not support")
     for key, is_set in model.decoder_options.items():
@@ -250,9 +245,12 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             _layer(made, f"encoder.{number}.{way}", encoder.config.cell, weights)
     for number, weights in enumerate(weights_of(encoder.upper_layers), len(pairs[0])):
         _layer(made, f"encoder.{number}.0", encoder.config.cell, weights)
-    for number, weights in enumerate(weights_of(decoder.layers)):
-        _layer(made, f"decoder.{number}", decoder.config.cell, weights)
-    search = SearchWeights.of(decoder, attention.query)
+    cell, layers = decoder.config.cell, weights_of(decoder.layers)
+    if cell == "gru":
+        cell, layers = "lstm", tuple(map(four_gates, layers))
+    for number, weights in enumerate(layers):
+        _layer(made, f"decoder.{number}", cell, weights)
+    search = SearchWeights.of(decoder, attention.query, layers[0].input)
     if search.fed is not None:
         made["decoder.0.read.weight"] = _dense(search.word)
         recurrent = torch.cat([_dense(search.fed), made["decoder.0.recur.weight"]], 1)
@@ -299,6 +297,8 @@ def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
     """Returns the content of ``model.json``, without checksums."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
+    bottom = weights_of(model.decoder.layers)[0].input
+    asked = SearchWeights.of(model.decoder, attention.query, bottom).asked
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,
@@ -318,7 +318,7 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> di
             "feeding": decoder.input_feeding,
             "residual": decoder.residual,
             "average": decoder.state_init == "avg",
-            "asked": SearchWeights.of(model.decoder, attention.query).asked,
+            "asked": asked,
         },
         "attention": {"norm": attention.layer_norm is not None, "scale": attention.scale},
         "decoding": {

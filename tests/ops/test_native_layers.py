@@ -156,6 +156,20 @@ def test_steps_of_an_ssru(size: int, use: Use) -> None:  # noqa: F811
         assert h.equal(after.relu())
 
 
+@each_size
+def test_steps_of_a_gru(size: int, use: Use) -> None:  # noqa: F811
+    make = Random(torch.float32)
+    gates, before = make(3, 4 * size, scale=3.0), make(3, size)
+    r, z, read, recurrent = gates.double().chunk(4, 1)
+    n = (read + r.sigmoid() * recurrent).tanh()
+    expected = (1 - z.sigmoid()) * n + z.sigmoid() * before.double()
+    for level in LEVELS:
+        use(level)
+        h = before.clone()
+        native.call("gru_forward", gates.numel(), rows=3, hidden=size, gates=framed(gates), before=h, h=h)
+        assert_near(h, expected, torch.float32)
+
+
 def steps_after(sums: Tensor, c: Tensor) -> Tensor:
     u, f = sums.chunk(2)
     return f.sigmoid() * c + (1 - f.sigmoid()) * u

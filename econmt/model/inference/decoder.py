@@ -207,7 +207,8 @@ class _StepDecoder:
         config = decoder.config
         self.feeding, self.residual, self.layers = config.input_feeding, config.residual, config.layers
         self.attention = StepAttention(decoder.attention, dtype, embedding.device)
-        weights = SearchWeights.of(decoder, self.attention.query)
+        bottom = weights_of(decoder.layers)[0].input
+        weights = SearchWeights.of(decoder, self.attention.query, bottom)
         self.pack(decoder, weights, embedding, dtype)
         self.from_values = prepacked(weights.values, None, dtype)
         self.size, self.dtype = config.size, value_type(dtype)

@@ -1,4 +1,4 @@
-"""Decoder of LSTM layers for the C library: a whole beam search in one call, or single steps.
+"""Decoder of LSTM or GRU layers for the C library: a whole beam search in one call, or single steps.
 
 Both use the same arithmetic, in which no row depends on others, so that a hypothesis has the same log-probability to
 the last bit in either search.
@@ -18,11 +18,11 @@ from torch import Tensor
 from econmt.model.decoder import Memory
 from econmt.model.inference.layout import TABLE_BYTES, prepacked
 from econmt.model.inference.state import Shortlist
-from econmt.model.inference.weights import SearchWeights
+from econmt.model.inference.weights import SearchWeights, four_gates
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.search import SearchWeight, search_step
+from econmt_ops.backends.c.search import SEARCH_CELLS, SearchWeight, search_step
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.weights import AttentionalLSTMState, LowRank
 
@@ -104,8 +104,11 @@ class NativeDecoder:
         decoder, attention = model.decoder, model.decoder.attention
         config, size = decoder.config, decoder.config.size
         embedding = model.target_embedding.weight.detach()
-        bottom, *upper = weights_of(decoder.layers)
-        weights = SearchWeights.of(decoder, attention.query)
+        layers = weights_of(decoder.layers)
+        if config.cell == "gru":
+            layers = tuple(map(four_gates, layers))
+        bottom, *upper = layers
+        weights = SearchWeights.of(decoder, attention.query, bottom.input)
         word, fed = weights.word, weights.fed
         assert isinstance(word, Tensor)
         assert not isinstance(fed, LowRank)
@@ -127,6 +130,7 @@ class NativeDecoder:
         self.sizes = {
             "layers": config.layers,
             "size": size,
+            "cell": SEARCH_CELLS[config.cell],
             "fed": int(config.input_feeding),
             "residual": int(config.residual),
             "contexts": int(weights.contexts),
@@ -149,7 +153,7 @@ class NativeDecoder:
         if not SearchWeight.supports(precision):
             return False
         decoder = model.decoder
-        if not decoder.cell.prepacked or any(model.config.decoder_options.values()):
+        if decoder.config.cell not in SEARCH_CELLS or any(model.config.decoder_options.values()):
             return False
         if model.copying is not None or not native.serves(model.output.weight):
             return False
@@ -169,8 +173,9 @@ class NativeDecoder:
             shares = torch.cat([shares, values.to(shares.dtype)], 2)
         keys = keys.float() if math.isclose(self._scale, 1.0) else keys.float() * self._scale
         padding = padding_mask(lengths, keys.shape[1], keys.device).to(torch.uint8)
-        layers = torch.stack([part.float() for parts in first.layers for part in parts])
-        layers = layers.view(-1, 2, *layers.shape[1:])
+        # A GRU has no c.
+        pairs = [parts if len(parts) == 2 else (*parts, torch.zeros_like(parts[0])) for parts in first.layers]
+        layers = torch.stack([torch.stack([part.float() for part in pair]) for pair in pairs])
         sources = NativeSources(keys.contiguous(), shares.float().contiguous(), padding, layers)
         hidden, cells = (part.contiguous() for part in layers.unbind(1))
         output = torch.zeros_like(hidden[0])

@@ -8,9 +8,23 @@ import torch
 from torch import Tensor
 
 from econmt.model.decoder import Decoder
-from econmt.model.layers import weights_of
+from econmt_ops import GRUWeights, LSTMWeights
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.weights import Matrix
+
+
+def four_gates(layer: GRUWeights) -> LSTMWeights:
+    """Returns a GRU layer with four gates whose products of inputs and h are summed, as searches in C read it.
+
+    They are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The others' rows are zero.
+    """
+    rz = 2 * layer.hidden.shape[1]
+    nothing = torch.zeros_like(layer.hidden[rz:])
+    return LSTMWeights(
+        torch.cat([layer.input, torch.zeros_like(layer.input[rz:])]),
+        torch.cat([layer.hidden[:rz], nothing, layer.hidden[rz:]]),
+        torch.cat([layer.bias[:rz] + layer.hidden_bias[:rz], layer.bias[rz:], layer.hidden_bias[rz:]]),
+    )
 
 
 class SearchWeights(NamedTuple):
@@ -43,13 +57,15 @@ class SearchWeights(NamedTuple):
     contexts: bool
 
     @classmethod
-    def of(cls, decoder: Decoder, query: Tensor | None) -> SearchWeights:
-        """Derives the weights of a decoder whose layers have one input weight each.
+    def of(cls, decoder: Decoder, query: Tensor | None, bottom: Matrix) -> SearchWeights:
+        """Derives the weights of a decoder.
 
-        ``query`` (A, H) is the query weight of the attention, or a multiple of it; None: states are queries.
+        Args:
+            decoder: the decoder.
+            query: query weight of the attention (A, H), or a multiple of it; None: states are queries.
+            bottom: input weight of the bottom layer, (G H, I) or (G H, I + H).
         """
         config = decoder.config
-        bottom = weights_of(decoder.layers)[0].input
         read = bottom.shape[1]
         width = read - config.size if config.input_feeding else read
         contexts = not config.input_feeding and config.layers > 1

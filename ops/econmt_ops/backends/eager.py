@@ -346,7 +346,7 @@ class EagerSteps:
         )
 
     def output_forward(self, step: OutputStep, outputs: Sequence[Tensor]) -> None:
-        """Computes the output of a step; ``outputs`` (B, H), one or two that are written, the first as ``step.output``."""
+        """Computes the output of a step; ``outputs`` (B, H), one or two, are written, the first is ``step.output``."""
         exact = self.accumulate
         made = output_forward(step.share.to(exact), step.context.to(exact), step.bias, step.norm)
         for output in outputs:

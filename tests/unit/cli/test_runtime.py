@@ -59,6 +59,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "decoder": {"cell": "ssru", "size": 7, "layers": 2, "input_feeding": False, "residual": True},
         "attention": {"type": "bilinear"},
     },
+    "gru": {"decoder": {"cell": "gru", "size": 8}},
+    "gru-deep": {
+        "encoder": {"cell": "gru", "size": 8},
+        "decoder": {"cell": "gru", "size": 8, "layers": 2, "residual": True, "state_init": "avg"},
+        "attention": {"type": "dot"},
+    },
+    "gru-gnmt": {"decoder": {"cell": "gru", "size": 8, "layers": 2, "input_feeding": False}},
     "ssru": {
         "encoder": {"cell": "ssru", "size": 6},
         "decoder": {"cell": "ssru", "size": 7, "layers": 1, "input_feeding": False},
@@ -117,7 +124,7 @@ def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path:
     assert said == []
 
 
-@pytest.mark.parametrize("variant", ["additive", "student"])
+@pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
 def test_of_subwords_in_8_bits_with_shortlists(
     variant: str, subword_model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +195,10 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
     call: Call, word_model: Path, tmp_path: Path
 ) -> None:
     VARIANTS["qrnn"] = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
+    VARIANTS["gated"] = {"decoder": {"size": 8, "context_gating": True}}
     for variant, decoding, message in (
-        ("qrnn", {}, "the runtime supports decoders of lstm, ssru, not of qrnn"),
+        ("qrnn", {}, "the runtime supports decoders of lstm, gru, ssru, not of qrnn"),
+        ("gated", {}, "does not support its model.decoder.context_gating"),
         ("additive", {"beam_prune": 1.0}, "has penalties or pruning"),
         ("additive", {"min_output_length": 2}, "does not support its decoding.min_output_length"),
         ("additive", {"word_penalty": 0.5}, "does not support its decoding.word_penalty"),
@@ -202,7 +211,7 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
         assert ended.code == 2
         assert message in ended.err
         assert not (tmp_path / "made").exists()
-    del VARIANTS["qrnn"]
+    del VARIANTS["qrnn"], VARIANTS["gated"]
     assert (
         "--precision is for --runtime"
         in call("export", word_model, tmp_path / "x", "--precision", "int8").err

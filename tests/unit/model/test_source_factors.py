@@ -62,7 +62,10 @@ def test_gradients_of_all_tables_and_of_the_encoder(
     model = factored(combine, encoder__layers=1, decoder__layers=1)
     batch = factored_batch()[:4]
     assert (
-        isinstance(model._look_up(model.embed_source, batch[0], model.source_dropout, True), UniqueRows)
+        isinstance(
+            model._look_up(model.embed_source, model.source_size, batch[0], model.source_dropout, True),
+            UniqueRows,
+        )
         == once
     )
     model.loss(*batch, implementations=Implementations.everywhere("recompute")).backward()
@@ -117,7 +120,7 @@ def test_dropout_is_of_words_and_factors_together() -> None:
     """As in Sockeye: after they are combined, so that a sum is dropped or kept as one."""
     model = factored("sum", dropout={"embedding": 0.5}).train()
     source, _, _, _, _ = factored_batch()
-    found = model._look_up(model.embed_source, source, model.source_dropout, False)
+    found = model._look_up(model.embed_source, model.source_size, source, model.source_dropout, False)
     assert isinstance(found, Tensor)
     whole = model.embed_source(source)
     kept = found != 0

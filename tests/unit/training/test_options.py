@@ -363,7 +363,7 @@ def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: 
         found.append(
             {name: part.grad.to_dense() for name, part in trainer.parameters.items() if part.grad is not None}
         )
-    rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 2e-3)
+    rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 5e-3)
     for other in found[1:]:
         assert other.keys() == found[0].keys()
         for name, value in other.items():

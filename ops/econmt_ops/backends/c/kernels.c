@@ -152,7 +152,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here, in library.py and in econmt_runtime when the meaning of a function or field changes, so that a library built
  * earlier is not called. */
-EXPORT int econmt_version(void) { return 6; }
+EXPORT int econmt_version(void) { return 7; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -171,6 +171,7 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(pack_weight);
   SIZE(product_tiles);
   SIZE(layer_sequence);
+  SIZE(gru_forward);
   SIZE(ssru_forward);
   SIZE(beam_search);
   SIZE(search_step);
@@ -327,6 +328,10 @@ EXPORT int econmt_layer_sequence(const struct layer_sequence *a, int64_t threads
   int64_t rows = a->rows / threads + 1, wide = a->recurrent ? WIDE(a->recurrent->kind, a->recurrent->inputs) : 0;
   int64_t floats = rows * (9 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
   return spread(PICK(layer_sequence), a, a->rows, threads, 0, floats, NULL);
+}
+
+EXPORT int econmt_gru_forward(const struct gru_forward *a, int64_t threads) {
+  return spread(PICK(gru_forward), a, a->rows, threads, 0, 0, NULL);
 }
 
 EXPORT int econmt_ssru_forward(const struct ssru_forward *a, int64_t threads) {

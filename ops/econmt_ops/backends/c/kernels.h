@@ -195,6 +195,15 @@ struct layer_sequence {
 
 enum { LSTM, GRU, SSRU };
 
+/* One step of a GRU, whose n has two pre-activations: the share of the inputs, and that of h, which r multiplies. */
+struct gru_forward {
+  int64_t rows, hidden;
+  const float *gates; /* (B, 4H), before their nonlinearities: r, z, and the two of n */
+  int64_t gates_stride;
+  const float *before; /* (B, H) the state h before the step */
+  float *h;            /* (B, H), is written; may be before */
+};
+
 /* One step of an SSRU. */
 struct ssru_forward {
   int64_t rows, hidden;
@@ -205,12 +214,14 @@ struct ssru_forward {
   float *h;            /* (B, H), is written */
 };
 
-/* Beam search of B sentences with a decoder of LSTM layers: all steps, until no growing hypothesis can exceed the finished ones.
+/* Beam search of B sentences with a decoder of LSTM or GRU layers: all steps, until no growing hypothesis can exceed the finished
+ * ones. A GRU has the pre-activations of gru_forward, and no c.
  * K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.
  */
 struct beam_search {
   int64_t sentences, positions, beam, steps, nbest;
   int64_t layers, size, compared, summed; /* layers, H and A; values per position that the attention sums: H, or H + E */
+  int64_t cell;               /* LSTM or GRU */
   int64_t fed, residual;      /* 1: the bottom layer reads o; an upper layer adds its input */
   int64_t contexts;           /* 1: upper layers read the context of the bottom layer's attention */
   int64_t asked;              /* query values before the state's share of o in one product; 0: none */

@@ -23,6 +23,21 @@ static INLINE void NAME(gru_step)(const float *restrict read, const float *restr
   }
 }
 
+static void NAME(gru_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct gru_forward *a = given;
+  (void)scratch;
+  int64_t size = a->hidden;
+  for (int64_t row = begin; row < end; row++) {
+    const float *gates = a->gates + row * a->gates_stride, *before = a->before + row * size;
+    float *h = a->h + row * size;
+    SIMD for (int64_t k = 0; k < size; k++) {
+      float r = NAME(sigmoid)(gates[k]), z = NAME(sigmoid)(gates[size + k]);
+      float n = NAME(squash)(gates[2 * size + k] + r * gates[3 * size + k]);
+      h[k] = n + z * (before[k] - n);
+    }
+  }
+}
+
 static void NAME(ssru_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct ssru_forward *a = given;
   (void)scratch;
@@ -129,6 +144,11 @@ static void NAME(join)(float *to, const float *one, int64_t wide, const float *t
 }
 
 static void NAME(advance)(const struct beam_search *a, float *gates, float *h, float *c, int64_t rows) {
+  if (a->cell == GRU) {
+    struct gru_forward step = {rows, a->size, gates, 4 * a->size, h, h};
+    NAME(gru_forward)(&step, 0, rows, NULL);
+    return;
+  }
   struct lstm_forward step = {rows, a->size, 0, gates, 4 * a->size, NULL, 0, c, a->size, h, a->size, c, a->size, NULL, 0};
   NAME(lstm_forward)(&step, 0, rows, NULL);
 }

@@ -22,8 +22,8 @@ MOST_PLACES = 64
 
 _WATCHED = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_LSTM = 0
-"""Number of the cell in kernels.h."""
+SEARCH_CELLS = {"lstm": 0, "gru": 1}
+"""Numbers in kernels.h of the cells of decoders in searches."""
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
@@ -119,7 +119,7 @@ def lstm_sequence(
         rows=rows,
         positions=positions,
         hidden=size,
-        cell=_LSTM,
+        cell=SEARCH_CELLS["lstm"],
         backwards=backwards,
         recurrent=ctypes.addressof(structure),
         table=table,

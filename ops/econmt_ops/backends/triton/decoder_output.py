@@ -1,7 +1,7 @@
 """Output of a decoder step with a context gate or layer normalisation, one kernel per direction, a program a row.
 
-The equations are those of `econmt_ops.cells.output`; everything is computed in float32. Sizes: B batch, H hidden size, P
-width of the shares, H or with a gate 2H.
+The equations are those of `econmt_ops.cells.output`; everything is computed in float32. Sizes: B batch, H hidden size,
+P width of the shares, H or with a gate 2H.
 """
 
 # mypy: disable-error-code="assignment,unreachable"
