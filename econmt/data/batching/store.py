@@ -23,7 +23,7 @@ from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
 from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import Corpus, existing_companion, find_companions, find_corpus, find_text
-from econmt.data.text.filters import Codes, Selection
+from econmt.data.text.filters import KEPT, Codes, Selection, no_pair_left
 from econmt.data.text.subwords import (
     fingerprint,
     load_vocabularies,
@@ -440,7 +440,10 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
     codes: list[Codes] | list[None] = [None] * len(corpora)
     if not data.filters.is_default:
         with counting("filtering the text", None, "pairs read", show=progress) as more:
-            codes = Selection(data, corpora, more).codes
+            selection = Selection(data, corpora, more)
+        codes = selection.codes
+        if all(KEPT not in each for each in codes):
+            raise no_pair_left([str(corpus.source) for corpus in corpora], selection.counts, data)
     return [
         TrainingSplit(corpus, data.tag(number), corpus_codes)
         for number, (corpus, corpus_codes) in enumerate(zip(corpora, codes, strict=True))
