@@ -203,6 +203,22 @@ def test_a_prefix_that_hides_behind_the_distilled_text_is_refused(
     assert calls(folder) == []
 
 
+def test_the_teacher_is_timed_with_lines_from_the_whole_text(
+    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[list[str]] = []
+
+    def timed(model: TeacherChoice | Path, lines: Sequence[str]) -> TimedTranslations:
+        texts.append(list(lines))
+        return TimedTranslations(["X"] * len(lines), 2.0)
+
+    monkeypatch.setattr(measuring, "timed", timed)
+    monkeypatch.setattr(measuring, "SAMPLE", 2)
+    assert call(*words(program())).code == 0
+    lines = (folder / "test.src").read_text().splitlines()
+    assert texts == [lines[::2], lines, lines]
+
+
 @pytest.mark.usefixtures("quick")
 def test_copies_are_told(folder: Path, program: Callable[..., str], call: Call) -> None:
     done = call(*words("cat"))
