@@ -39,6 +39,7 @@ def held(tmp_path: Path) -> Iterator[Callable[[], bool]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HELD", str(tmp_path / "held"))
         descriptor = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+        os.close(os.open(tmp_path / "held", os.O_WRONLY))  # without any writer so far there is no end to read
 
         def released() -> bool:
             """Returns False if it is still held after a minute."""
