@@ -5,8 +5,8 @@
     python -m scripts.bench options --device cuda --only gru coverage       # rows whose names contain a word
 
 "reference" keeps what autograd keeps, "auto" is what users get. Columns: target tokens a second of both, in turns;
-their ratio; and on a GPU peaks of allocated memory in MB (10^6 bytes). A row whose options are refused or that fails prints a
-line, and the next one follows.
+their ratio; and on a GPU peaks of allocated memory in MB (10^6 bytes). A row whose options are refused or that fails
+prints a line, and the next one follows.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Case(NamedTuple):
         return "-".join(
             str(value) if isinstance(value, str) else name
             for name, value in self._asdict().items()
-            if value not in (False, 0.0, "", 2) and (name, value) not in (("feeds", True),)
+            if value not in (False, 0.0, "", 2) and (name, value) != ("feeds", True)
         ) + ("" if self.feeds else "-unfed")
 
 

@@ -247,6 +247,17 @@ def test_long_lines_are_translated_and_warned_of_by_number() -> None:
     assert warnings[0].startswith("test.en:3: 8 source tokens, more than the 4 ")
 
 
+@pytest.mark.parametrize(("mode", "text"), [("cut", "a"), ("skip", "")])
+def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: str) -> None:
+    """A source of two tokens has at most 100 characters, blanks included."""
+    warnings: list[str] = []
+    made = translator(max_input_length=2, long_lines=mode, warn=warnings.append)
+    lines = ["a" + " " * 100 + "b", "a" + " " * 98 + "b"]
+    assert [each.text for each in made.translate(lines, "test.en")] == [text, "ab"]
+    (warning,) = warnings
+    assert warning.startswith("test.en:1: 102 characters, more than a source of 2 tokens may have")
+
+
 def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
     warnings: list[str] = []
     made = translator(max_length=2, warn=warnings.append, chunk_size=9)

@@ -435,6 +435,19 @@ def test_terms_of_a_request_are_found_by_its_language() -> None:
         assert (queries.word_request(words, 500, language).glossary is not None) == expected
 
 
+def test_what_a_text_wishes_and_what_the_whole_request_wishes_go_together() -> None:
+    """A text has one beginning, its own; of all else it has both."""
+    own = {"text": "a", "constraints": ["A"], "target_prefix": "X"}
+    for entry, constraints, prefix in (
+        (own, ["A", "B"], "X"),
+        ({"text": "a"}, ["B"], "Y"),
+        ("a", ["B"], "Y"),
+    ):
+        body = queries.TranslateBody(q=entry, constraints=["B"], target_prefix="Y")
+        ((request,),) = (text.sentences for text in queries.texts_of(body, 500, TextDivision()))
+        assert (request.text, request.constraints, request.target_prefix) == ("a", constraints, prefix)
+
+
 def test_bodies_that_are_none(client: Client) -> None:
     def ask(body: bytes, kind: str) -> tuple[int, str]:
         answer = client.ask("POST", "/translate", body, {"Content-Type": kind} if kind else {})

@@ -141,8 +141,9 @@ def preparation(
     The launch takes the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in
     additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H), and the
     powers of two (4H,) by which the rows of the second are multiplied; two biases and their sum, (4H,) each; an
-    int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for one that is not read. Its integers are T, B, the number of zeros and the last three results of this function; then
-    come the strides of step and row of the inputs, and of the rows of both weights.
+    int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for one that is not read.
+    Its integers are T, B, the number of zeros and the last three results of this function; then come the strides of
+    step and row of the inputs, and of the rows of both weights.
 
     Args:
         shape: T, B and I, or None to copy no inputs.

@@ -134,7 +134,7 @@ def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
 
 @triton.jit
 def _parts_of(shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Returns the gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS), in which the gates of a unit are adjacent."""
+    """Returns the gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS); the gates of a unit are adjacent in it."""
     even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
     share_i, share_g = tl.split(even)
     share_f, share_o = tl.split(odd)
@@ -367,8 +367,8 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: t
                                "first_team", "first_slot"])  # fmt: skip
 def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, last_dh, last_dc, state_dc,
                   lengths, resets, counters, factors, T, B, begin, end, first_direction, first_group, groups, span,
-                  first_team, first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
-                  TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+                  first_team, first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr,
+                  ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
                   AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
                   UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
                   BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
