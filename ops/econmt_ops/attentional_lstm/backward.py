@@ -40,7 +40,7 @@ class Backward:
 
     The gradients of inputs and weights are summed over the blocks: products are in the compute type, sums in the
     accumulate type. The gradient of the inputs is written, not summed; with row indices (see `AttentionalProblem`)
-    ``table`` (N, G H) sums the gradients of the bottom layer's product per distinct row; it follows from them in the end.
+    ``table`` (N, G H) sums the gradients of the bottom layer's product per distinct row, from which it follows.
     """
 
     def __init__(self, problem: AttentionalProblem, stash: Result, incoming: Incoming) -> None:
