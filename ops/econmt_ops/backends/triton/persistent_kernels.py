@@ -370,7 +370,8 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                   first_team, first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr,
                   ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
                   CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr,
-                  PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
+                  PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr,
+                  ENDS: tl.constexpr,
                   BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Runs steps end - 1 down to begin of the walk.
