@@ -13,7 +13,7 @@ ENV PATH=/opt/econmt/bin:$PATH PIP_NO_CACHE_DIR=1
 # PyTorch's build without CUDA; it changes less often than the code and stays cached.
 RUN pip install torch --index-url https://download.pytorch.org/whl/cpu
 COPY . /src
-RUN pip install "/src[serve,sentences]" && python -c "from econmt_ops.backends import c; assert c.is_built()"
+RUN pip install "/src[serve]" && python -c "from econmt_ops.backends import c; assert c.is_built()"
 
 FROM python:3.12-slim
 COPY --from=build /opt/econmt /opt/econmt

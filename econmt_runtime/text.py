@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,19 @@ _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 _BLANKS = (
     " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 )
+
+_SIGN = "[!#-%'*-;=?-~\u00c0-\u0dff]|&amp;|&(?!#?\\w+;)"
+_ADDRESS = re.compile(
+    rf"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]{{1,20}}://|www\.)(?:{_SIGN}|\((?:{_SIGN})*\))*"
+    rf"(?:[#-%/0-9=@A-Za-z&\u00c0-\u0dff]|\((?:{_SIGN})*\))(?<!&)"
+    r"|(?<![\w.%+-])(?:mailto:)?[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})+"
+)
+"""URLs and e-mail addresses, as in econmt.decoding.words."""
+
+
+def has_words(text: str) -> bool:
+    """Returns True if a text has a letter outside of URLs and e-mail addresses."""
+    return any(map(str.isalpha, text)) and any(map(str.isalpha, _ADDRESS.sub(" ", text)))
 
 
 def normalized(text: str) -> str:

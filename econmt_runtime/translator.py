@@ -20,7 +20,7 @@ from econmt_runtime.library import Ids
 from econmt_runtime.model import RuntimeModel
 from econmt_runtime.search import Options, RuntimeHypothesis, beam_search, output_limits
 from econmt_runtime.shapes import check_shapes
-from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
+from econmt_runtime.text import BOS, EOS, PAD, has_words, load_vocabularies, one_line
 
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
@@ -129,7 +129,7 @@ class RuntimeTranslator:
             )
 
     def translate(self, lines: Sequence[str], first: int = 1) -> list[RuntimeTranslation]:
-        """Translates lines of raw text, one sentence per line; a blank line has an empty translation.
+        """Translates lines of raw text, one sentence per line; a line without words is copied.
 
         Args:
             lines: Lines to translate.
@@ -153,7 +153,7 @@ class RuntimeTranslator:
         sources = self._encode(lines, first)
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         batches = list(self._batches(order, sources))
-        results = [RuntimeTranslation("", 0.0, 0.0)] * len(lines)
+        results = [_copy_of(line) for line in lines]
         if self._threads > 1 and len(batches) > 1:
             from concurrent.futures import ThreadPoolExecutor  # a tenth of the start-up time
 
@@ -192,8 +192,8 @@ class RuntimeTranslator:
         cap, usual, longer = self.config["max_input_length"], self.config["max_length"], 0
         characters, sources = cap * _CHARACTERS_A_TOKEN, []
         for number, line in enumerate(lines, first):
-            ids = self._source.encode(line[:characters]) if line.strip() else []
-            if len(ids) > cap or len(line) > characters:
+            ids = self._source.encode(line[:characters]) if has_words(line) else []
+            if ids and (len(ids) > cap or len(line) > characters):
                 self._warn(
                     f"line {number}: more than the {cap:,} tokens that a source may have; only the beginning is "
                     "translated"
@@ -230,6 +230,12 @@ class RuntimeTranslator:
             np.put_along_axis(allowed, source, True, 1)
         allowed[:, :4] = True
         return allowed
+
+
+def _copy_of(line: str) -> RuntimeTranslation:
+    """Returns the translation of a line without words."""
+    entry = Entry(one_line(line), 0.0, 0.0)
+    return RuntimeTranslation(*entry, (entry,) if entry.text else ())
 
 
 def load(folder: Path | str, **options: Any) -> RuntimeTranslator:

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "serve,parquet,language,sentences,hub"
+EXTRAS = "serve,parquet,language,hub"
 SOME_EXTRAS = {
-    "lowest": "serve,parquet,sentences,hub",  # no version of py3langid without a pickled model allows numpy 1
+    "lowest": "serve,parquet,hub",  # no version of py3langid without a pickled model allows numpy 1
     "no-compiler": "serve",  # what the other extras bring must not be missed
 }
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")

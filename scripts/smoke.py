@@ -193,11 +193,6 @@ EXTRAS = {
         import py3langid
         assert py3langid.classify("this is a sentence of the english language")[0] == "en"
     """,
-    "sentence_splitter": """
-        import sentence_splitter
-        from econmt.decoding.sentences import splitter_for
-        assert splitter_for("en")("A dog runs. It barks.") == [(0, 11), (12, 21)]
-    """,
     "huggingface_hub": """
         import huggingface_hub, econmt.cli.model_card
         assert callable(huggingface_hub.snapshot_download)

@@ -39,7 +39,6 @@ EXTRAS = {
     "serve": (("starlette", "uvicorn", "prometheus_client"), "econmt serve"),
     "parquet": (("pyarrow",), "text in Parquet tables"),
     "language": (("py3langid",), "data.filters by language"),
-    "sentences": (("sentence_splitter",), "sentences split with the abbreviations of more languages"),
     "hub": (("huggingface_hub",), "models of the Hugging Face Hub"),
     "distill": (("transformers", "ctranslate2"), "econmt distill with teachers of other toolkits"),
 }

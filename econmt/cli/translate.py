@@ -33,6 +33,7 @@ from econmt.decoding.sentences import Splitter, splitter_for
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
+from econmt.decoding.words import has_words
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def translate(
     models = [*model.models, *([] if fused.language_model is None else [fused.language_model])]
     lines_out = line_output(output.output, read, models)
     loaded = load_models(model.models, computing, model.checkpoint)
-    attention = hypotheses.replace_unk or hypotheses.markup or output.needs_attention
+    needs_attention = hypotheses.replace_unk, hypotheses.markup, text.split_sentences, output.needs_attention
     translator = loaded.translator(
         {
             **search,
@@ -115,7 +116,7 @@ def translate(
             "ensemble_mode": model.ensemble_mode,
             "split_sentences": text.split_sentences,
             "glossary_mode": rules.glossary_mode,
-            "attention": attention,
+            "attention": any(needs_attention),
             "sample": sampling.top_k if sampling.sample else None,
             "top_p": sampling.top_p,
             "temperature": sampling.temperature,
@@ -186,7 +187,7 @@ class SeveralSentences:
     def count(self, requests: Sequence[Request], first: int) -> None:
         """Looks through lines, numbered from ``first``."""
         for number, request in enumerate(requests, first):
-            if len(self._split(request.text)) > 1:
+            if has_words(request.text) and len(self._split(request.text)) > 1:
                 self._count += 1
                 self._first = self._first or number
 

@@ -3,7 +3,8 @@
 A pair of tags encloses words; in the translation it encloses the consecutive words that are aligned best with them:
 a word aligned with enclosed words counts for them, a word aligned with others against. Tags inside another tag stay
 inside it and neighbours do not overlap, so that nesting is kept. Each tag occurs once in the translation. Everything
-else, as placeholders, is inserted before the words that follow it.
+else, as placeholders, is inserted before the words that follow it; between it and a word is a blank unless the source
+has a letter or digit right beside it.
 
 Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside.
 """
@@ -11,12 +12,15 @@ Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full st
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Literal, NamedTuple
 
+MARKUP = "\0"
+"""Stand-in for a mark beside another, see :class:`Tag`; no text has this character."""
 _DEEPEST = 100
 """Maximum nesting depth of tags; deeper ones are treated as single."""
 _FEW_SIGNS = 8
@@ -51,7 +55,7 @@ class Mark:
     Attributes:
         text, end: opening and closing text; ``end`` is empty if single.
         first, last: it encloses the source's units from ``first`` up to ``last``.
-        glued: True if there is no blank: before ``text``, after it, before ``end``, after it.
+        beside: the characters, see :class:`Tag`, before ``text``, after it, before ``end``, after it.
         inner: marks inside.
     """
 
@@ -59,8 +63,13 @@ class Mark:
     first: int = 0
     last: int = 0
     end: str = ""
-    glued: tuple[bool, bool, bool, bool] = (False, False, False, False)
+    beside: tuple[str, str, str, str] = ("", "", "", "")
     inner: list[Mark] = field(default_factory=list)
+
+    @property
+    def shows(self) -> bool:
+        """True unless it is a pair without placeholders inside, which without words is nothing that a reader sees."""
+        return not self.end or any(mark.shows for mark in self.inner)
 
 
 class Tag(NamedTuple):
@@ -69,14 +78,14 @@ class Tag(NamedTuple):
     Attributes:
         text: its characters. name: name of its element; empty for placeholders and comments.
         kind: "open" and "close" if it may be one of a pair.
-        glued: True if there is no blank: before it, after it.
+        beside: the characters before and after it, ``MARKUP`` for another tag; empty for a blank and at an end.
         at: index in the text without tags of the character that follows it.
     """
 
     text: str
     name: str = ""
     kind: Literal["open", "close", "alone"] = "alone"
-    glued: tuple[bool, bool] = (False, False)
+    beside: tuple[str, str] = ("", "")
     at: int = 0
 
 
@@ -88,6 +97,7 @@ class Marked(NamedTuple):
         marks: top level of the tree.
         words: for each word of the text, the words of the line that it is part of.
         escaped: True if special characters of HTML are escaped in the translation.
+        beside: its first and last character, if a mark outside of it touches them.
     """
 
     text: str
@@ -95,14 +105,23 @@ class Marked(NamedTuple):
     marks: Sequence[Mark] = ()
     words: Sequence[Sequence[int]] = ()
     escaped: bool = False
+    beside: tuple[str, str] = ("", "")
 
 
-def marked(text: str, tags: Sequence[Tag], words: Sequence[Sequence[int]], *, escaped: bool) -> Marked:
+def marked(
+    text: str,
+    tags: Sequence[Tag],
+    words: Sequence[Sequence[int]],
+    *,
+    escaped: bool,
+    beside: tuple[str, str] = ("", ""),
+) -> Marked:
     """Makes a sentence from its text without tags, in which blanks are single characters, and its tags in order."""
     if not tags:
-        return Marked(" ".join(text.split()) if escaped else text, words=words, escaped=escaped)
+        shown = " ".join(text.split()) if escaped else text
+        return Marked(shown, words=words, escaped=escaped, beside=beside)
     text_units = units(text)
-    return Marked(" ".join(text.split()), text_units, _tree(tags, text_units), words, escaped)
+    return Marked(" ".join(text.split()), text_units, _tree(tags, text_units), words, escaped, beside)
 
 
 def _signs(text: str) -> Sequence[str]:
@@ -143,10 +162,10 @@ def _tree(tags: Sequence[Tag], text_units: Sequence[Unit]) -> list[Mark]:
                 outer.extend(mark.inner)  # never closed, so later marks are not inside it
                 mark.inner = []
             mark.end, mark.last = tag.text, last
-            mark.glued = (*mark.glued[:2], *tag.glued)
+            mark.beside = (*mark.beside[:2], *tag.beside)
             level = outer
             continue
-        mark = Mark(tag.text, first, first, glued=(*tag.glued, False, False))
+        mark = Mark(tag.text, first, first, beside=(*tag.beside, "", ""))
         level.append(mark)
         if tag.kind == "open" and len(open_tags) < _DEEPEST:
             open_tags.append((tag.name, mark, level))
@@ -174,6 +193,17 @@ def put_back(
 
     ``alignment`` has pairs of source and target word; see :func:`econmt.decoding.alignment.hard_alignment`.
     """
+    text, pairs = _put_inside(source, translation, alignment)
+    before, behind = (
+        " " if own and end and not _clings(own, end) else ""
+        for own, end in zip(source.beside, (translation[:1], translation[-1:]), strict=True)
+    )
+    return f"{before}{text}{behind}", pairs
+
+
+def _put_inside(
+    source: Marked, translation: str, alignment: Sequence[tuple[int, int]]
+) -> tuple[str, list[tuple[int, int]]]:
     if not source.marks:
         pairs = [(word, made) for seen, made in alignment for word in _at(source.words, seen)]
         return escape(translation, quote=False) if source.escaped else translation, pairs
@@ -185,9 +215,8 @@ def put_back(
         for kind, indices in made_places.get(made, {}).items():
             for at, index in zip(indices, places.get(seen, {}).get(kind, ()), strict=False):
                 sources[at].add(index)
-    pieces = list(_arranged(source.marks, target, sources, 0, len(target)))
     text, last, new_words = list[str](), 0, dict[int, set[int]]()
-    for piece, glued, _, word in pieces:
+    for piece, glued, word in _arranged(source.marks, target, sources, 0, len(target)):
         if text and not glued:
             text.append(" ")
             last += 1
@@ -236,8 +265,23 @@ def _interval(
     return interval
 
 
-_Piece = tuple[str, bool, bool, int | None]
-"""Text; True if no blank precedes it; True if no blank follows it; its word in the translation, None for a mark."""
+_Piece = tuple[str, bool, int | None]
+"""Text; True if no blank precedes it; its word in the translation, None for a mark."""
+
+
+def _clings(beside: str, neighbour: str) -> bool:
+    """Returns True if no blank parts a mark and its neighbour in the translation.
+
+    Args:
+        beside: the character that the source has there, see :class:`Tag`. neighbour: the translation's.
+    """
+    if not beside or not neighbour or MARKUP in (beside, neighbour):
+        return beside == neighbour != ""
+    return beside.isalnum() or beside == neighbour or (_opens(beside) and _opens(neighbour))
+
+
+def _opens(sign: str) -> bool:
+    return unicodedata.category(sign) in ("Ps", "Pi")
 
 
 def _arranged(
@@ -273,38 +317,43 @@ def _arranged(
                     break
                 nearest = intervals[owner][1]
             points.setdefault(nearest, []).append(number)
-    stuck = False
+    # The last character, MARKUP after a mark; and what the source has behind the last piece if that is a single mark.
+    last = ""
+    behind: str | None = None
 
-    def piece(text: str, before: bool, behind: bool, word: int | None = None) -> _Piece:
-        nonlocal stuck
-        new = text, before or stuck, behind, word
-        stuck = behind
-        return new
+    def follows(unit: Unit, first: str) -> bool:
+        """Returns True if no blank precedes a unit, which begins with ``first``, or with a tag."""
+        if behind is None:
+            return unit.glued and last != ""
+        return _clings(behind, first) or (unit.glued and not unit.has_letters)
 
     at = begin
     while at <= end:
         for number in points.get(at, ()):
             mark = marks[number]
+            glued = _clings(mark.beside[0], last) or _clings(behind or "", MARKUP)
+            glued = glued or ("" not in (mark.beside[0], last) and not mark.shows)
+            yield mark.text, glued, None
+            last, behind = MARKUP, mark.beside[1]
             if mark.end:  # none of its words is in the translation, so it encloses nothing
-                before = mark.glued[0] and at > begin
-                parts_words = before and at < end and not target[at].glued
-                yield piece(mark.text, before, True)
-                for each in _arranged(mark.inner, target, sources, at, at):
-                    yield piece(*each)
-                yield piece(mark.end, True, mark.glued[3] and not parts_words)
-            else:
-                yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
+                for inner, (text, is_glued, word) in enumerate(
+                    _arranged(mark.inner, target, sources, at, at)
+                ):
+                    yield text, is_glued or inner == 0, word
+                yield mark.end, True, None
+                parts_words = glued and at < end and not target[at].glued
+                behind = "" if parts_words else mark.beside[3]
         if at in begins:
             number = begins.pop(at)
-            mark, last = marks[number], intervals[number][1]
-            yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
-            first = True
-            for text, is_glued, glues, word in _arranged(mark.inner, target, sources, at, last):
-                yield piece(text, is_glued and not first, glues, word)
-                first = False
-            yield piece(mark.end, mark.glued[2], False)
-            at = last
+            mark, until = marks[number], intervals[number][1]
+            yield mark.text, follows(target[at], MARKUP), None
+            for inner, (text, is_glued, word) in enumerate(_arranged(mark.inner, target, sources, at, until)):
+                yield text, is_glued or (inner == 0 and mark.beside[1] != ""), word
+            yield mark.end, mark.beside[2] != "", None
+            last, behind, at = MARKUP, None, until
             continue
         if at < end:
-            yield piece(target[at].text, target[at].glued and at > begin, False, target[at].word)
+            unit = target[at]
+            yield unit.text, follows(unit, unit.text[0]), unit.word
+            last, behind = unit.text[-1], None
         at += 1

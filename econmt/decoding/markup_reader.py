@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from html import unescape
 from typing import Literal, NamedTuple
 
-from econmt.decoding.markup import Tag
+from econmt.decoding.markup import MARKUP, Tag
 from econmt.decoding.passages import Passage, PassageBuilder, TextDivision
 
 _BLOCKS_NAMES = """
@@ -65,24 +65,28 @@ def line_passage(line: str, how: TextDivision) -> Passage:
 
 def _passage(text: str, how: TextDivision, *, html: bool) -> Passage:
     builder = PassageBuilder(how, html=html)
+    meaning = _meaning if html else str
+    found = list(_MarkupFinder(text, placeholders=not html).markup())
+    inline = [markup for markup in found if markup.kind != "block"]
+    begins, ends = {markup.start for markup in inline}, {markup.end for markup in inline}
     done = 0
-
-    def add_text(end: int) -> None:
-        raw = text[done:end]
-        builder.text(raw, unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw)) if html else raw)
-
-    for start, end, kind, name in _MarkupFinder(text, placeholders=not html).markup():
-        add_text(start)
+    for start, end, kind, name in found:
+        builder.text(text[done:start], meaning)
         written, before, behind = text[start:end], text[max(start - 1, 0) : start], text[end : end + 1]
         if kind == "block":
             builder.separator(written)
         else:
-            glued = before != "" and not before.isspace(), behind != "" and not behind.isspace()
+            beside = MARKUP if start in ends else before.strip(), MARKUP if end in begins else behind.strip()
             parts = kind == "alone" and before.isalnum() and behind.isalnum()
-            builder.tag(Tag(written, name, kind, glued), parts_words=parts)
+            builder.tag(Tag(written, name, kind, beside), parts_words=parts)
         done = end
-    add_text(len(text))
+    builder.text(text[done:], meaning)
     return builder.passage()
+
+
+def _meaning(raw: str) -> str:
+    """Returns the text of a page's characters and references."""
+    return unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw))
 
 
 class _NamedTag(NamedTuple):

@@ -1,6 +1,8 @@
 """Division of a text into sentences and what lies between them: blanks, line ends and tags.
 
-The sentences are translated one by one, and their translations take their places; everything else stays.
+The sentences are translated one by one, and their translations take their places; everything else stays. URLs and
+e-mail addresses are tags. A paragraph without words is one sentence as it is written, which the translator copies; in a
+page or with markup it is no sentence.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from econmt.data.text.blanks import BLANKS
-from econmt.decoding.markup import Marked, Tag, marked, put_back
+from econmt.decoding.markup import MARKUP, Marked, Tag, marked, put_back
 from econmt.decoding.sentences import SPACELESS, Splitter, base_language
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation
+from econmt.decoding.words import addresses, has_words
 
 _BLANK = re.compile(f"[{BLANKS}\r\n\f\v]")
 
@@ -89,7 +92,8 @@ class Passage(NamedTuple):
         alignment: list[tuple[int, int]] = []
         for sentence, gap, each in zip(self.sentences, self.gaps[1:], translations, strict=True):
             written, pairs = put_back(sentence, *hypothesis_of(each, rank))
-            before = len(text.split()) - (text != "" and not text[-1].isspace())
+            glued = text != "" and not text[-1].isspace() and not written[:1].isspace()
+            before = len(text.split()) - glued
             alignment += [
                 (word, made + before) for word, made in pairs if (word, made + before) not in alignment[-1:]
             ]
@@ -140,10 +144,23 @@ class PassageBuilder:
         self._length = 0
         self._tags: list[Tag] = []
         self._words: list[int] = []
+        self._first_word, self._has_markup = self._word + 1, self._html
 
-    def text(self, raw: str, text: str) -> None:
-        """Adds text, which is written ``raw``."""
-        text = unicodedata.normalize("NFC", text)
+    def text(self, raw: str, meaning: Callable[[str], str] = str) -> None:
+        """Adds text as it is written; ``meaning`` returns the text that it stands for."""
+        done = 0
+        for address in addresses(raw):
+            start = address.start()
+            self._add(raw[done:start], meaning)
+            done = address.end()
+            before, behind = raw[max(start - 1, 0) : start] or MARKUP, raw[done : done + 1] or MARKUP
+            beside = before.strip(), behind.strip()
+            parts_words = before.isalnum() and behind.isalnum()
+            self._add_tag(Tag(address[0], beside=beside), parts_words=parts_words)
+        self._add(raw[done:], meaning)
+
+    def _add(self, raw: str, meaning: Callable[[str], str]) -> None:
+        text = unicodedata.normalize("NFC", meaning(raw))
         self._raw.append(raw)
         self._text.append(text)
         self._length += len(text)
@@ -151,6 +168,10 @@ class PassageBuilder:
 
     def tag(self, tag: Tag, *, parts_words: bool = False) -> None:
         """Adds a tag inside a paragraph; with ``parts_words`` the text around it is not one word."""
+        self._has_markup = True
+        self._add_tag(tag, parts_words=parts_words)
+
+    def _add_tag(self, tag: Tag, *, parts_words: bool) -> None:
         if parts_words:
             self._text.append(" ")
             self._length += 1
@@ -184,9 +205,9 @@ class PassageBuilder:
     def _end_paragraph(self) -> None:
         written, tags = "".join(self._text), self._tags
         text = _BLANK.sub(" ", written)
-        spans = self._how.split(text) if text and not text.isspace() else []
+        spans = self._how.split(text) if has_words(text) else []
         if not spans:
-            self._gaps[-1] += self._raw
+            self._keep()
         done = first = 0
         for number, (start, stop) in enumerate(spans):
             between = written[done:start]
@@ -201,11 +222,31 @@ class PassageBuilder:
                 tags[last].at < stop or (tags[last].at == stop and tags[last].kind == "close")
             ):
                 last += 1
-            self._sentence(text, (start, stop), tags[first:last])
+            behind = last
+            while behind < len(tags) and tags[behind].at == stop:
+                behind += 1
+            self._sentence(text, (start, stop), tags[first:last], tags[last:behind])
             done, first = stop, last
         if spans:
             self._gap(written[done:], done, tags[first:])
         self._begin_paragraph()
+
+    def _keep(self) -> None:
+        """Adds a paragraph without words; without markup it is a sentence, since answers have one for each line."""
+        raw, first, words = "".join(self._raw), self._first_word, list[list[int]]()
+        if self._has_markup or not raw.strip():
+            self._gaps[-1].append(raw)
+            return
+        spans = self._how.split(raw)  # which may count the characters of all sentences
+        start, stop = spans[0][0], spans[-1][1]
+        for word in raw[start:stop].split(" "):
+            if count := len(word.split()):
+                words.append(list(range(first, first + count)))
+                first += count
+        self._gaps[-1].append(raw[:start])
+        self._sentences.append(Marked(raw[start:stop], words=words))
+        self._lines.append(self._line)
+        self._gaps.append([raw[stop:]])
 
     def _gap(self, text: str, start: int, tags: Sequence[Tag]) -> None:
         """Adds text, whose first character has the index ``start``, with tags to the current gap."""
@@ -215,8 +256,13 @@ class PassageBuilder:
             done = max(tag.at - start, done)
         self._gaps[-1].append(text[done:])
 
-    def _sentence(self, text: str, span: tuple[int, int], tags: Sequence[Tag]) -> None:
-        """Adds a sentence; tags that need no alignment, at its ends and around the whole of it, go to the gaps."""
+    def _sentence(
+        self, text: str, span: tuple[int, int], tags: Sequence[Tag], following: Sequence[Tag]
+    ) -> None:
+        """Adds a sentence; tags that need no alignment, at its ends and around the whole of it, go to the gaps.
+
+        ``following`` are the tags right after it.
+        """
         start, stop = span
         first, last = _inner(tags, span)
         self._gaps[-1] += (tag.text for tag in tags[:first])
@@ -227,7 +273,13 @@ class PassageBuilder:
                     words.append({})
                 words[-1][self._words[at]] = None
         inner = [tag._replace(at=tag.at - start) for tag in tags[first:last]]
-        self._sentences.append(marked(text[start:stop], inner, list(map(list, words)), escaped=self._html))
+        beside = (
+            text[start] if any(tag.at == start and tag.kind == "alone" for tag in tags[:first]) else "",
+            text[stop - 1] if any(tag.kind == "alone" for tag in following) else "",
+        )
+        self._sentences.append(
+            marked(text[start:stop], inner, list(map(list, words)), escaped=self._html, beside=beside)
+        )
         self._lines.append(self._line)
         self._gaps.append([tag.text for tag in tags[last:]])
 
@@ -271,5 +323,5 @@ def plain_passage(text: str, how: TextDivision) -> Passage:
     for number, line in enumerate(text.split("\n")):
         if number:
             builder.separator("\n")
-        builder.text(line, line)
+        builder.text(line)
     return builder.passage()

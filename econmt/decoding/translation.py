@@ -36,7 +36,8 @@ class NBestEntry(NamedTuple):
 class Translation(NamedTuple):
     """Translation of one line; the fields up to ``attention`` are those of its best hypothesis.
 
-    A blank line is translated by an empty line with probability 1, without the model; it has no hypotheses.
+    A line without words is translated by a copy of itself with probability 1, without the model. A copy has one
+    hypothesis without attention, whose words are aligned one to one; a blank line has none.
     """
 
     text: str

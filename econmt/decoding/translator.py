@@ -14,14 +14,14 @@ from econmt.config import recipe
 from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.vocabulary import UNK, Vocabularies, normalized
-from econmt.decoding.alignment import copied, hard_alignment
+from econmt.data.text.vocabulary import Vocabularies, normalized
 from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.markup_reader import line_passage
 from econmt.decoding.passages import TextDivision, division, plain_passage
 from econmt.decoding.requests import Request, check_request
+from econmt.decoding.results import copy_of, merged, translation_of
 from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_search, output_limits
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.diversity import Diversity
@@ -37,14 +37,13 @@ from econmt.decoding.sentences import splitter_for
 from econmt.decoding.terms import SourceTerms, annotated_source, plain_source
 from econmt.decoding.translation import (
     EMPTY,
-    NBestEntry,
     Translation,
     in_capital_letters,
     is_in_capitals,
-    one_line,
     with_small_prefix,
     without_capitals,
 )
+from econmt.decoding.words import has_words
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
@@ -240,7 +239,35 @@ class Translator:
         where: str,
         done: Callable[[int], object],
     ) -> list[Translation]:
-        """Translates sentences, which are in the lines ``numbered``."""
+        """Translates sentences, which are in the lines ``numbered``; copies those without words."""
+        copies = {
+            index: copy_of(request.text, self.vocabularies)
+            for index, (request, number) in enumerate(zip(requests, numbered, strict=True))
+            if self._is_copied(request, f"{where}:{number}")
+        }
+        done(len(copies))
+        rest = [index for index in range(len(requests)) if index not in copies]
+        with_words = [requests[index] for index in rest], [numbered[index] for index in rest]
+        found = iter(self._translate_words(*with_words, where, done))
+        return [copies[index] if index in copies else next(found) for index in range(len(requests))]
+
+    def _is_copied(self, request: Request, where: str) -> bool:
+        """Returns True for a sentence without words whose copy satisfies its constraints."""
+        if has_words(request.text) or self.vocabularies.factors:  # which are checked line by line
+            return False
+        if request.is_plain and self._glossary is None and not self.options.avoid:
+            return True
+        constraints = self.constraint_compiler.of(request, where)
+        copy = self.vocabularies.target.encode(request.text)
+        return not constraints.prefix and self.constraint_compiler.satisfies(copy, constraints)
+
+    def _translate_words(
+        self,
+        requests: Sequence[Request],
+        numbered: Sequence[int],
+        where: str,
+        done: Callable[[int], object],
+    ) -> list[Translation]:
         spoken, written_in = self.languages
         restores = self.options.restore_case
         in_capitals = [restores and is_in_capitals(request.text, spoken) for request in requests]
@@ -276,7 +303,8 @@ class Translator:
         )
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
-            translation = self._translation(texts[index], sources[index], hypotheses, written)
+            line = texts[index], sources[index], hypotheses, written, self.vocabularies
+            translation = translation_of(*line, replace_unk=self.options.replace_unk)
             if in_capitals[index]:
                 translation = in_capital_letters(translation, written_in)
             results[index] = translation
@@ -400,7 +428,7 @@ class Translator:
                 if is_complete or (
                     self.options.sample is None and (kept[index] or good[:1] == hypotheses[:1])
                 ):
-                    kept[index] = _merged(kept[index], good, self.options.nbest_size)
+                    kept[index] = merged(kept[index], good, self.options.nbest_size)
                 if is_complete or len(kept[index]) == self.options.nbest_size:
                     yield index, kept[index]
                 else:
@@ -463,34 +491,3 @@ class Translator:
         if restricted is None:
             return results
         return [[each._replace(ids=restricted.ids(each.ids)) for each in best] for best in results]
-
-    def _translation(
-        self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
-    ) -> Translation:
-        """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn."""
-        source_tokens = self.vocabularies.source_tokens(source, text)
-        entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]
-        best = entries[0]
-        return Translation(
-            best.text, best.score, best.log_probability, best.tokens, best.attention, entries, source_tokens
-        )
-
-    def _entry(
-        self, text: str, source_tokens: Sequence[str], hypothesis: Hypothesis, written: str
-    ) -> NBestEntry:
-        target, attention = self.vocabularies.target, hypothesis.attention
-        ids, tokens = self.vocabularies.resolved(hypothesis.ids, text)
-        alignment: list[tuple[int, int]] = []
-        if attention is not None:
-            alignment = hard_alignment(attention, source_tokens, tokens, self.vocabularies)
-            if self.options.replace_unk and UNK in ids:
-                tokens = copied(attention, ids, tokens, text, self.vocabularies)
-                written = target.joined(tokens)
-        return NBestEntry(one_line(written), tokens, *hypothesis, alignment)
-
-
-def _merged(kept: list[Hypothesis], found: list[Hypothesis], most: int) -> list[Hypothesis]:
-    """Returns hypotheses of a search and as many of the next one as are missing, the best of the first search first."""
-    known = [each.ids for each in kept]
-    new = [each for each in found if each.ids not in known][: most - len(kept)]
-    return [*kept[:1], *sorted([*kept[1:], *new], key=lambda each: -each.score)]

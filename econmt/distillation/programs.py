@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from typing import IO
 
 from econmt.data.text.corpus import decode_line
 from econmt.distillation.teachers import Done
 from econmt.errors import InputError
+from econmt.parallel.user_programs import ProgramError, UserProgram, program_words, start_program
 
 
 class ProgramTeacher:
-    """Program that reads lines and writes a translation of each; it is run without a shell."""
+    """Program that reads lines and writes a translation of each."""
 
     def __init__(self, command: str) -> None:
-        self._command = command
-        try:
-            self._words = shlex.split(command)
-        except ValueError as error:
-            raise InputError(f"--command {command}: {error}; quote its arguments as in a shell") from None
-        if not self._words or shutil.which(self._words[0]) is None:
-            raise InputError(
-                f"--command {command}: no such program; give one that can be executed, with its arguments"
-            )
+        self._command, self._words = command, program_words("--command", command)
 
     def translate(self, lines: Sequence[str], where: str, first: int, done: Done) -> list[list[str]]:
         """Translates lines; see :class:`Teacher`. The program does not get blank lines, which some programs drop."""
@@ -37,47 +25,27 @@ class ProgramTeacher:
         return [[next(found) if line.strip() else ""] for line in lines]
 
     def _run(self, lines: Sequence[str], place: str, done: Done) -> list[str]:
-        with (
-            tempfile.TemporaryFile() as text,
-            tempfile.TemporaryFile() as complaints,
-        ):
-            text.write("".join(f"{line}\n" for line in lines).encode())
-            text.seek(0)
-            process = subprocess.Popen(  # noqa: S603  the user's own program
-                self._words, stdin=text, stdout=subprocess.PIPE, stderr=complaints
+        said = ""
+        try:
+            with start_program(self._words, lines, keep_errors=True) as program:
+                try:
+                    return self._translations(program, lines, place, done)
+                finally:
+                    said = f"; it said: {program.complaint}" if program.complaint else ""
+        except ProgramError as error:
+            raise InputError(f"--command {self._command}: {error} ({place}){said}") from None
+
+    def _translations(self, program: UserProgram, lines: Sequence[str], place: str, done: Done) -> list[str]:
+        translations: list[str] = []
+        for number, line in enumerate(program.output(), 1):
+            if number > len(lines):
+                raise ProgramError(f"wrote more than {len(lines):,} lines; it must write one for each")
+            translations.append(decode_line(line, f"--command {self._command}, output of {place}", number))
+            done(1)
+        if program.code:
+            raise ProgramError(f"ended with exit code {program.code}")
+        if len(translations) < len(lines):
+            raise ProgramError(
+                f"wrote {len(translations):,} lines for {len(lines):,}; it must write one for each"
             )
-            try:
-                assert process.stdout is not None
-                translations = self._read(process.stdout, place, done)
-                code = process.wait()
-            finally:
-                process.kill()
-                process.wait()
-            if code or len(translations) != len(lines):
-                problem = (
-                    f"ended with exit code {code}"
-                    if code
-                    else f"wrote {len(translations):,} lines for {len(lines):,}; it must write one for each"
-                )
-                said = _last_line(complaints)
-                raise InputError(
-                    f"--command {self._command}: {problem} ({place})" + (f"; it said: {said}" if said else "")
-                )
-            return translations
-
-    def _read(self, stream: IO[bytes], place: str, done: Done) -> list[str]:
-        translations = []
-        with stream:
-            for number, line in enumerate(stream, 1):
-                translations.append(
-                    decode_line(line, f"--command {self._command}, output of {place}", number)
-                )
-                done(1)
         return translations
-
-
-def _last_line(stream: IO[bytes]) -> str:
-    """Returns the last line that is not blank of the last 4 KiB of a file."""
-    stream.seek(max(0, stream.seek(0, 2) - 4096))
-    lines = stream.read().decode("utf-8", "replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -34,12 +34,16 @@ class TextStatistics(Record):
         pairs: Number of pairs.
         chosen: Number of pairs whose translation is not the teacher's best, but closer to the reference.
         kept: Number of pairs that have the reference itself.
+        blank: Number of lines without a word.
+        copies: Number of pairs, blank ones apart, whose target is the source.
         ratio: Characters of the targets divided by those of the sources.
     """
 
     pairs: int
     chosen: int
     kept: int = 0
+    blank: int = 0
+    copies: int = 0
     ratio: float
 
 
@@ -110,7 +114,7 @@ def _write(
     processes: int,
     say: Callable[[str], object],
 ) -> TextStatistics:
-    lengths, pairs, chosen, kept = [0, 0], 0, 0, 0
+    lengths, pairs, chosen, kept, blank, copies = [0, 0], 0, 0, 0, 0, 0
     too_long = None if references is None else shards.teacher.longer_than_training()
     with ExitStack() as stack:
         files = [
@@ -127,9 +131,13 @@ def _write(
             for side, (file, lines) in enumerate(zip(files, (chunk.sources, targets), strict=True)):
                 lengths[side] += sum(map(len, lines))
                 file.writelines(f"{line}\n" for line in lines)
+            words = [[text.split() for text in side] for side in (chunk.sources, targets)]
+            blank += words[0].count([])
+            copies += sum(bool(source) and source == target for source, target in zip(*words, strict=True))
             pairs, chosen = pairs + len(best), chosen + sum(index > 0 for index in best)
             say(f"choosing translations: {pairs:,} of {shards.lines:,} lines")
-    return TextStatistics(pairs=pairs, chosen=chosen, kept=kept, ratio=lengths[1] / max(1, lengths[0]))
+    ratio = lengths[1] / max(1, lengths[0])
+    return TextStatistics(pairs=pairs, chosen=chosen, kept=kept, blank=blank, copies=copies, ratio=ratio)
 
 
 def _chunks(shards: Shards, references: Path | None) -> Iterator[Candidates]:

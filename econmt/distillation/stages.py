@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from econmt.training.run import check_run, run_recipe
 
 TRANSLATIONS = "translations"
 """Name of the folder of translations, the first that is made."""
+TEXT = "text/train"
+"""Prefix of the student's text in its recipe, in the folder of the distillation, so that this folder may be moved."""
 TRAINED_ON = "trained-on.json"
 """Name of the file of what the text was made from that the student is trained on."""
 
@@ -83,13 +86,13 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
         Interrupted: SIGTERM or Ctrl-C was received during training; everything is saved.
     """
     output, teacher = wanted.output, wanted.teacher
-    search = search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)
+    search = [output.resolve(), *search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)]
     model, trained_on = ModelFolder(output / MODEL), output / TRAINED_ON
-    text_folder = output / "text"
+    text_folder = (output / TEXT).parent
 
     def recipe_with(ratio: float) -> Recipe:
         suffixes = _suffixes(wanted.source, wanted.target)
-        return wanted.student.load(model.path, text_folder / "train", teacher.recipe, suffixes, ratio)
+        return wanted.student.load(model.path, TEXT, teacher.recipe, suffixes, ratio)
 
     recipe = recipe_with(1.0)
     _check_early(wanted, recipe, search)
@@ -111,10 +114,14 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
         write_inputs(trained_on, text.inputs)
         recipe = recipe_with(text.statistics.ratio)
         _check_resumable(recipe, model)
+        statistics = text.statistics
+        if 2 * statistics.copies > statistics.pairs - statistics.blank:
+            share = f"{statistics.copies:,} of {statistics.pairs - statistics.blank:,} lines"
+            notice(f"warning: {teacher.name}: many translations are copies of their source, {share}")
         if wanted.target is not None:
-            count = f"{text.statistics.chosen:,} of {text.statistics.pairs:,} lines"
+            count = f"{statistics.chosen:,} of {statistics.pairs:,} lines"
             notice(f"the references chose another translation than the teacher's best for {count}")
-            if kept := text.statistics.kept:
+            if kept := statistics.kept:
                 notice(
                     f"the reference itself is learnt for {kept:,} line{'s' * (kept > 1)}, longer than data.max_length "
                     "of the teacher or without a translation"
@@ -149,6 +156,11 @@ def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -
             f"data.source and data.target are both {data.source}, and each names a file of the distilled text; give "
             "data.source=LANGUAGE and data.target=LANGUAGE"
         )
+    for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
+        if os.path.normpath(prefix) == TEXT:
+            raise InputError(
+                f"{prefix}: the student's recipe names the distilled text so; give {Path(prefix).absolute()}"
+            )
     check_run(recipe)
     check_supported(recipe, Path(recipe.output))
     for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):

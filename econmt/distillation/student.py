@@ -44,7 +44,7 @@ class StudentChoice:
     def load(
         self,
         output: Path,
-        text: Path,
+        text: str,
         teacher: Recipe | None,
         suffixes: Mapping[str, str],
         ratio: float = 1.0,
@@ -70,7 +70,7 @@ class StudentChoice:
                 f"{self.recipe}: trains a language model; give the recipe of a translation model"
             )
         given = {change.partition("=")[0] for change in self.overrides}
-        fixed: dict[str, object] = {"output": str(output), "data.train": [str(text), *self.also]}
+        fixed: dict[str, object] = {"output": str(output), "data.train": [text, *self.also]}
         options = {
             "data.valid": self.valid,
             "data.test": self.test,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +15,15 @@ import econmt_runtime
 from econmt.distillation.opening import open_teacher
 from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import EconmtError
+from econmt.parallel.user_programs import ProgramError, start_program
 
 WARM_UP = 32
 """Lines translated before the time is taken."""
 
 ROUNDS = 2
 """Number of times that the lines are translated; the fastest counts."""
+
+_COMMAND = [sys.executable, "-m", "econmt.distillation.timing"]
 
 
 class TimedTranslations(NamedTuple):
@@ -52,18 +54,18 @@ def timed(model: TeacherChoice | Path, lines: Sequence[str]) -> TimedTranslation
     else:
         task = {"runtime": str(model)}
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "econmt.distillation.timing"],
-        input=json.dumps({**task, "lines": list(lines)}),
-        env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise EconmtError(f"{model if isinstance(model, Path) else model.name}: cannot be timed: {said[-1]}")
-    return TimedTranslations(**json.loads(done.stdout))
+    environment = {**single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    text = [json.dumps({**task, "lines": list(lines)})]
+    name = model if isinstance(model, Path) else model.name
+    try:
+        with start_program(_COMMAND, text, environment, keep_errors=True) as process:
+            result = b"".join(process.output())
+    except ProgramError as error:
+        raise EconmtError(f"{name}: cannot be timed: the process that measures {error}") from None
+    if process.code:
+        said = process.complaint or f"exit code {process.code}"
+        raise EconmtError(f"{name}: cannot be timed: {said}")
+    return TimedTranslations(**json.loads(result))
 
 
 def _translator(task: dict[str, object]) -> Callable[[list[str]], list[str]]:

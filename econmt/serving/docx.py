@@ -17,7 +17,7 @@ from html import escape
 from typing import NamedTuple
 from xml.parsers import expat
 
-from econmt.decoding.markup import Marked, Tag
+from econmt.decoding.markup import MARKUP, Marked, Tag
 from econmt.decoding.passages import Hypothesis, Passage, PassageBuilder, TextDivision
 from econmt.serving.encodings import UTF_8, web_encoding
 from econmt.serving.settings import Refused
@@ -132,7 +132,7 @@ def _read_part(xml: bytes, how: TextDivision) -> _Part:
         ):
             if several:
                 builder.tag(_mark(number, "open", (before, text[:1])))
-            builder.text(text, _MARK.sub("", text))
+            builder.text(text, lambda written: _MARK.sub("", written))
             if several:
                 builder.tag(_mark(number, "close", (text[-1:], behind)))
         passages.append(builder.passage())
@@ -156,10 +156,10 @@ def _begins(texts: Sequence[str]) -> list[str]:
 
 
 def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
-    glued = tuple(each != "" and not each.isspace() for each in around)
+    before, behind = (each.strip() for each in around)
     if kind == "open":
-        return Tag(f"\ue000{number}\ue001", str(number), "open", (glued[0], glued[1]))
-    return Tag(f"\ue000/{number}\ue001", str(number), "close", (glued[0], glued[1]))
+        return Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, behind))
+    return Tag(f"\ue000/{number}\ue001", str(number), "close", (before, behind and MARKUP))
 
 
 def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:

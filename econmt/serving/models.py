@@ -24,6 +24,7 @@ from econmt.decoding.search.beam import output_limits
 from econmt.decoding.sentences import splitter_for
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
+from econmt.decoding.words import has_words
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
 from econmt.serving.settings import Refused, Settings
@@ -79,10 +80,10 @@ class LoadedModels:
         return sum(parameter.numel() for model in models for parameter in model.parameters())
 
     def tokens(self, text: str, where: str) -> int:
-        """Counts the source tokens of a sentence; raises Refused if there are too many."""
+        """Counts the source tokens of a sentence; raises Refused if there are too many to translate."""
         model = self.model
         count, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
-        if count > most:
+        if count > most and has_words(text):
             remedy = f"at most {most:,} are translated whole, so break it"
             raise Refused(413, f"{where}: a sentence of {count:,} tokens; {remedy}")
         return count

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.errors import InputError
+from econmt.parallel.user_programs import ProgramError, program_words, start_program
 
 
 class Judged(NamedTuple):
@@ -34,8 +29,6 @@ Hook = Callable[[Judged, Callable[[], bool]], float]
 
 Higher figures are better. It raises :class:`HookError` if there is none, and InterruptedError if it was stopped.
 """
-_POLL = 0.2
-"""Seconds between two polls of a running program."""
 
 
 def program_hook(command: str) -> Hook:
@@ -47,50 +40,27 @@ def program_hook(command: str) -> Hook:
     Raises:
         InputError: there is no such program.
     """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise InputError(f"--validation-hook {command}: {error}; quote its arguments as in a shell") from None
-    if not words or shutil.which(words[0]) is None:
-        raise InputError(
-            f"--validation-hook {command}: no such program; give one that can be executed, with its arguments"
-        )
+    words = program_words("--validation-hook", command)
 
     def run(judged: Judged, stop: Callable[[], bool]) -> float:
         files = {"ECONMT_SOURCE": str(judged.source), "ECONMT_REFERENCE": str(judged.reference)}
-        environment = {**os.environ, **files, "ECONMT_UPDATE": str(judged.update)}
-        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as lines:
-            lines.writelines(f"{line}\n" for line in judged.hypotheses)
-            lines.seek(0)
-            try:
-                process = subprocess.Popen(  # noqa: S603  the user's own program
-                    words,
-                    stdin=lines,
-                    stdout=subprocess.PIPE,
-                    env=environment,
-                    encoding="utf-8",
-                    errors="replace",
-                )
-            except OSError as error:
-                raise HookError(f"{words[0]}: {error.strerror}") from None
-            with process:
-                return _figure(command, process, stop)
+        files["ECONMT_UPDATE"] = str(judged.update)
+        last = b""
+        try:
+            with start_program(words, judged.hypotheses, files) as program:
+                for line in program.output(stop):
+                    last = line if line.strip() else last
+        except ProgramError as error:
+            raise HookError(f"{command}: {error}") from None
+        if program.code:
+            raise HookError(f"{command}: ended with exit code {program.code}")
+        return _figure(command, last.decode("utf-8", "replace"))
 
     return run
 
 
-def _figure(command: str, process: subprocess.Popen[str], stop: Callable[[], bool]) -> float:
-    """Returns the figure at the end of a program's output; ends the program if the run has to stop."""
-    while True:
-        try:
-            output, _ = process.communicate(timeout=_POLL)
-            break
-        except subprocess.TimeoutExpired:
-            if stop():
-                process.kill()
-                raise InterruptedError from None
-    if process.returncode:
-        raise HookError(f"{command}: ended with exit code {process.returncode}")
+def _figure(command: str, output: str) -> float:
+    """Returns the number that the output of a program ends with."""
     last = (output.split() or [""])[-1]
     figure = (
         float(last) if re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", last, re.IGNORECASE) else math.nan

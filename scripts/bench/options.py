@@ -4,9 +4,9 @@
     python -m scripts.bench options --device cpu --precision float32
     python -m scripts.bench options --device cuda --only gru coverage       # rows whose names contain a word
 
-"reference" keeps what autograd keeps, "auto" is what users get. Columns: target tokens a second of both, in turns; their
-ratio; and on a GPU peaks of allocated memory in MB (10^6 bytes). A row whose options are refused or that fails prints a
-line, and the next one follows.
+"reference" keeps what autograd keeps, "auto" is what users get. Columns: target tokens a second of both, in turns;
+their ratio; and on a GPU peaks of allocated memory in MB (10^6 bytes). A row whose options are refused or that fails
+prints a line, and the next one follows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def _option(*keys: str) -> Case:
 
 OPTIONS = (
     *(_option(f"model.decoder.cell={cell}") for cell in ("gru", "lnlstm", "lnglstm")),
-    *(_option(f"model.encoder.cell={cell}") for cell in ("gru", "lnlstm", "lnglstm", "sru", "qrnn", "min_gru")),
+    *(
+        _option(f"model.encoder.cell={cell}")
+        for cell in ("gru", "lnlstm", "lnglstm", "sru", "qrnn", "min_gru")
+    ),
     _option("model.encoder.cell=gru", "model.decoder.cell=gru"),
     _option("model.layer_normalization=true"),
     _option("model.decoder.context_gating=true"),
@@ -106,7 +109,9 @@ class Prepared(NamedTuple):
     peak: int
 
 
-def prepared(task: TranslationTask, batch: Batch, variant: str, precision: str, device: torch.device) -> Prepared:
+def prepared(
+    task: TranslationTask, batch: Batch, variant: str, precision: str, device: torch.device
+) -> Prepared:
     """Builds a training step, captured on a GPU."""
     if device.type == "cuda":
         from scripts.bench.gpu.step import prepare
@@ -166,7 +171,11 @@ def main() -> None:
 
         limit_workspaces(given.precision)
         outside_meter(device)
-    print(heading() if device.type == "cuda" else f"{torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        heading()
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     rows: list[Row] = []
     for case in (*RECIPES, *OPTIONS):
         if given.only and not any(word in case.name for word in given.only):

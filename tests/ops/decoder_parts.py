@@ -46,13 +46,18 @@ class Case(NamedTuple):
         return "-".join(
             str(value) if isinstance(value, str) else name
             for name, value in self._asdict().items()
-            if value not in (False, 0.0, "", 2) and (name, value) not in (("feeds", True),)
+            if value not in (False, 0.0, "", 2) and (name, value) != ("feeds", True)
         ) + ("" if self.feeds else "-unfed")
 
 
 def layer(make: Make, kind: type[Any], inputs: int, hidden: int) -> Any:
     rows = (3 if kind is GRUWeights else 4) * hidden
-    sizes = {"input": (rows, inputs), "hidden": (rows, hidden), "cell_gain": (hidden,), "cell_bias": (hidden,)}
+    sizes = {
+        "input": (rows, inputs),
+        "hidden": (rows, hidden),
+        "cell_gain": (hidden,),
+        "cell_bias": (hidden,),
+    }
     return kind(*(make(*sizes.get(name, (rows,)), scale=0.5) for name in kind._fields))
 
 
@@ -85,7 +90,9 @@ def arguments(make: Make, case: Case, sizes: Any) -> dict[str, Any]:
         "keys": make(b, s, a),
         "values": make(b, s, e),
         "weights": weights,
-        "state": AttentionalLSTMState(first, make(b, h, scale=0.5), make(b, s, case.width) if coverage else None),
+        "state": AttentionalLSTMState(
+            first, make(b, h, scale=0.5), make(b, s, case.width) if coverage else None
+        ),
         "layer_norm": (make(a), make(a)) if case.layer_norm else None,
     }
     if not case.full:
@@ -130,4 +137,3 @@ PARTS = [
     Case("gru", "tanh", width=1, gated=True),
     Case("lnglstm", "gru", layer_norm=True, residual=True, dropout=0.3, full=True),
 ]
-

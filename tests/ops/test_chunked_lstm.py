@@ -135,6 +135,24 @@ def test_weights_are_cast_once_and_sums_made_once(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(own["hidden"].grad, before)
 
 
+def test_the_next_update_reads_the_weights_as_they_are_then() -> None:
+    """Weights whose copies in another type are kept from chunk to chunk."""
+    own = leaves("cpu", 4, torch.float32)
+    weights = LSTMWeights(own["input"], own["hidden"], own["bias"])
+    layer, found = ChunkedLSTM(weights), []
+    for factor in (1.0, 0.5):
+        with torch.no_grad():
+            own["hidden"].mul_(factor)
+        with torch.autocast("cpu"), rules_only():
+            wanted, _ = in_chunks(own, ChunkedLSTM(weights), 2, None, False, "auto")
+            outputs, state = in_chunks(own, layer, 2, None, False, "auto")
+        assert torch.equal(outputs, wanted)
+        found.append(outputs)
+        loss_of(outputs.float(), state).backward()  # type: ignore[no-untyped-call]
+        layer.backward()
+    assert not torch.equal(*found)
+
+
 @pytest.mark.parametrize("wrong", ["shape", "layers", "reverse"])
 def test_what_a_probe_does_not_go_with_is_refused(wrong: str) -> None:
     own = leaves("cpu", 4)

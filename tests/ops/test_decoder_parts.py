@@ -36,7 +36,10 @@ def step(weights: Any, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, .
     if isinstance(weights, LSTMWeights):
         sums = weights.input @ x + weights.hidden @ h + weights.bias
     elif isinstance(weights, LayerNormLSTMWeights):
-        sums = standard(weights.input @ x) * weights.input_gain + standard(weights.hidden @ h) * weights.hidden_gain
+        sums = (
+            standard(weights.input @ x) * weights.input_gain
+            + standard(weights.hidden @ h) * weights.hidden_gain
+        )
         sums = sums + weights.bias
     else:
         sums = weights.input @ x + weights.hidden @ h + weights.bias
@@ -116,7 +119,9 @@ def naive(case: Case, lengths: Tensor | None, masks: Any = None, **given: Any) -
         if coverage is not None:
             coverages.append(torch.stack([*coverage[:length], *(c * 0.0 for c in coverage[length:])]))
     after = tuple(
-        tuple(torch.stack([states[row][k][n] for row in range(len(states))]) for n in range(len(states[0][k])))
+        tuple(
+            torch.stack([states[row][k][n] for row in range(len(states))]) for n in range(len(states[0][k]))
+        )
         for k in range(len(weights.layers))
     )
     last = AttentionalLSTMState(after, torch.stack(lasts), torch.stack(coverages) if coverages else None)
@@ -154,7 +159,9 @@ def test_values_and_gradients(case: Case, implementation: str) -> None:
         rounded = to(dtype, given)
 
         def call(name: str, **tensors: Any) -> Any:
-            return econmt_ops.attentional_lstm(**tensors, lengths=lengths, **options(case), implementation=name)
+            return econmt_ops.attentional_lstm(
+                **tensors, lengths=lengths, **options(case), implementation=name
+            )
 
         def ours(**tensors: Any) -> Any:
             return call(implementation, **tensors)
@@ -166,7 +173,9 @@ def test_values_and_gradients(case: Case, implementation: str) -> None:
 
 
 @pytest.mark.parametrize("stash", ["least", "outputs", "attention", "cells", "gates"])
-@pytest.mark.parametrize("case", [Case("lnlstm", "gru", normed=True), Case("gru", "sum", gated=True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case("lnlstm", "gru", normed=True), Case("gru", "sum", gated=True)], ids=str
+)
 def test_every_stash_in_blocks(case: Case, stash: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("econmt_ops.core.chunks._BLOCK_BYTES", 3000)
     make = Make("cpu")
@@ -178,9 +187,7 @@ def test_every_stash_in_blocks(case: Case, stash: str, monkeypatch: pytest.Monke
             **tensors, lengths=lengths, **options(case), implementation="recompute", stash=stash
         )
 
-    assert_same_function(
-        call, lambda **tensors: naive(case._replace(), lengths, **tensors), given
-    )
+    assert_same_function(call, lambda **tensors: naive(case._replace(), lengths, **tensors), given)
 
 
 @each_implementation("attentional_lstm")
@@ -214,7 +221,9 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("coverage.kind must be one of", covered_case, coverage=coverage._replace(kind="sums"))
     refused("coverage needs weights.score", covered_case, score=None)
     refused("coverage needs input_feeding", Case(coverage="tanh", feeds=False))
-    refused("coverage.state must be a tensor for kind tanh", covered_case, coverage=coverage._replace(state=None))
+    refused(
+        "coverage.state must be a tensor for kind tanh", covered_case, coverage=coverage._replace(state=None)
+    )
     refused("coverage.shares must be", covered_case, coverage=coverage._replace(shares=make(3, 5, 3)))
     refused("gate needs weights.combine_bias", Case(gated=True), combine_bias=None)
     refused("output_norm gain must be", Case(normed=True), output_norm=(make(3), make(8)))

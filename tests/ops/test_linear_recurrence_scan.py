@@ -82,6 +82,17 @@ def test_parts_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(
     assert_close([found], [expected], 1e-4)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_chunks_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(reverse: bool) -> None:
+    """1e4 to the power of the 25 steps of a chunk is no number of float32."""
+    inputs = torch.zeros(1, 600, 2)
+    inputs[:, 2 if reverse else -3] = 1.0
+    decay = torch.full_like(inputs, 1e4)
+    found = linear_recurrence(decay, inputs, reverse=reverse, implementation="chunk")
+    expected = linear_recurrence(decay.double(), inputs.double(), reverse=reverse, implementation="reference")
+    assert_close([found], [expected], 1e-4)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(not library.is_built(), reason="econmt_ops was installed without its C library")
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_old_machines_are_forgotten(tmp_path: Path) -> None:
     store = Store(tmp_path / "choices.json")
     for number in range(measurements._MACHINES + 1):
         store.add(f"machine {number}", {"lstm": RECORDS})
+        assert store.load("machine 0") == {"lstm": RECORDS}, "written after others"
         store.add("machine 0", {"lstm": RECORDS})
     assert store.load("machine 0") == {"lstm": RECORDS}
     assert store.load("machine 1") == {}

@@ -71,6 +71,17 @@ def compare(theirs: Any, ours: Any, *arguments: Any, tolerance: float = 1e-11) -
 
 
 @each_kind
+def test_one_layer_has_no_dropout_and_draws_nothing(kind: str, device: str) -> None:
+    with pytest.warns(UserWarning, match="non-zero dropout expects num_layers greater than 1"):
+        _, ours = pair(kind, device, dropout=0.5)
+    inputs = Make(device)(STEPS, BATCH, SIZE)
+    before = torch.get_rng_state()
+    trained = ours.train()(inputs)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_close(floats(trained), floats(ours.eval()(inputs)), 0.0)
+
+
+@each_kind
 @each_direction
 @each_layout
 @each_start

@@ -31,7 +31,7 @@ from econmt.data.text.corpus import (
     find_text,
     without_network,
 )
-from econmt.data.text.filters import Codes, Selection
+from econmt.data.text.filters import KEPT, Codes, Selection, no_pair_left
 from econmt.data.text.own_vocabulary import find_own_vocabulary
 from econmt.data.text.subwords import (
     fingerprint,
@@ -439,7 +439,10 @@ def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) 
     codes: list[Codes] | list[None] = [None] * len(corpora)
     if not data.filters.is_default:
         with counting("filtering the text", None, "pairs read", show=progress) as more:
-            codes = Selection(data, corpora, more).codes
+            selection = Selection(data, corpora, more)
+        codes = selection.codes
+        if all(KEPT not in each for each in codes):
+            raise no_pair_left([str(corpus.source) for corpus in corpora], selection.counts, data)
     return [
         TrainingSplit(corpus, data.tag(number), corpus_codes)
         for number, (corpus, corpus_codes) in enumerate(zip(corpora, codes, strict=True))

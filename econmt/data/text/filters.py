@@ -122,6 +122,14 @@ class Selection:
         if self._filters.duplicates != "keep":
             self._mark_duplicates([np.frombuffer(keys, dtype=np.uint64) for _, keys in codes])
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of pairs left out, by reason, and of all ``lines``."""
+        counts = sum(np.bincount(codes, minlength=len(REASONS) + 1) for codes in self.codes)
+        return dict(
+            zip(("lines", *REASONS), [int(np.sum(counts)), *np.ravel(counts).tolist()[1:]], strict=True)
+        )
+
     def _pass(self, pairs: Iterable[tuple[str, str]]) -> tuple[bytearray, array[int]]:
         codes, keys = bytearray(), array("Q")
         by = self._filters.duplicates

@@ -82,6 +82,15 @@ class SentencePieceVocabulary(Vocabulary):
                 f"{where}: not a subword model made by econmt (its first ids are {list(special)})"
             )
         self.size = int(self.processor.GetPieceSize())
+        pieces = self.processor.IdToPiece(list(range(self.size)))
+        # Words are told apart by the marks with which their first subwords begin.
+        if "".join(self.processor.EncodeAsPieces("x")).endswith(WORD_START) or any(
+            WORD_START in piece.lstrip(WORD_START) for piece in pieces
+        ):
+            raise InputError(
+                f"{where}: has subwords with a space (U+2581) at their ends or inside, so that words cannot be "
+                "counted; train it without treat_whitespace_as_suffix and with split_by_whitespace"
+            )
         # A cache takes a tenth of the time of a look-up in SentencePiece.
         self._piece = cache(self.processor.IdToPiece)
 

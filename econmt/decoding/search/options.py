@@ -32,7 +32,8 @@ class SearchOptions(recipe.Decoding):
         diversity_strength: penalty of a token for each earlier group that has chosen it.
         markup: True if tags and placeholders are removed before translation and inserted into it, see
             :mod:`econmt.decoding.markup_reader`; needs ``attention``.
-        split_sentences: True if lines are split into sentences, which are translated one by one.
+        split_sentences: True if lines are split into sentences, which are translated one by one, and URLs and e-mail
+            addresses are put back by the ``attention``.
         lm_weight: weight of a language model's log-probabilities in scores, see
             :class:`~econmt.decoding.search.fusion.ShallowFusion`; needs a language model.
         avoid: phrases that no translation may contain.
@@ -78,7 +79,7 @@ class SearchOptions(recipe.Decoding):
         if self.sample is None and self.top_p < 1.0:
             raise ValueError("top_p is for sample; give that too, or remove top_p")
         if not self.attention:
-            for name in ("replace_unk", "markup"):
+            for name in ("replace_unk", "markup", "split_sentences"):
                 if getattr(self, name):
                     raise ValueError(f"{name} needs attention: True")
         if self.beam_groups > 1:

@@ -17,7 +17,6 @@ from econmt_ops.attentional_lstm.cell_layers import BackwardCells
 from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import CoverageStep, OutputStep
-from econmt_ops.cells.output import norm_gradients
 from econmt_ops.core.chunks import rows_of, split_rows
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
@@ -41,7 +40,7 @@ class Backward:
 
     The gradients of inputs and weights are summed over the blocks: products are in the compute type, sums in the
     accumulate type. The gradient of the inputs is written, not summed; with row indices (see `AttentionalProblem`)
-    ``table`` (N, G H) sums the gradients of the bottom layer's product per distinct row, from which it follows at the end.
+    ``table`` (N, G H) sums the gradients of the bottom layer's product per distinct row, from which it follows.
     """
 
     def __init__(self, problem: AttentionalProblem, stash: Result, incoming: Incoming) -> None:
@@ -70,7 +69,6 @@ class Backward:
         self.query = None if problem.query is None else torch.empty_like(problem.query, dtype=accumulate)
         self.combine = torch.empty_like(problem.combine, dtype=accumulate)
         self.combine_bias, self.state = zeros(problem.combine_bias), zeros(call.coverage_state)
-        self.norm = None if problem.norm is None else [torch.zeros_like(part) for part in problem.norm]
         projected = problem.projected()
         shape = problem.steps, problem.batch
         positions = call.keys.shape[1]
@@ -113,7 +111,7 @@ class Backward:
             if not problem.keeps("attention"):
                 weights[part] = self.tensors.attention.weights_of(block.query, block.coverage)
             contexts = torch.bmm(weights[part].transpose(0, 1), self.tensors.projected).transpose(0, 1)
-            self._sum(block, contexts, steps.run(block, contexts, self.dcontexts[part]))
+            self._sum(block, steps.run(block, contexts, self.dcontexts[part]))
             del block, weights, contexts
         if self.table is not None:
             self._sum_rows(self.table.to(problem.dtype).unsqueeze(0))
@@ -125,6 +123,7 @@ class Backward:
                 assert total is not None
                 total += part_of_layer
         extra, covered = steps.extra, self.tensors.attention.coverage_gradients()
+        dnorm = [total.sum(0) for total in steps.dnorm]
         context_bias = None
         if problem.context_bias is not None:
             context_bias = add_rows(self.dcontexts[..., problem.hidden :])
@@ -155,8 +154,8 @@ class Backward:
             "context_bias": context_bias,
             "gain": gain,
             "shift": shift,
-            "output_gain": None if self.norm is None else self.norm[0],
-            "output_shift": None if self.norm is None else self.norm[1],
+            "output_gain": dnorm[0] if dnorm else None,
+            "output_shift": dnorm[1] if dnorm else None,
             "coverage_state": self.state,
             **covered,
             "first_h": list(dh),
@@ -165,8 +164,8 @@ class Backward:
             "first_coverage": dcoverage,
         }
 
-    def _sum(self, block: Block, contexts: Tensor, gradients: ShareGradients) -> None:
-        """Adds a block's gradients that no later step depends on; ``contexts`` (K, B, P)."""
+    def _sum(self, block: Block, gradients: ShareGradients) -> None:
+        """Adds a block's gradients that no later step depends on."""
         problem, sums_biases = self.problem, self.steps.dbias is None
         shares, fresh = gradients.share, block.end == problem.steps
         add_outer(self.combine[:, : problem.hidden], shares, block.top, fresh)
@@ -176,14 +175,6 @@ class Backward:
             add_outer(self.query, gradients.query, block.top, fresh)
         if self.state is not None and gradients.state is not None:
             add_outer(self.state, gradients.state, block.top)
-        if problem.norm is not None and self.norm is not None:
-            assert block.share is not None
-            exact = [part.to(problem.accumulate) for part in (block.share, contexts, self.steps.dnormed)]
-            rows = [part.reshape(-1, part.shape[2]) for part in exact]
-            for total, part in zip(
-                self.norm, norm_gradients(*rows, problem.context_bias, problem.norm), strict=True
-            ):
-                total += part
         layers = block.layers
         for layer, totals in enumerate(self.layers):
             dreads, drecurrents = layers.dreads[layer], layers.drecurrents[layer]
@@ -236,7 +227,7 @@ class BackwardSteps:
     Attributes:
         dtop: (B, H), gradient of the stack's output.
         dbias: None; the sums of the gates' gradients are left to the caller.
-        dnormed: (K, B, H), gradients of the arguments of tanh in the block that has run, with a layer normalisation.
+        dnorm: gradients of gain and shift of the output's layer normalisation, (R, H) each; empty without one.
     """
 
     dbias = None
@@ -250,7 +241,8 @@ class BackwardSteps:
         # A transposed view: packing a weight for products of this kind takes longer than it saves.
         self.matrix = problem.both()
         self.to_top = problem.product(self.matrix.t())
-        self.dnormed = self.dtop
+        rows = 0 if problem.norm is None else problem.run.rows_of_sums(problem.batch)
+        self.dnorm = [part.new_zeros(rows, len(part)) for part in problem.norm or ()]
 
     @property
     def dh(self) -> list[Tensor]:
@@ -278,8 +270,6 @@ class BackwardSteps:
         dshare, dstate = problem.parts_of_both(dboth)
         if dstate is not None:
             dboth[..., problem.size + problem.width_of_share + dstate.shape[2] :] = 0
-        if problem.norm is not None:
-            self.dnormed = contexts.new_empty(steps, batch, problem.hidden)
         for step in steps_of(range(steps)[::-1]):
             self._output(block, step, contexts[step], dcontexts[step], dboth[step])
             self.layers.step(block.layers, step, block.begin + step, self.dtop)
@@ -302,7 +292,7 @@ class BackwardSteps:
                 doutputs,
                 dshare,
                 dcontext,
-                None if problem.norm is None else self.dnormed[step],
+                self.dnorm,
             )
             doutputs = [dcontext]
         covered = None

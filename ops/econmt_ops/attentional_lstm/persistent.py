@@ -121,6 +121,7 @@ class BackwardBlocks(_DecoderBlocks):
     """
 
     extra: tuple[Tensor, ...] = ()
+    dnorm: tuple[Tensor, ...] = ()
 
     def __init__(self, tensors: BackwardTensors, sizes: decoder.DecoderSizes) -> None:
         super().__init__(tensors.problem, sizes, tensors.projected)

@@ -1,7 +1,8 @@
 """Tensors and products that both passes of the recomputing attentional LSTM use.
 
 Sizes: B batch, T steps, S source positions, H hidden, A attention size, E width of the values, L layers, G parts of a
-layer's products, P width of the shares of o, W width of the coverage, K steps of a block. Internally time is the first axis, (T, B, .), so that the rows of a step are contiguous.
+layer's products, P width of the shares of o, W width of the coverage, K steps of a block. Internally time is the first
+axis, (T, B, .), so that the rows of a step are contiguous.
 """
 
 from __future__ import annotations
@@ -205,8 +206,8 @@ class AttentionalProblem:
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
         padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
-        layers, query, combine, combine_bias: weights in the compute type. context_bias, norm: those of a gate and of the
-            output's layer normalisation (gain and bias), rounded to it, in the accumulate type; or None.
+        layers, query, combine, combine_bias: weights in the compute type. context_bias, norm: those of a gate and of
+            the output's layer normalisation (gain and bias), rounded to it, in the accumulate type; or None.
         from_input, from_output: columns (G H, I) and (G H, H) of the bottom input weight that multiply inputs and o.
         from_top, from_values: columns (P, H) and (P, E) of the combination weight that multiply the stack's output and
             the context.
@@ -271,7 +272,7 @@ class AttentionalProblem:
         self.blocks = call.blocks()
 
     def _cell_weights(self, number: int) -> CellWeights:
-        """Returns the weights of a layer of any cell but the LSTM in the compute type, ``extra`` in the accumulate type."""
+        """Returns the weights of a layer of another cell in the compute type, ``extra`` in the accumulate type."""
         call, dtype = self.call, self.dtype
         each = len(call.extra) // len(call.first_h)
         biases = [

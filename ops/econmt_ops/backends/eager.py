@@ -346,7 +346,7 @@ class EagerSteps:
         )
 
     def output_forward(self, step: OutputStep, outputs: Sequence[Tensor]) -> None:
-        """Computes the output of a step; ``outputs`` (B, H), one or two that are written, the first as ``step.output``."""
+        """Computes the output of a step; ``outputs`` (B, H), one or two, are written, the first is ``step.output``."""
         exact = self.accumulate
         made = output_forward(step.share.to(exact), step.context.to(exact), step.bias, step.norm)
         for output in outputs:
@@ -358,20 +358,22 @@ class EagerSteps:
         doutputs: Sequence[Tensor],
         dshare: Tensor,
         dcontext: Tensor,
-        dnormed: Tensor | None,
+        dnorm: Sequence[Tensor],
     ) -> None:
         """Runs the backward pass of `output_forward`.
 
         Args:
             step: Arguments and result of the step.
             doutputs: (B, H), one or two gradients of the output, which are added.
-            dshare, dcontext: (B, P) are written. dnormed: (B, H), the gradient of the argument of tanh, is written if
-                there is a layer normalisation.
+            dshare, dcontext: (B, P) are written.
+            dnorm: Gradients of gain and shift of the layer normalisation, (R, H) each in the accumulate type, are added
+                to; R as for the gradients of a cell's vectors. Empty without one.
         """
         exact = self.accumulate
         doutput = doutputs[0].to(exact) if len(doutputs) == 1 else doutputs[0].to(exact) + doutputs[1]
         share, context, output = (part.to(exact) for part in step[:3])
         made = output_backward(share, context, output, doutput, step.bias, step.norm)
-        for destination, part in zip((dshare, dcontext, dnormed), made, strict=True):
-            if destination is not None:
-                destination.copy_(part)
+        dshare.copy_(made.share)
+        dcontext.copy_(made.context)
+        for total, part in zip(dnorm, made.norm or (), strict=True):
+            total += part

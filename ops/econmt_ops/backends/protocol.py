@@ -174,8 +174,8 @@ class AttentionKernels(Protocol):
     def coverage_gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the coverage's weights over all steps that have run, in the accumulate type.
 
-        They have the names of the operator's arguments: coverage_key, coverage_shares and, where there are such weights,
-        coverage_attention and coverage_recurrent.
+        They have the names of the operator's arguments: coverage_key, coverage_shares and, where there are such
+        weights, coverage_attention and coverage_recurrent.
         """
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:

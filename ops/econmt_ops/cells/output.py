@@ -12,6 +12,8 @@ both have 2H, those of the gate first:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -38,30 +40,30 @@ def output_forward(share: Tensor, context: Tensor, bias: Tensor | None, norm: No
     return torch.tanh(x)
 
 
+class OutputGradients(NamedTuple):
+    """Gradients of share, context, and of gain and shift (H,), summed over the rows; None without a normalisation."""
+
+    share: Tensor
+    context: Tensor
+    norm: Norm | None
+
+
 def output_backward(
     share: Tensor, context: Tensor, output: Tensor, doutput: Tensor, bias: Tensor | None, norm: Norm | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the gradients of share, context and the argument of tanh, given o (..., H) and its gradient."""
-    dnormed = torch.addcmul(doutput, doutput * output, output, value=-1)
-    dx = dnormed
+) -> OutputGradients:
+    """Computes the gradients of :func:`output_forward` for rows (B, .), given o (B, H) and its gradient."""
+    dx = torch.addcmul(doutput, doutput * output, output, value=-1)
+    dnorm = None
     if norm is not None:
         x = combined(share, context, bias)
         _, mean, scale = torch.native_layer_norm(x, [x.shape[-1]], *norm, LAYER_NORM_EPSILON)
-        dx, _, _ = torch.ops.aten.native_layer_norm_backward(
-            dnormed, x, [x.shape[-1]], mean, scale, *norm, [True, False, False]
+        dx, *sums = torch.ops.aten.native_layer_norm_backward(
+            dx, x, [x.shape[-1]], mean, scale, *norm, [True, True, True]
         )
+        dnorm = sums[0], sums[1]
     if bias is None:
-        return dx, dx, dnormed
+        return OutputGradients(dx, dx, dnorm)
     (share_z, share_x), (context_z, context_x) = share.chunk(2, -1), context.chunk(2, -1)
     z = torch.sigmoid(share_z + context_z)
     dz = dx * (share_x - context_x - bias) * z * (1.0 - z)
-    return torch.cat([dz, dx * z], -1), torch.cat([dz, dx * (1.0 - z)], -1), dnormed
-
-
-def norm_gradients(
-    share: Tensor, context: Tensor, dnormed: Tensor, bias: Tensor | None, norm: Norm
-) -> tuple[Tensor, Tensor]:
-    """Computes the gradients of gain and bias (H,) from rows (N, .) of any number of steps, all of one type."""
-    x = combined(share, context, bias)
-    _, mean, scale = torch.native_layer_norm(x, [x.shape[-1]], *norm, LAYER_NORM_EPSILON)
-    return (dnormed * (x - mean) * scale).sum(0), dnormed.sum(0)
+    return OutputGradients(torch.cat([dz, dx * z], -1), torch.cat([dz, dx * (1.0 - z)], -1), dnorm)

@@ -194,10 +194,10 @@ COVERAGES = ("sum", "tanh", "sigmoid", "relu", "softrelu", "gru")
 class Coverage(NamedTuple):
     """Coverage C (B, S, W): the attention that each source position got so far (Tu et al. 2016).
 
-    Additive scores read it: `score . tanh(query h_t + keys_s + key C_{t-1,s})`. With the attention weights a_t of a step,
-    C_t is `C_{t-1} + shares a_t` for kind "sum", for an activation f `f(shares + attention a_t + state h_t + recurrent
-    C_{t-1})`, and for "gru" a step of a GRU with state C, whose products are `shares + attention a_t + state h_t` and
-    `recurrent C_{t-1}` with the rows r, z, n. P is 1 for "sum", W for an activation and 3W for "gru".
+    Additive scores read it: `score . tanh(query h_t + keys_s + key C_{t-1,s})`. With the attention weights a_t of a
+    step, C_t is `C_{t-1} + shares a_t` for kind "sum", for an activation f `f(shares + attention a_t + state h_t +
+    recurrent C_{t-1})`, and for "gru" a step of a GRU with state C, whose products are `shares + attention a_t + state
+    h_t` and `recurrent C_{t-1}` with the rows r, z, n. P is 1 for "sum", W for an activation and 3W for "gru".
     """
 
     kind: str

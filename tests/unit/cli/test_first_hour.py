@@ -240,7 +240,7 @@ def test_doctor_tries_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch
 
 
 def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lacking = {"triton", "uvicorn", "sentence_splitter"}
+    lacking = {"triton", "uvicorn", "py3langid"}
     real = importlib.util.find_spec
 
     def find(name: str) -> Any:
@@ -255,7 +255,7 @@ def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatc
     ended = call("doctor")
     assert ended.code == 0
     notes = {line.split()[1] for line in ended.lines if line.startswith("note")}
-    assert {"C", "compiler", "[serve]", "[sentences]", "cache"} <= notes
+    assert {"C", "compiler", "[serve]", "[language]", "cache"} <= notes
     text = " ".join(ended.out.split())
     assert "not available: econmt serve; pip install 'econmt[serve]'" in text
     assert "every command measures anew what is fastest" in text

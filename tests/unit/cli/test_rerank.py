@@ -110,6 +110,10 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     alone = call("translate", "-m", word_model, text="a b!\nC\nd\ne f!\nG?\nH\n").lines
     assert found.lines == [" ".join(alone[:2]), "", alone[2], " ".join(alone[3:])]
     assert "several sentences" not in found.err
+    numbers = call("translate", "-m", word_model, "--split-sentences", text="3! 4.\t5\na https://x.org/a b\n")
+    assert numbers.lines[0] == "3! 4.\t5"
+    assert numbers.lines[1].count("https://x.org/a") == 1
+    assert "several sentences" not in call("translate", "-m", word_model, text="3! 4. 5\n").err
     whole = call("translate", "-m", word_model, "--chunk-size", 2, text=text)
     assert whole.err.count("warning") == 1
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err

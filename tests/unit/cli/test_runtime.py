@@ -106,6 +106,24 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert len({each.score for each in found}) > 3
 
 
+def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path: Path) -> None:
+    folder = random_model(word_model, tmp_path / "model", "additive")
+    lines = ["3", " 1,234.56\t\u2013 ", "", "a b", "https://x.org/a", "tom@x.org.", "- " * 100_000, "a 3"]
+    expected = api.load(folder, device="cpu", precision="float32").translate(lines, nbest_size=2)
+    said: list[str] = []
+    translator = econmt_runtime.load(
+        export_runtime(folder, tmp_path / "runtime"), nbest_size=2, warn=said.append
+    )
+    found = translator.translate(lines)
+    assert [[entry.text for entry in each.nbest] for each in found] == [
+        [entry.text for entry in each.hypotheses] for each in expected
+    ]
+    copies = ["3", "1,234.56\t\u2013", "", "https://x.org/a", "tom@x.org.", ("- " * 100_000)[:-1]]
+    assert [each.text for at, each in enumerate(found) if at not in (3, 7)] == copies
+    assert [each.score for each in found[:3]] == [0.0] * 3
+    assert said == []
+
+
 @pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
 def test_of_subwords_in_8_bits_with_shortlists(
     variant: str, subword_model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,19 +78,78 @@ def dictionary_pairs(count: int) -> list[tuple[str, str]]:
 def test_aligned_words_are_terms_and_frequent_ones_are_not() -> None:
     pairs = dictionary_pairs(120)
     terms = AlignedTerms(lambda: iter(pairs))
-    sizes, count = set(), 0
+    sizes, counts = Counter[int](), Counter[int]()
     for number, (source, target) in enumerate(pairs):
         found = terms.of(source, target, random.Random(number))
-        count += len(found)
-        assert len(found) <= MOST_TERMS
+        counts[len(found)] += 1
         for before, after in itertools.pairwise(found):
             assert before.end <= after.start
         for each in found:
             assert source[each.start : each.end].upper() == each.target
             assert "the" not in source[each.start : each.end].split()
-            sizes.add(len(each.target.split()))
-    assert count > 100
-    assert {1, 2} <= sizes
+            sizes[len(each.target.split())] += 1
+    # One to three terms are drawn, of which overlapping ones are dropped; three words in ten are joined by the next one.
+    assert counts == {1: 49, 2: 55, 3: 16}
+    assert sizes == {1: 171, 2: 31, 3: 5}
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_term_goes_on_with_words_only(side: int) -> None:
+    """A number that is aligned with a word neither begins a term nor continues one."""
+    number = re.compile("(?i)a([a-j])\\1")
+    pairs = []
+    for pair in dictionary_pairs(180):
+        texts = [*pair]
+        texts[side] = number.sub(lambda word: str(ord(word[1].lower()) - ord("a")), texts[side])
+        pairs.append((texts[0], texts[1]))
+    terms = AlignedTerms(lambda: iter(pairs))
+    assert terms._translations["3" if side == 0 else "add"] == {"add" if side == 0 else "3"}
+    found = [
+        (source[each.start : each.end], each.target)
+        for count, (source, target) in enumerate(pairs)
+        for each in terms.of(source, target, random.Random(count))
+    ]
+    assert not [each for each in found if re.search("[0-9]", each[side])]
+    sizes = Counter(len(each[1 - side].split()) for each in found)
+    assert sizes == {1: 229, 2: 33, 3: 2}
+
+
+def test_a_term_has_three_words_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.data.text.annotation._LONGER", 1.0)
+    pairs = dictionary_pairs(120)
+    terms = AlignedTerms(lambda: iter(pairs))
+    found = [each for pair in pairs for each in terms.of(*pair, random.Random(1))]
+    sizes = Counter(len(each.target.split()) for each in found)
+    assert (max(sizes), sizes[3]) == (3, 65)
+
+
+def test_only_words_aligned_one_to_one_are_terms() -> None:
+    """Either of two likely translations is aligned; where both or two sources are there, none is."""
+    pairs = [("bank", "Ufer")] * 5 + [("bank", "Bank")] * 6
+    terms = AlignedTerms(lambda: iter(pairs))
+    for target in ("Ufer", "Bank"):
+        assert terms.of("the bank", f"das {target}", random.Random(1)) == [Occurrence(target, 4, 8)]
+    assert terms.of("bank", "Ufer Bank", random.Random(1)) == []
+    assert terms.of("bank bank", "Ufer", random.Random(1)) == []
+
+
+def test_words_of_a_certain_frequency_are_terms() -> None:
+    """A word that occurs once or more than twenty times in a short text is none, on either side."""
+
+    def terms_of(counts: dict[str, int], side: int) -> set[str]:
+        rows = [word for word, count in counts.items() for _ in range(count)]
+        pairs = [(word, word.upper()) for word in rows] + [("the the", "das das")] * 20
+        if side:
+            pairs = [(target, source) for source, target in pairs]
+        terms = AlignedTerms(lambda: iter(pairs))
+        return {
+            each.target.lower()
+            for source, target in pairs[: len(rows)]
+            for each in terms.of(source, target, random.Random(1))
+        }
+
+    for side in (0, 1):
+        assert terms_of({"once": 1, "twice": 2, "often": 20, "always": 21}, side) == {"twice", "often"}
 
 
 def test_the_share_of_annotated_pairs_and_their_tags() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import socket
 import struct
@@ -11,6 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -203,6 +206,17 @@ def test_a_server_that_sends_a_byte_now_and_then(
     said = fetch(server, tmp_path, trickles)
     assert "the connection broke (only " in said
     assert " bytes in 60 s); " in said
+
+
+def test_a_server_that_becomes_slow_after_a_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each minute counts for itself."""
+    seconds, blocks = itertools.count(0.0, 61.0), iter([b"x" * module._SLOW_BYTES, b"y", b"z"])
+    monkeypatch.setattr(module, "_clock", lambda: next(seconds))
+    answer: Any = SimpleNamespace(read1=lambda _: next(blocks))
+    stream = io.BytesIO()
+    with pytest.raises(module._BrokenConnectionError, match=r"^only 1 bytes in 60 s$"):
+        module._copy(answer, stream, 0, None, lambda _: None)
+    assert stream.getvalue() == b"x" * module._SLOW_BYTES + b"y"
 
 
 def test_a_redirect_loop(server: Server, tmp_path: Path) -> None:

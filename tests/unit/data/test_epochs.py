@@ -31,9 +31,9 @@ def positions_of(table: EpochTable, pairs: int) -> list[list[int]]:
     return found
 
 
-def plan(given_buckets: list[tuple[int, int, int, int]]) -> EpochTable:
+def plan(given_buckets: list[tuple[int, int, int, int]], rule: int | Derived = RULE) -> EpochTable:
     targets, sources, counts, rows = (np.array(column) for column in zip(*given_buckets, strict=True))
-    return plan_epoch(np.stack([sources, targets], axis=1), counts, rows.tolist(), RULE)
+    return plan_epoch(np.stack([sources, targets], axis=1), counts, rows.tolist(), rule)
 
 
 @settings(max_examples=200)
@@ -55,6 +55,21 @@ def test_every_pair_is_in_one_batch_that_has_room_for_it(
         if len(batch) < size[source, target]:  # no later bucket has room for its pairs
             later = [each for each in given_buckets if each[:2] > (target, source)]
             assert all(other_source < source for _, other_source, *_ in later)
+
+
+@settings(max_examples=200, deadline=None)
+@given(buckets.map(sorted))
+def test_batches_of_mixed_shape_are_no_larger_than_their_pairs(
+    given_buckets: list[tuple[int, int, int, int]],
+) -> None:
+    """With fixed buckets; none takes over a length of the batch before."""
+    table = plan(given_buckets, 1)
+    bucket_of = np.repeat(np.arange(len(given_buckets)), [count for *_, count, _ in given_buckets])
+    batches = positions_of(table, len(bucket_of))
+    assert sorted(position for batch in batches for position in batch) == list(range(len(bucket_of)))
+    for batch, shape in zip(batches, table.shapes.tolist(), strict=True):
+        pairs = [given_buckets[bucket_of[position]] for position in batch]
+        assert shape == [max(source for _, source, *_ in pairs), max(target for target, *_ in pairs)]
 
 
 def test_what_remains_goes_to_the_next_bucket_with_room() -> None:

@@ -59,6 +59,36 @@ def test_a_folder_replaces_the_one_before_and_what_killed_processes_left(tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {*strange, ".other.4194305.partial", "folder"}
 
 
+def test_what_a_running_process_fills_stays(tmp_path: Path) -> None:
+    others = [f".folder.{os.getppid()}.{kind}" for kind in ("partial", "old")]
+    for name in others:
+        (tmp_path / name).mkdir()
+    with whole_folder(tmp_path / "folder"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "folder"])
+
+
+def test_a_folder_that_cannot_be_renamed_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").write_bytes(b"")
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="Input/output error"), whole_folder(tmp_path / "folder") as partial:
+        (partial / "new").write_bytes(b"")
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
+        "folder",
+        "folder/old",
+    ]
+
+
 def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     descriptors = []
 

@@ -15,8 +15,11 @@ from pydantic import ValidationError
 from econmt.config.recipe import Mixing, Recipe, parse_recipe, recipe_text
 from econmt.data.batching import noise as noises
 from econmt.data.batching.batches import Batch, BatchIterator, training_batches
+from econmt.data.batching.bucket_shapes import Derived
+from econmt.data.batching.changing_epochs import ChangingEpochs
 from econmt.data.batching.mixtures import Mixture
 from econmt.data.batching.noise import EMOJI, MARKUP, TITLE, TYPOS, UPPER, NoiseMaker, changed_text, mistyped
+from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.text.vocabulary import UNK
 from econmt.errors import InputError
@@ -250,6 +253,33 @@ def test_what_each_noise_does() -> None:
     assert end == f"</{begin[1:-1].split()[0]}>"
     source, target = changed_text(TYPOS, "the quick brown", "ein Hund", draw)
     assert (source != "the quick brown", target) == (True, "ein Hund")
+
+
+def test_pairs_whose_noise_does_not_fit_a_shape_get_none() -> None:
+    """Noise that adds so many tokens that the longest pairs have no room for it, and lengths that stay theirs."""
+    lengths = np.array([2, 9, 3, 12])
+    methods = {"release": lambda self: None, "__len__": lambda self: 4}
+    store: Any = type("Store", (), {"source_lengths": lengths, "target_lengths": lengths, **methods})()
+    growth = iter([0, 3, 0])
+
+    class Longer:
+        """Noise of another length in each epoch; none when the shapes are derived."""
+
+        def draw(self, count: int, seed: object) -> Any:
+            self.more = next(growth)
+            return np.full(count, 2, dtype=np.uint8)
+
+        def lengths(self, kinds: Any, source: Any, target: Any, most: int) -> Any:
+            return source + self.more, target + self.more
+
+    noise: Any = Longer()
+    epochs = ChangingEpochs(store, None, noise, Derived(12, PairFlops(1, 2, 0)), None, 50, 3)
+    planned = epochs.buckets(0)
+    assert epochs.epoch.kinds.tolist() == [2, 2, 2, 0]
+    longest = planned.shapes[np.repeat(np.arange(len(planned.shapes)), planned.counts)].max(axis=0)
+    assert longest.tolist() == [13, 13]
+    epochs.buckets(1)
+    assert epochs.epoch.kinds.tolist() == [2, 2, 2, 2], "each epoch for itself"
 
 
 def test_typing_errors() -> None:

@@ -76,6 +76,29 @@ def test_a_model_divides_text_as_before(tmp_path: Path, kind: str, settings: dic
     assert tagged[1:] == theirs.EncodeAsPieces("the sea")
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("bpe", {"treat_whitespace_as_suffix": True}),
+        ("unigram", {"treat_whitespace_as_suffix": True, "add_dummy_prefix": False}),
+        # Its subwords are single characters, so that only a text shows on which side of a word the mark is.
+        ("unigram", {"treat_whitespace_as_suffix": True, "size": 38}),
+        ("unigram", {"split_by_whitespace": False}),
+    ],
+)
+def test_a_model_by_which_words_cannot_be_counted_is_refused(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    path = tmp_path / "theirs.model"
+    theirs = foreign(path, kind, **{"size": 90, **settings})
+    letters = all(len(theirs.IdToPiece(number)) == 1 for number in range(3, theirs.GetPieceSize()))
+    assert letters == (settings.get("size") == 38), "the case is what its comment says"
+    with pytest.raises(
+        InputError, match=r"mine: has subwords with a space \(U\+2581\) at their ends or inside"
+    ):
+        SentencePieceVocabulary(own_subwords(path, kind, SPECIAL_TOKENS, []), "mine")
+
+
 def test_models_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "theirs.model"
     foreign(path, "unigram")

@@ -15,8 +15,8 @@ import torch
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
 from econmt.data.batching.store import PreparedData, prepare
-from econmt.data.text.guides import WEIGHT_UNIT, parse_links, parse_weight
-from econmt.data.text.vocabulary import BOS, EOS, PAD, WordVocabulary
+from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight, words_of_line
+from econmt.data.text.vocabulary import BOS, EOS, PAD, SPECIAL_TOKENS, WordVocabulary
 from econmt.errors import InputError
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -206,6 +206,36 @@ def test_links_are_parsed() -> None:
     assert [parse_weight(text, "f:1") for text in ("1", " 0.5\n", "1e-3", ".25", "4000", "0")] == [
         1_000_000, 500_000, 1_000, 250_000, 4_000_000_000, 0,
     ]  # fmt: skip
+    # The nearest multiple of a millionth: no product of binary fractions is cut.
+    assert [parse_weight(text, "f:1") for text in ("0.3", "1.1", "2.3", "8.7", "0.0000006", "4e-7", "3.", "3e3")] == [
+        300_000, 1_100_000, 2_300_000, 8_700_000, 1, 0, 3_000_000, 3_000_000_000,
+    ]  # fmt: skip
+    for text in ("4000.0000001", "4e3000", "1e", ".", "1 2", "inf", "+1", "\u0663"):
+        with pytest.raises(
+            InputError, match=re.escape(f"f:1: expected a weight from 0 to 4000, found {text!r}")
+        ):
+            parse_weight(text, "f:1")
+    many = [(source, target) for source in range(20) for target in range(20)]
+    assert parse_links(" ".join(f"{a}-{b}" for a, b in reversed(many)), "f:1", 20, 20) == many
+    assert parse_links("2-1", "f:1", 3, 2) == [(2, 1)]
+    with pytest.raises(
+        InputError, match="f:1: 3-0 names source word 3, but the sentence has 3 words between spaces"
+    ):
+        parse_links("2-1 3-0", "f:1", 3, 2)
+    with pytest.raises(
+        InputError, match="f:1: 0-2 names target word 2, but the sentence has 2 words between spaces"
+    ):
+        parse_links("2-1 0-2", "f:1", 3, 2)
+
+
+def test_words_of_tokens_are_those_of_the_text() -> None:
+    vocabulary = WordVocabulary([*SPECIAL_TOKENS, "a", "b"])
+    assert words_of_line(" a\u2581 b ", vocabulary) == 2
+    check_words(vocabulary.encode("a b x"), vocabulary, 3, "f:1")
+    check_words([], vocabulary, 3, "f:1")
+    for words in (2, 4):
+        with pytest.raises(InputError, match=rf"^f:1: its tokens have 3 words and its text {words}, so that"):
+            check_words(vocabulary.encode("a b x"), vocabulary, words, "f:1")
 
 
 @pytest.mark.parametrize(

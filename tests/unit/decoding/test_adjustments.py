@@ -87,6 +87,15 @@ def test_the_least_length_moves_the_limit() -> None:
         assert found[0].cut
 
 
+def test_the_least_length_moves_the_limit_of_draws() -> None:
+    options = SearchOptions(sample=0, nbest_size=3, min_output_length=6, attention=False)
+    for found in sample(
+        ToyModel(1, end_bias=5.0), *sources(*SENTENCES), torch.ones(3, dtype=torch.int64), options, [1, 2, 3]
+    ):
+        assert [len(each.ids) for each in found] == [6, 6, 6]
+        assert all(each.cut for each in found)
+
+
 def test_draws_keep_to_the_changes_and_have_the_scores_of_the_model() -> None:
     model = ToyModel(3, end_bias=1.0)
     options = SearchOptions(

@@ -8,16 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.data.text.annotation import Annotation
 from econmt.data.text.vocabulary import EOS
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.ensemble import Ensemble
+from econmt.decoding.terms import TokenOwners, _attention_weights
 from tests.unit.decoding.toy import ToyModel, ToyState
 
 TERM = Phrase((8, 9), False)
 WORDS = 4
 JOINS = torch.zeros(16, dtype=torch.bool)
+
+
+def test_attention_over_an_annotated_source_is_divided_among_the_characters_that_it_stands_for() -> None:
+    """A token of two characters of the first word and one of a term of two words, a blank, and the second word."""
+    annotation = Annotation("ab<>c", [(0, 1), (0, 1), (2, 5), (2, 5), (4, 5)], [])
+    annotated, sentence = TokenOwners([0, 0, 0, -1, 2], 3), TokenOwners([0, -1, 1, -1, 2], 3)
+    torch.testing.assert_close(
+        _attention_weights(annotation, annotated, sentence),
+        torch.tensor([[4, 1, 1, 0], [0, 0, 6, 0], [0, 0, 6, 0], [0, 0, 0, 6]]) / 6.0,
+    )
 
 
 class Aligned(ToyModel):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
@@ -35,12 +33,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
 LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
 
 
-@pytest.mark.parametrize("library", [True, False])
-def test_lines_keep_their_sentences(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if library:
-        pytest.importorskip("sentence_splitter")
-    else:
-        monkeypatch.setitem(sys.modules, "sentence_splitter", None)
+def test_lines_keep_their_sentences() -> None:
     translator, said = made()
     done: list[int] = []
     found = translator.translate_chunk(LINES, 5, "text", done.append)
@@ -54,6 +47,30 @@ def test_lines_keep_their_sentences(library: bool, monkeypatch: pytest.MonkeyPat
     assert [each.text for each in made("zh")[0].translate([LINES[0]])] == [
         "A dog.Mr. Smith runs!It is 3.5 m."
     ]
+
+
+def test_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
+    lines = ["\t1\t2\u00a0000 ", "https://x.org/a?b=1, tom@x.org", " - - - ", "A dog. 3.7 5. It is"]
+    how = division(sentence_spans, "de")
+    passage = plain_passage("\n".join(lines), how)
+    kept = ["1\t2\u00a0000", "https://x.org/a?b=1, tom@x.org", "- - -"]
+    assert [each.text for each in passage.sentences[:3]] == kept
+    assert [each.words for each in passage.sentences[:3]] == [[[0, 1, 2]], [[3], [4]], [[5], [6], [7]]]
+    assert in_capitals(passage._replace(sentences=passage.sentences[:3], gaps=passage.gaps[:4])) == (
+        "\n".join(lines[:3]).replace("https://x.org/a?b=1, tom@x.org", "HTTPS://X.ORG/A?B=1, TOM@X.ORG")
+        + "\n"
+    )
+    found = made()[0].translate(lines)
+    assert [each.text for each in found] == [line.strip() for line in lines]
+
+
+def test_addresses_are_put_back_by_alignment() -> None:
+    translator, _ = made()
+    (found,) = translator.translate(["A https://x.org/a dog. It is tom@x.org m."])
+    assert found.text == "A https://x.org/a dog. It is tom@x.org m."
+    assert found.hypotheses[0].alignment == [(0, 0), (2, 2), (3, 3), (4, 4), (6, 6)]
+    with pytest.raises(ValueError, match="split_sentences needs attention"):
+        SearchOptions(split_sentences=True, attention=False)
 
 
 def test_constraints_are_of_one_sentence() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt.config.recipe import LanguageModelSection
-from econmt.data.text.vocabulary import EOS
+from econmt.data.text.vocabulary import BOS, EOS, PAD
 from econmt.decoding import text_reader
 from econmt.decoding.dynamic_evaluation import EPSILON, DynamicEvaluation
 from econmt.decoding.neural_cache import NeuralCache
@@ -49,6 +49,16 @@ def model() -> LanguageModel:
 
 def reader(model: LanguageModel, **settings: object) -> TextReader:
     return TextReader(model, _Numbers(), torch.device("cpu"), torch.float32, **settings)  # type: ignore[arg-type]
+
+
+def test_no_padding_and_no_beginning_is_written(model: LanguageModel) -> None:
+    """However probable the model takes them for."""
+    with torch.no_grad():
+        model.output.bias.fill_(0.0)[[PAD, BOS]] = 50.0
+    for top in (0, 3):
+        written = list(reader(model.float()).write(50, temperature=1.0, top_k=top, seed=1))
+        assert not {PAD, BOS}.intersection(written)
+        assert len(set(written)) > 1
 
 
 def scores(model: LanguageModel, parts: Sequence[int] = (len(TEXT),), **settings: object) -> list[float]:

@@ -53,6 +53,9 @@ class Letters(Vocabulary):
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [chr(ord("a") + i - 4) for i in ids]
 
+    def written(self, text: str) -> list[str]:
+        return [*text]
+
 
 class Copying:
     """Copies the source, then ends; sees one source position after the other."""
@@ -117,10 +120,62 @@ def test_blank_lines_do_not_reach_the_model() -> None:
     assert model.batches == []
 
 
-def test_a_line_of_which_the_vocabulary_leaves_nothing_is_blank() -> None:
-    (found,) = translator().translate(["..."])
+def test_a_line_of_which_the_vocabulary_leaves_nothing_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Letters, "encode", lambda *_: [])
+    (found,) = translator().translate(["a"])
     assert found.text == ""
     assert found.hypotheses == []
+
+
+def test_lines_without_words_are_copied_without_the_model() -> None:
+    model = Copying()
+    lines = ["3", " 1,234.56\t7 \u2013\u00a0 ", "--- \n*", "https://x.org/a", "tom@x.org."]
+    done: list[int] = []
+    found = list(translator(model, nbest_size=2).translate(lines, done=done.append))
+    assert (model.batches, sum(done)) == ([], 5)
+    copies = ["3", "1,234.56\t7 \u2013", "---  *", "https://x.org/a", "tom@x.org."]
+    assert [each.text for each in found] == copies
+    for each in found:
+        (entry,) = each.hypotheses
+        assert (each.score, each.log_probability, each.attention) == (0.0, 0.0, None)
+        assert (entry.text, entry.score, entry.log_probability, entry.cut) == (each.text, 0.0, 0.0, False)
+        assert "".join(entry.tokens) == "".join(each.source_tokens) == each.text
+    pairs = [[(0, 0)], [(0, 0), (1, 1)], [(0, 0), (1, 1)]]
+    assert [each.hypotheses[0].alignment for each in found[:3]] == pairs
+    assert format_translation(found[0], "translation_with_alignments") == "3\t0-0"
+    assert next(translator(model).translate(["3 a"])).text == "a", "a letter is a word"
+
+
+NUMBERS = WordVocabulary([*SPECIAL_TOKENS, "3", "7", "drei", *(f"n{number}" for number in range(23))])
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "options", "searched"),
+    [
+        ({"constraints": ["drei"]}, {}, True),
+        ({"constraints": ["7", "3"]}, {}, False),
+        ({"constraints": ["3", "3"]}, {}, True),
+        ({"target_prefix": "drei"}, {}, True),
+        ({"avoid": ["7"]}, {}, True),
+        ({"avoid": ["drei"]}, {}, False),
+        ({"glossary": Glossary({"3": "drei"})}, {}, True),
+        ({"glossary": Glossary({"8": "drei"})}, {}, False),
+        ({}, {"glossary": Glossary({"3": "drei"})}, True),
+        ({}, {"search": SearchOptions(avoid=("7",))}, True),
+        ({}, {"search": SearchOptions(avoid=("drei",))}, False),
+        ({}, {"search": SearchOptions(block_ngram_repeat=2)}, False),
+        ({}, {"search": SearchOptions(sample=0)}, False),
+    ],
+)
+def test_a_copy_that_breaks_a_wish_is_left_to_the_model(
+    request_fields: dict[str, Any], options: dict[str, Any], searched: bool
+) -> None:
+    model = Copying()
+    search = options.pop("search", SearchOptions())
+    made = Translator([model], Vocabularies(NUMBERS, NUMBERS), search, **options)
+    (found,) = made.translate([Request("3 7", **request_fields)])
+    assert bool(model.batches) == searched
+    assert searched or found.text == "3 7"
 
 
 def test_lines_are_read_a_chunk_at_a_time() -> None:
@@ -192,6 +247,17 @@ def test_long_lines_are_translated_and_warned_of_by_number() -> None:
     assert warnings[0].startswith("test.en:3: 8 source tokens, more than the 4 ")
 
 
+@pytest.mark.parametrize(("mode", "text"), [("cut", "a"), ("skip", "")])
+def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: str) -> None:
+    """A source of two tokens has at most 100 characters, blanks included."""
+    warnings: list[str] = []
+    made = translator(max_input_length=2, long_lines=mode, warn=warnings.append)
+    lines = ["a" + " " * 100 + "b", "a" + " " * 98 + "b"]
+    assert [each.text for each in made.translate(lines, "test.en")] == [text, "ab"]
+    (warning,) = warnings
+    assert warning.startswith("test.en:1: 102 characters, more than a source of 2 tokens may have")
+
+
 def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
     warnings: list[str] = []
     made = translator(max_length=2, warn=warnings.append, chunk_size=9)
@@ -259,9 +325,9 @@ def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
         Translator([Copying()], both, SearchOptions(beam_size=2, nbest_size=2, restore_case=case))  # type: ignore[list-item]
         for case in (False, True)
     )
-    assert [found.text for found in plain.translate(lines)] == ["ABADHIKE", "BadAB", "AB", "BA", "", "ab"]
+    assert [found.text for found in plain.translate(lines)] == ["ABADHIKE", "BadAB", "AB", "BA", "12 3", "ab"]
     found = list(restored.translate(lines))
-    assert [each.text for each in found] == ["ABADHIKE", "BadAB", "AB", "BA", "", "ab"]
+    assert [each.text for each in found] == ["ABADHIKE", "BadAB", "AB", "BA", "12 3", "ab"]
     assert "".join(found[0].source_tokens) == "Abadhike"
     assert "".join(found[3].source_tokens) == "Ba"
     assert all(each.text == each.text.upper() for each in found[0].hypotheses)

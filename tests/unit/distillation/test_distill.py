@@ -175,6 +175,78 @@ def test_what_an_error_says_to_delete_is_made_again(
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_folder_may_be_moved_and_spelled_otherwise(
+    folder: Path, program: Callable[..., str], call: Call
+) -> None:
+    command = words(program())
+    done = call(*command)
+    assert done.code == 0, done.err
+    made = calls(folder)
+    absolute = call(*command[:-4], "-o", folder / "out", *command[-2:])
+    assert (absolute.code, absolute.out) == (0, done.out), absolute.err
+    (folder / "elsewhere").mkdir()
+    moved = (folder / "out").rename(folder / "elsewhere/moved")
+    again = call(*command[:-4], "-o", moved, *command[-2:], "training.max_updates=6")
+    assert again.code == 0, again.err
+    assert "resuming from update 4" in again.err
+    assert calls(folder)[len(made) :] == [5], "only the time is taken again, with the new student"
+
+
+def test_a_prefix_that_hides_behind_the_distilled_text_is_refused(
+    folder: Path, program: Callable[..., str], call: Call
+) -> None:
+    done = call(*words(program(), "--also", "text/./train"))
+    assert done.code == 2
+    assert done.err.endswith(
+        f"text/./train: the student's recipe names the distilled text so; give {folder}/text/train\n"
+    )
+    assert calls(folder) == []
+
+
+def test_the_teacher_is_timed_with_lines_from_the_whole_text(
+    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[list[str]] = []
+
+    def timed(model: TeacherChoice | Path, lines: Sequence[str]) -> TimedTranslations:
+        texts.append(list(lines))
+        return TimedTranslations(["X"] * len(lines), 2.0)
+
+    monkeypatch.setattr(measuring, "timed", timed)
+    monkeypatch.setattr(measuring, "SAMPLE", 2)
+    assert call(*words(program())).code == 0
+    lines = (folder / "test.src").read_text().splitlines()
+    assert texts == [lines[::2], lines, lines]
+
+
+@pytest.mark.usefixtures("quick")
+def test_copies_are_told(folder: Path, program: Callable[..., str], call: Call) -> None:
+    done = call(*words("cat"))
+    assert done.code == 2
+    assert "warning: cat: many translations are copies of their source, 40 of 40 lines" in done.err
+    assert (
+        "no training pair is left of 40: 0 longer than data.max_length 100 tokens on a side, 40 with the same"
+        in (done.err)
+    )
+    (folder / "train.src").write_text((folder / "train.src").read_text() + "\n \n")
+    half = "import sys\nfor n, line in enumerate(sys.stdin): print(line.lower() if n % 2 else line.upper(), end='')"
+    shutil.rmtree(folder / "out")
+    done = call(*words(program(half)))
+    assert (done.code, "copies" in done.err) == (0, False), done.err
+    shutil.rmtree(folder / "out")
+    done = call(*words(program(half.replace("n % 2", "n % 3"))))
+    assert done.code == 0, done.err
+    assert (
+        f"warning: {words(program())[2]}: many translations are copies of their source, 25 of 40 lines"
+        in done.err
+    )
+    shutil.rmtree(folder / "out")
+    done = call(*words("cat", "data.filters.identical=keep"))
+    assert "warning: cat: many translations are copies of their source, 40 of 40 lines" in done.err
+    assert done.code == 0
+
+
+@pytest.mark.usefixtures("quick")
 def test_text_is_made_again_of_what_a_changed_program_translates(
     folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

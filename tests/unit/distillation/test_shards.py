@@ -117,6 +117,10 @@ def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherCh
             r"exit code 1 \(.*text.en:1 to 3\); it said: no such",
         ),
         ("print('one')", r"wrote 1 lines for 2; it must write one for each \(.*text.en:1 to 3\)"),
+        (
+            "import sys; sys.stderr.write('hm'); sys.stderr.flush()\nwhile True: print('y')",
+            r"wrote more than 2 lines; it must write one for each \(.*text.en:1 to 3\); it said: hm",
+        ),
         ("import sys; sys.stdout.buffer.write(b'a\\n\\xff\\n')", r"text.en:1 to 3:2: not valid UTF-8"),
     ],
 )

@@ -14,14 +14,14 @@ TEACHER = load_recipe("multi30k", ["data.source=fr", "data.target=cs", "data.val
 
 
 def load(choice: StudentChoice, teacher: Recipe | None = TEACHER, ratio: float = 1.0) -> Recipe:
-    return choice.load(Path("out/model"), Path("out/text/train"), teacher, {"source": "en"}, ratio)
+    return choice.load(Path("out/model"), "text/train", teacher, {"source": "en"}, ratio)
 
 
 def test_languages_and_text_are_the_teachers() -> None:
     recipe = load(StudentChoice("student", also=("more",)))
     data = recipe.pairs
     assert (data.source, data.target, data.valid, data.test) == ("fr", "cs", "v", "t")
-    assert (recipe.output, data.train) == ("out/model", ["out/text/train", "more"])
+    assert (recipe.output, data.train) == ("out/model", ["text/train", "more"])
     assert data.empty_lines == "skip"
     given = load(StudentChoice("student", ("data.target=de", "data.test=null"), valid="w")).pairs
     assert (given.source, given.target, given.valid, given.test) == ("fr", "de", "w", None)

@@ -282,7 +282,12 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
         applied = step.gradient([batches[0]], step.tokens(batches[:1]), applies=True)
         assert (step.parameters[0].grad is None) == (when == "always")
         step.update()
-        runs.append(([(float(one.loss), float(one.norm)) for one in [*results, applied]], step.model))
+        before = parameters(step.model)
+        again = step.gradient(batches, step.tokens(batches))
+        step.update()  # the one before does not stand for it
+        assert any(not torch.equal(before[name], part) for name, part in parameters(step.model).items())
+        results += [applied, again]
+        runs.append(([(float(one.loss), float(one.norm)) for one in results], step.model))
     assert runs[0][0] == runs[1][0]
     assert_same_bits(*(parameters(model) for _, model in runs))
 

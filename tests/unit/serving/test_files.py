@@ -137,6 +137,35 @@ def test_files_that_cannot_be_read(content: bytes, kind: str, status: int, said:
     assert caught.value.status == status
 
 
+def test_numbers_and_addresses_of_a_document_stay() -> None:
+    number = (
+        "<w:p><w:r><w:t>- 3</w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r></w:p>"
+    )
+    address = "<w:p><w:r><w:t>See https://x.org/a, Tom.</w:t></w:r></w:p>"
+    footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
+    read = WordDocument(document(number + address, footer1=footer), SPLIT)
+    assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
+    made = [same("SIEHE , TOM."), same("3")]
+    written = zipfile.ZipFile(io.BytesIO(read.written(made)[0]))
+    xml = written.read("word/document.xml").decode()
+    assert number in xml
+    assert re.findall("<w:t[^>]*>([^<]*)</w:t>", xml)[2:] == ["SIEHE https://x.org/a, TOM."]
+    assert b">3</w:t>" in written.read("word/footer1.xml")
+
+
+def test_lines_without_words_count_as_text() -> None:
+    text = b"1 2 3\n\n A dog. \n4 "
+    assert [each.text for each in read_file(text, "text/plain", SPLIT, 12).sentences] == [
+        "1 2 3",
+        "A dog.",
+        "4",
+    ]
+    with pytest.raises(Refused, match="more than the 11 characters"):
+        read_file(text, "text/plain", SPLIT, 11)
+    kept = b"<p>1 2 3</p><p>A dog.</p>"
+    assert [each.text for each in read_file(kept, "text/html", SPLIT, 6).sentences] == ["A dog."]
+
+
 def test_pages_keep_their_encoding() -> None:
     page = '<meta charset="iso-8859-1"><p>caf\u00e9</p>'.encode("latin-1")
     file = read_file(page, "text/html", TextDivision())

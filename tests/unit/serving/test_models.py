@@ -225,6 +225,7 @@ def test_a_sentence_too_long_to_be_translated_whole_is_refused(folder: Path, tmp
     assert served.loaded.tokens("a b c", "line 1") == 4
     with pytest.raises(Refused, match="line 2: a sentence of 6 tokens; at most 4 are translated whole"):
         served.loaded.tokens("a b c d", "line 2")
+    assert served.loaded.tokens("1 2 3 4 5 6", "line 3") > 4, "a line without words is copied whole"
 
 
 def test_a_server_takes_better_parameters_up_while_it_answers(

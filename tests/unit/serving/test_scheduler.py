@@ -192,6 +192,22 @@ def test_more_than_may_wait_are_refused_whole() -> None:
     run(test, Settings(wait_seconds=0.0, most_waiting=3))
 
 
+def test_what_clients_gave_up_takes_no_place_from_others() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        gone = [table.job(text) for text in "abc"]
+        table.scheduler.submit(gone)
+        for job in gone[:2]:
+            job.answer.cancel()
+        others = [table.job(text) for text in "de"]
+        table.scheduler.submit(others)
+        table.fake.go.set()
+        await asyncio.gather(gone[2].answer, *(job.answer for job in others))
+        assert sorted(text for batch in table.fake.batches for text in batch) == ["c", "d", "e", "first"]
+
+    run(test, Settings(wait_seconds=0.0, most_waiting=3))
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(EconmtError("not finite"), None), (MemoryError(), 503), (ValueError("a bug"), 500)],

@@ -193,6 +193,21 @@ def test_each_sentence_of_a_paragraph_is_translated(client: Client, model: Train
     assert [json.loads(line).get("line") for line in streamed] == [0, 2, 2, 4, 4, None]
 
 
+def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedModel) -> None:
+    one, two = (each.text for each in model.translate(["a b", "c d"]))
+    text = "3\n1,234.56\ta b\nhttps://x.org/a?b=1 \nc d\n\t7\u00a0000 "
+    found = client.post("/translate", q=text, details=True, alternatives=1).json
+    told = model.translate(["1,234.56 a b"])[0].text
+    assert found["translatedText"] == text.replace("1,234.56\ta b", told).replace("c d", two)
+    first, address = found["details"][0], found["details"][2]
+    assert (first["source"], first["translation"], first["confidence"]) == ("3", "3", 1.0)
+    assert (first["attention"], [each["alignment"] for each in first["nbest"]]) == ([], [[[0, 0]]])
+    assert address["translation"] == "https://x.org/a?b=1"
+    page = f"<table><td>1&nbsp;234<td>a b</table>{'<p>&mdash; 3 <b>4</b>' * 3}"
+    back = client.post("/translate", q=page, format="html").json["translatedText"]
+    assert back == page.replace("a b", one)
+
+
 def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel) -> None:
     settings = Settings(
         split_sentences=False, restore_case=True, avoid=("A",), glossary=Glossary({"b": "G H"})
@@ -418,6 +433,19 @@ def test_terms_of_a_request_are_found_by_its_language() -> None:
         assert (text.sentences[0].glossary is not None) == expected
         words = queries.WordsBody(q="IŞIK", glossary=glossary)
         assert (queries.word_request(words, 500, language).glossary is not None) == expected
+
+
+def test_what_a_text_wishes_and_what_the_whole_request_wishes_go_together() -> None:
+    """A text has one beginning, its own; of all else it has both."""
+    own = {"text": "a", "constraints": ["A"], "target_prefix": "X"}
+    for entry, constraints, prefix in (
+        (own, ["A", "B"], "X"),
+        ({"text": "a"}, ["B"], "Y"),
+        ("a", ["B"], "Y"),
+    ):
+        body = queries.TranslateBody(q=entry, constraints=["B"], target_prefix="Y")
+        ((request,),) = (text.sentences for text in queries.texts_of(body, 500, TextDivision()))
+        assert (request.text, request.constraints, request.target_prefix) == ("a", constraints, prefix)
 
 
 def test_bodies_that_are_none(client: Client) -> None:

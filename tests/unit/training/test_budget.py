@@ -539,6 +539,17 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
             trainer.parameters.values(),
         )
         assert budget._state == copies * weights
+    trainer = make_run("training.averaging={start: non-monotone}").trainer()
+    assert trainer.budget._state == 3 * weights, "the mean, too, before it begins"
+
+
+@pytest.mark.parametrize(("updates", "count"), [(0, 5), (3, 2), (4, 1), (5, 0), (6, 0)])
+def test_no_more_shapes_are_prepared_than_updates_follow(make_run: MakeRun, updates: int, count: int) -> None:
+    trainer = make_run("training.max_updates=5", "training.bucket_width=1").trainer()
+    shapes = [batch.positions for batch in trainer.budget.every_shape(updates)]
+    frequent = sorted(trainer.batches.shapes(), key=lambda shape: -shape.batches)
+    assert len(frequent) > 5
+    assert shapes == [(shape.source, shape.target) for shape in frequent[:count]]
 
 
 def test_what_is_fixed_has_no_state(make_run: MakeRun) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from econmt.cli.main import main
+from econmt.config import limits
 from econmt.errors import InputError
 from econmt.model import TranslationModel
 from econmt.training.hooks import HookError, Judged, program_hook
@@ -160,12 +161,18 @@ def test_a_hook_that_fails_leaves_a_gap(make_run: MakeRun, capfd: pytest.Capture
         ("print('nan')", "ends with 'nan'"),
         ("pass", "ends with ''"),
         ("raise SystemExit(4)", "ended with exit code 4"),
+        ("print('5\\n\\n')", None),
+        ("while True: print(1)", "wrote more than 8,032 bytes for 2"),
+        ("import sys; sys.stdout.buffer.write(b'7\\n\\xff')", "ends with '\ufffd'"),
     ],
 )
-def test_the_figure_of_a_program(tmp_path: Path, code: str, message: str | None) -> None:
+def test_the_figure_of_a_program(
+    tmp_path: Path, code: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LINE_BYTES", 8000)
     hook = program_hook(command("-c", code))
     if message is None:
-        assert hook(judged(tmp_path, "a"), lambda: False) == 35.0
+        assert hook(judged(tmp_path, "a"), lambda: False) == (35.0 if "BLEU" in code else 5.0)
         return
     with pytest.raises(HookError, match=message):
         hook(judged(tmp_path, "a"), lambda: False)

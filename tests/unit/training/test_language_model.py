@@ -110,6 +110,19 @@ def test_where_a_part_of_a_run_ends_does_not_decide_on_averaging(make_run: MakeR
     assert begins["whole"] is not None
 
 
+def test_a_run_that_ends_where_averaging_begins_goes_on_with_its_parameters(make_run: MakeRun) -> None:
+    """The mean has no values yet."""
+    averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
+    rest = ("training.optimizer.learning_rate=30.0", averaging, "training.max_updates=32")
+    whole = make_run(*rest, name="whole")
+    whole.train()
+    begins = whole.trainer().state.average_from
+    assert begins is not None
+    for updates in (begins, 32):
+        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
+    assert snapshot(make_run(name="parts").folder) == snapshot(whole.folder)
+
+
 def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> None:
     averaging = "training.averaging={start: at-once}"
     # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,11 +12,16 @@ import pytest
 from torch import Tensor
 
 from econmt.checkpoint import checkpoints
-from econmt.checkpoint.folder import Commit, ModelFolder
+from econmt.checkpoint.checkpoints import load_state
+from econmt.checkpoint.folder import Commit, ModelFolder, pending
+from econmt.checkpoint.recovery import finish_commit
 from econmt.checkpoint.resume import changed_keys
 from econmt.checkpoint.tensor_files import read_tensors, write_text
 from econmt.config.recipe import load_recipe, recipe_text
 from econmt.errors import InputError, TrainingError
+from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.training.progress import Progress
+from econmt.training.run import train
 from tests.unit.training.tiny import Run, snapshot
 
 MakeRun = Callable[..., Run]
@@ -224,6 +230,59 @@ def put_others(folder: ModelFolder) -> None:
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"of someone else: {name}")
+
+
+def test_a_state_is_damaged_twice(run: Run) -> None:
+    """A crash after the commit that replaces it has left the one that was set aside."""
+    flip(run.folder.path / NEWEST / "optimizer.safetensors")
+    run.trainer()
+    aside = run.folder.states / "00006.damaged"
+    shutil.copytree(aside, run.folder.path / NEWEST)
+    (aside / "state.json").write_text("of the first time")
+    run.trainer()
+    assert (aside / "state.json").read_text() != "of the first time"
+    assert sorted(path.name for path in run.folder.states.iterdir()) == ["00004", "00006.damaged"]
+
+
+def test_what_a_save_left_half_is_no_obstacle_to_the_next(run: Run, whole: Run) -> None:
+    context = run.context()
+    for name in ("00008.tmp/state.json", "../params.best.safetensors.tmp"):
+        path = run.folder.states / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half")
+    train(context, run.console)
+    assert snapshot(run.folder) == snapshot(whole.folder)
+    finish_commit(run.folder, load_state(run.folder, Commit(8, True)), 1, False)
+    (run.folder.path / "params.best.safetensors").unlink()
+    (run.folder.path / "params.best.safetensors.tmp").write_text("half")
+    state = load_state(run.folder, Commit(8, True))
+    finish_commit(run.folder, state, 1, False)
+    assert snapshot(run.folder) == snapshot(whole.folder)
+    assert run.folder.best.samefile(run.folder.parameters(state.best_update)), "not a second time on the disk"
+
+
+def test_files_of_a_checkpoint_at_the_update_of_an_interruption_are_not_taken_for_its_own(run: Run) -> None:
+    """It was stopped at 7, went on to validate there, and was killed before the commit."""
+    trainer = run.trainer()
+    trainer._update(Progress.silent())
+    interrupts = Interrupts()
+    interrupts.received = signal.SIGTERM
+    with pytest.raises(Interrupted):
+        trainer._save_and_stop(interrupts)
+    paths = [run.folder.parameters(7), run.folder.hypotheses(7)]
+    for path in paths:
+        pending(path).write_text("not proved")
+    assert run.trainer().state.update == 7
+    assert not any(path.exists() or pending(path).exists() for path in paths)
+
+
+def test_checkpoints_that_another_run_wrote_are_not_cleared(run: Run) -> None:
+    others = [run.folder.hypotheses(99), run.folder.parameters(98)]
+    for path in others:
+        path.write_text("of someone else")
+    run.folder.clear()
+    assert run.folder.numbered_hypotheses() == {99: others[0]}
+    assert run.folder.numbered_parameters() == {98: others[1]}
 
 
 def test_files_of_others_in_a_model_folder_stay(run: Run) -> None:

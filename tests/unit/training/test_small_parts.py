@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import EarlyStopping, Training
+from econmt.engine.communicator import Communicator
 from econmt.engine.devices import (
     give_back_library_pages,
     peak_memory,
@@ -27,6 +29,7 @@ from econmt.errors import InputError
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
+from econmt.training.ranks import Ranks
 from econmt.training.update_metrics import MetricsQueue
 from econmt_ops.dispatch.device_limits import VARIABLE, _of_environment
 
@@ -231,6 +234,12 @@ def test_share_done_is_that_of_the_nearest_limit() -> None:
     assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
     assert share_done(Training(max_updates=50), state, 0.5) == 1.0
     assert share_done(Training(), state, 0.5) is None
+
+
+def test_a_rank_is_judged_by_the_time_since_the_report_before() -> None:
+    step: Any = SimpleNamespace(seconds=3.0, communicator=Communicator())
+    Ranks(step).report_slow(Progress.silent())
+    assert step.seconds == 0.0
 
 
 def test_words_for_numbers() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -237,6 +238,15 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
     assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)
 
 
+def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeRun) -> None:
+    """As that of a row of metrics is where both have the same interval."""
+    run = make_run("training.log_interval=2", "training.max_updates=6")
+    run.train()
+    logged = re.findall(r"^update (\d+)  loss ([\d.]+)", run.said(), re.MULTILINE)
+    assert logged == [(f"{row['update']:.0f}", f"{row['train_loss']:.4f}") for row in metrics(run.folder)]
+    assert len(logged) == 3
+
+
 def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawing(*arguments: object) -> Validation:
         random.random()
@@ -363,6 +373,21 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
     assert trainer.state.parameters_from == 2
     assert run.folder.parameters(2).read_bytes() == best
     assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {8.0}
+
+
+def test_a_plateau_after_a_change_of_optimizer_goes_back_to_the_parameters_alone(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best checkpoint has the state of another optimizer."""
+    script(monkeypatch, 3.0, 4.0)
+    make_run(*PLATEAU, "training.max_updates=2").train()
+    run = make_run(*PLATEAU, "training.max_updates=4", "training.optimizer={name: sgd, momentum: 0.5}")
+    run.train(resume_with_changes=True)
+    trainer = run.trainer()
+    assert trainer.state.parameters_from == 2
+    states = [state for state in trainer.optimizer.state.values() if state]
+    assert states
+    assert {name for state in states for name in state} == {"momentum_buffer"}
 
 
 @pytest.mark.parametrize("metric", ["perplexity", "bleu"])

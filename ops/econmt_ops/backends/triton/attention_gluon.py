@@ -120,7 +120,7 @@ def _scores(
     SIZE: tl.constexpr,
     FAST: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE), which contains their unit for dot."""
+    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE), which for dot has their unit."""
     if KIND == "dot":
         return gl.sum(k.to(gl.float32) * q, 1)
     else:
@@ -133,9 +133,9 @@ def _scores(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def attention_forward(
-    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor,
-    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor,
-    second: tl.tensor,
+    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor,
+    value_units: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor,
+    first: tl.tensor, second: tl.tensor,
     scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
     query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
     KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
@@ -273,7 +273,8 @@ def _query_gradient(
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
 def attention_backward(
     query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor,
-    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output: tl.tensor,
+    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor,
+    context: tl.tensor, output: tl.tensor,
     first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
     scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
     query_row: tl.tensor, weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor,

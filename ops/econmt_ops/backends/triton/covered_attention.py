@@ -140,8 +140,8 @@ def coverage_backward(before, after, weights, shares, attention, state, recurren
                       SPAN: tl.constexpr):  # fmt: skip
     """Computes the gradients of :func:`coverage_forward`, a sentence a program.
 
-    Written are dbefore (B, S, W), dweights (B, S), to which ``given`` (B, S) is added unless it is None, and dstate; added
-    to are dshares (B, S, P), dattention (B, P) and drecurrent (B, P, W). drecurrents (B, S, P) is a workspace.
+    Written are dbefore (B, S, W), dweights (B, S), to which ``given`` (B, S) is added unless it is None, and dstate;
+    added to are dshares (B, S, P), dattention (B, P) and drecurrent (B, P, W). drecurrents (B, S, P) is a workspace.
     """
     sentence, row, position, there = _places(lengths, positions, SPAN)
     weight = tl.load(weights + sentence * weights_row + position, mask=there, other=0.0).to(tl.float32)
@@ -207,8 +207,8 @@ def covered_sum(query, dscores, covered, score, gain, shift, key, before, dkeys,
                 FAST: tl.constexpr):  # fmt: skip
     """Adds a step's gradients, a tile of positions a program.
 
-    Added to are dkeys (B, S, A), dbefore (B, S, W), and the program's own parts (1 or 3, A), of score, gain and shift, and
-    dkey (W, A). ``gain`` may be None.
+    Added to are dkeys (B, S, A), dbefore (B, S, W), and the program's own parts (1 or 3, A), of score, gain and shift,
+    and dkey (W, A). ``gain`` may be None.
     """
     sentence = tl.program_id(0).to(tl.int64)
     position = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -1,7 +1,7 @@
 """Output of a decoder step with a context gate or layer normalisation, one kernel per direction, a program a row.
 
-The equations are those of `econmt_ops.cells.output`; everything is computed in float32. Sizes: B batch, H hidden size, P
-width of the shares, H or with a gate 2H.
+The equations are those of `econmt_ops.cells.output`; everything is computed in float32. Sizes: B batch, H hidden size,
+P width of the shares, H or with a gate 2H.
 """
 
 # mypy: disable-error-code="assignment,unreachable"
@@ -59,10 +59,10 @@ def output_forward_kernel(
 
 @triton.jit
 def output_backward_kernel(
-    share, context, output, first, second, bias, gain, dshare, dcontext, dnormed, hidden, share_row, context_row,
-    output_row, first_row, second_row, dshare_row, dcontext_row, dnormed_row, UNITS: tl.constexpr,
+    share, context, output, first, second, bias, gain, dshare, dcontext, dgain, dshift, hidden, share_row, context_row,
+    output_row, first_row, second_row, dshare_row, dcontext_row, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Computes the gradients of a row; ``second``, bias, and ``gain`` with ``dnormed`` may be None."""
+    """Computes the gradients of a row, and adds to its rows of dgain and dshift; see `output_forward_kernel`."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.arange(0, UNITS)
     inside = unit < hidden
@@ -73,8 +73,10 @@ def output_backward_kernel(
     dx *= 1.0 - o * o
     x, z, difference = _combined(share, context, bias, row, share_row, context_row, hidden, unit, inside)
     if gain is not None:
-        tl.store(dnormed + row * dnormed_row + unit, dx.to(dnormed.dtype.element_ty), mask=inside)
         made, factor = standardise((tl.where(inside, x, 0.0),), inside, hidden)
+        of_gain, of_shift = dgain + row * hidden + unit, dshift + row * hidden + unit
+        tl.store(of_gain, tl.load(of_gain, mask=inside, other=0.0) + dx * made[0], mask=inside)
+        tl.store(of_shift, tl.load(of_shift, mask=inside, other=0.0) + dx, mask=inside)
         back = standardise_back((dx * _load(gain, 0, 0, unit, inside),), made, factor, inside, hidden)
         dx = back[0]
     kind: tl.constexpr = dshare.dtype.element_ty
@@ -103,15 +105,16 @@ def forward(step: OutputStep, outputs: Sequence[Tensor]) -> None:
 
 
 def backward(
-    step: OutputStep, doutputs: Sequence[Tensor], dshare: Tensor, dcontext: Tensor, dnormed: Tensor | None
+    step: OutputStep, doutputs: Sequence[Tensor], dshare: Tensor, dcontext: Tensor, dnorm: Sequence[Tensor]
 ) -> None:
     """Implements `EagerSteps.output_backward`."""
     gain = None if step.norm is None else step.norm[0]
     first, second = (*doutputs, None)[:2]
+    dgain, dshift = dnorm or (None, None)
     rows, hidden = step.output.shape
     grid, compiled_with = whole_rows(rows, hidden)
     output_backward_kernel[grid](
-        step.share, step.context, step.output, first, second, step.bias, gain, dshare, dcontext, dnormed, hidden,
-        *map(row_stride, (step.share, step.context, step.output, first, second, dshare, dcontext, dnormed)),
+        step.share, step.context, step.output, first, second, step.bias, gain, dshare, dcontext, dgain, dshift,
+        hidden, *map(row_stride, (step.share, step.context, step.output, first, second, dshare, dcontext)),
         **compiled_with,
     )  # fmt: skip

@@ -80,9 +80,11 @@ def _narrow(
     do_not_specialize=["steps", "batch", "zero_count", "weight_first", "recurrent_first", "rest_first"]
 )
 def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, factors, bias, other_bias, made_bias, zeros,
-             lengths, steps, batch, zero_count, weight_first, recurrent_first, rest_first, step, row, weight_row, recurrent_row,
+             lengths, steps, batch, zero_count, weight_first, recurrent_first, rest_first, step, row, weight_row,
+             recurrent_row,
              WIDTH: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr, READS: tl.constexpr, PADDED: tl.constexpr,
-             WEIGHT: tl.constexpr, RECURRENT: tl.constexpr, NARROW: tl.constexpr, BIASES: tl.constexpr, TILE: tl.constexpr,
+             WEIGHT: tl.constexpr, RECURRENT: tl.constexpr, NARROW: tl.constexpr, BIASES: tl.constexpr,
+             TILE: tl.constexpr,
              WIDE_BLOCK: tl.constexpr, H_BLOCK: tl.constexpr):  # fmt: skip
     """Does the work of `preparation`: each program a tile of inputs, of a matrix, or of the bias and the zeros."""
     program = tl.program_id(0)
@@ -138,9 +140,10 @@ def preparation(
 
     The launch takes the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in
     additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H), and the
-    powers of two (4H,) by which the rows of the second are multiplied; two biases and their sum, (4H,) each; an int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for
-    one that is not read. Its integers are T, B, the number of zeros and the last three results of this function; then
-    come the strides of step and row of the inputs, and of the rows of both weights.
+    powers of two (4H,) by which the rows of the second are multiplied; two biases and their sum, (4H,) each; an
+    int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for one that is not read.
+    Its integers are T, B, the number of zeros and the last three results of this function; then come the strides of
+    step and row of the inputs, and of the rows of both weights.
 
     Args:
         shape: T, B and I, or None to copy no inputs.
@@ -164,7 +167,8 @@ def preparation(
     programs = rest_first + triton.cdiv(max(zeros, 4 * hidden if biases else 0), _TILE)
     launch = launch_of(
         _prepare, *types, WIDTH=width, WIDE=wide, H=hidden, READS=shape is not None, PADDED=padded, WEIGHT=casts[0],
-        RECURRENT=casts[1], NARROW=narrows, BIASES=biases, TILE=_TILE, WIDE_BLOCK=wide_block, H_BLOCK=hidden_block, num_warps=4,
+        RECURRENT=casts[1], NARROW=narrows, BIASES=biases, TILE=_TILE, WIDE_BLOCK=wide_block, H_BLOCK=hidden_block,
+        num_warps=4,
     )  # fmt: skip
     return launch, programs, weight_first, recurrent_first, rest_first
 

@@ -11,9 +11,9 @@ s a row is at position s or, walking backwards, at its length - 1 - s. At steps 
 and writes zeros at its padding. With resets (T, B) the state is zero before the steps that are marked or, walking
 backwards, that follow a marked position, and no gradient passes there.
 
-With RING, float32 layers exchange float16, which has the mantissa of TF32, in a ring of two steps. Each row of a step is
-multiplied by a power of two of its own, so that float16 holds whatever float32 does: its programs tell each other, at the
-step before, the largest number from which the row follows (slots, one a direction, step and row).
+With RING, float32 layers exchange float16, which has the mantissa of TF32, in a ring of two steps. Each row of a step
+is multiplied by a power of two of its own, so that float16 holds whatever float32 does: its programs tell each other,
+at the step before, the largest number from which the row follows (slots, one a direction, step and row).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
 
 @triton.jit
 def _parts_of(shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Returns the four gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS) in which the gates of a unit are adjacent."""
+    """Returns the gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS); the gates of a unit are adjacent in it."""
     even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
     share_i, share_g = tl.split(even)
     share_f, share_o = tl.split(odd)
@@ -366,11 +366,12 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: t
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
                                "first_team", "first_slot"])  # fmt: skip
 def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, last_dh, last_dc, state_dc,
-                  lengths, resets, counters, factors, T, B, begin, end, first_direction, first_group, groups, span, first_team,
-                  first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
-                  TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-                  AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
-                  UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
+                  lengths, resets, counters, factors, T, B, begin, end, first_direction, first_group, groups, span,
+                  first_team, first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr,
+                  ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
+                  CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr,
+                  PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr,
+                  ENDS: tl.constexpr,
                   BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Runs steps end - 1 down to begin of the walk.

@@ -373,6 +373,6 @@ def backward(
     lnlstm_backward[grid](
         read, recurrent, before[1], *_vectors(extra), *dstate, doutput, mask, flow, keep, scale, dread, drecurrent,
         *_vectors(dextra), hidden,
-        *_strides(read, recurrent, before[1], *dstate, doutput, flow, keep, dread, drecurrent), PER_GATE=len(extra) == 4,
-        **compiled_with,
+        *_strides(read, recurrent, before[1], *dstate, doutput, flow, keep, dread, drecurrent),
+        PER_GATE=len(extra) == 4, **compiled_with,
     )  # fmt: skip

@@ -1,0 +1,136 @@
+"""Programs of the user: they end with whoever has started them, and what they write is bounded."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from econmt.config import limits
+from econmt.parallel import user_programs
+from econmt.parallel.user_programs import ProgramError, program_words, start_program
+from tests.conftest import econmt_environment
+
+STARTER = """
+import sys
+from econmt.parallel.user_programs import start_program
+with start_program(["sh", "-c", sys.argv[1]], ["a"]) as program:
+    for _ in program.output():
+        print("started", flush=True)
+"""
+
+
+def run(code: str, lines: list[str], **more: bool) -> tuple[list[bytes], int, str]:
+    """Returns the lines that a shell's program writes, its exit code, and its last complaint."""
+    with start_program(["sh", "-c", code], lines, **more) as program:
+        return list(program.output()), program.code, program.complaint
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Callable[[], bool]]:
+    """A pipe with a name, ``$HELD``; returns a function that waits until no process holds it open."""
+    os.mkfifo(tmp_path / "held")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELD", str(tmp_path / "held"))
+        descriptor = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+        os.close(os.open(tmp_path / "held", os.O_WRONLY))  # without any writer so far there is no end to read
+
+        def released() -> bool:
+            """Returns False if it is still held after a minute."""
+            while select.select([descriptor], [], [], 60)[0]:
+                if not os.read(descriptor, 100):
+                    return True
+            return False
+
+        yield released
+        os.close(descriptor)
+
+
+def test_lines_go_in_and_out() -> None:
+    assert run("cat; printf last; exit 3", ["a", "", "ü"]) == ([b"a", b"", "ü".encode(), b"last"], 3, "")
+    assert run("kill -USR1 $$", []) == ([], -signal.SIGUSR1, "")
+    assert run("echo no; echo first >&2; echo ' bad ' >&2; echo >&2", [], keep_errors=True)[2] == "bad"
+    with start_program(["sh", "-c", "echo $X $HOME"], [], {"X": "x"}) as program:
+        assert list(program.output()) == [f"x {os.environ['HOME']}".encode()], "the environment is extended"
+
+
+def test_programs_have_the_usual_signals() -> None:
+    """SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end."""
+    assert run("yes | head -n 1; trap '' TERM; kill 0; exit 4", []) == ([b"y"], 4, "")
+
+
+def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script"
+    script.write_bytes(b"\x7fELF")
+    script.chmod(0o755)
+    assert program_words("--command", f"{script} 'a b'") == [str(script), "a b"]
+    with (
+        start_program([str(script)], []) as program,
+        pytest.raises(ProgramError, match=r"^cannot be started: Exec"),
+    ):
+        list(program.output())
+
+    def none(*_: object, **__: object) -> None:
+        raise OSError(11, "no more processes")
+
+    monkeypatch.setattr(user_programs.subprocess, "Popen", none)
+    before = len([*Path("/dev/fd").iterdir()])
+    with pytest.raises(ProgramError, match="cannot be started: no more processes"):
+        run("cat", [])
+    assert len([*Path("/dev/fd").iterdir()]) == before, "no descriptor stays open"
+
+
+def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable[[], bool]) -> None:
+    monkeypatch.setattr(limits, "LINE_BYTES", 100_000)
+    with pytest.raises(ProgramError, match=r"^wrote more than 100,064 bytes for 4$"):
+        run("exec 3>$HELD; yes", ["abc"])
+    assert held(), "the program has ended"
+    with pytest.raises(ProgramError, match=r"^wrote a line of 1[0-9]{2},[0-9]{3} bytes or more$"):
+        run("yes | tr -d '\\n'", ["abc" * 100_000])
+    lines, code, said = run(
+        "yes | head -c 99999; yes | head -c 9999998 >&2; echo end >&2", [], keep_errors=True
+    )
+    assert (len(b"\n".join(lines)), code, said) == (99_999, 0, "end")
+
+
+def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool]) -> None:
+    """Another process holds its standard output and error."""
+    assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
+    assert held(), "what the program has started ends with it"
+
+
+def test_output_may_end_before_the_program() -> None:
+    assert run("exec >&- 2>&-; exit 5", [], keep_errors=True)[1] == 5
+
+
+def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:
+    with (
+        pytest.raises(InterruptedError),
+        start_program(["sh", "-c", "exec 3>$HELD; sleep 1000"], []) as program,
+    ):
+        list(program.output(lambda: True))
+    assert held()
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_no_program_outlives_the_process_that_has_started_it(number: str, held: Callable[[], bool]) -> None:
+    """Nor do programs that it has started in turn."""
+    code = "exec 3>$HELD; sleep 1000 & echo; sleep 1000"
+    environment = econmt_environment()
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, code], stdout=subprocess.PIPE, env=environment
+    ) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"started\n"
+        starter.send_signal(signal.Signals[number])
+    assert held()
+
+
+def test_a_killed_supervisor_is_told() -> None:
+    assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, "")
