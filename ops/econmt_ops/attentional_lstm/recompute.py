@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -118,16 +118,16 @@ def _arguments(
 ) -> AttentionalArguments:
     """Returns the arguments of the operator."""
     cell = cell_of(weights.layers[0])
+    recurrent: list[Tensor] = []
+    extra: list[Tensor] = []
     if cell is LSTM:
-        lists = *tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers)), [], []
+        matrices, hiddens, biases = tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers))
     else:
         parts = [cell.split(layer) for layer in weights.layers]
-        biases, recurrent = (
-            [part for part in each if part is not None]
-            for each in zip(*((part.read_bias, part.recurrent_bias) for part in parts), strict=True)
-        )
+        matrices, hiddens = [part.input for part in parts], [part.hidden for part in parts]
+        biases = [part.read_bias for part in parts if part.read_bias is not None]
+        recurrent = [part.recurrent_bias for part in parts if part.recurrent_bias is not None]
         extra = [tensor for part in parts for tensor in part.extra]
-        lists = [part.input for part in parts], [part.hidden for part in parts], biases, recurrent, extra
     combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
     if weights.gate is not None and combine_bias is not None:
         combine = torch.cat([weights.gate.weight, combine])
@@ -137,12 +137,16 @@ def _arguments(
     if coverage is not None and first is None:
         shape = *keys.shape[:2], coverage.key.shape[1]
         first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))
-    name = cell.name
+    covered: Any = (None,) * 5 if coverage is None else coverage[1:]
     return AttentionalArguments(
         values_of(inputs),
         keys,
         values,
-        *lists,
+        matrices,
+        hiddens,
+        biases,
+        recurrent,
+        extra,
         weights.query,
         weights.score,
         combine,
@@ -150,14 +154,14 @@ def _arguments(
         context_bias,
         *(options.layer_norm or (None, None)),
         *(weights.output_norm or (None, None)),
-        *((None,) * 5 if coverage is None else coverage[1:]),
+        *covered,
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
         [states[0] for states in state.layers],
         [other for states in state.layers for other in states[1:]],
         state.output,
         first,
-        name,
+        cell.name,
         "" if coverage is None else coverage.kind,
         options.residual,
         options.dropout,
