@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -106,6 +106,20 @@ def attentional_lstm(
     return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1], coverage)
 
 
+class _NoCoverage(NamedTuple):
+    """Values of the operator's arguments that stand for no coverage."""
+
+    kind: str = ""
+    key: None = None
+    shares: None = None
+    attention: None = None
+    state: None = None
+    recurrent: None = None
+
+
+_NO_COVERAGE = _NoCoverage()
+
+
 def _arguments(
     inputs: Inputs,
     keys: Tensor,
@@ -137,7 +151,9 @@ def _arguments(
     if coverage is not None and first is None:
         shape = *keys.shape[:2], coverage.key.shape[1]
         first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))
-    covered: Any = (None,) * 5 if coverage is None else coverage[1:]
+    covered = _NO_COVERAGE if coverage is None else coverage
+    gain, shift = options.layer_norm or (None, None)
+    output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
         values_of(inputs),
         keys,
@@ -152,9 +168,15 @@ def _arguments(
         combine,
         combine_bias,
         context_bias,
-        *(options.layer_norm or (None, None)),
-        *(weights.output_norm or (None, None)),
-        *covered,
+        gain,
+        shift,
+        output_gain,
+        output_shift,
+        covered.key,
+        covered.shares,
+        covered.attention,
+        covered.state,
+        covered.recurrent,
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
         [states[0] for states in state.layers],
@@ -162,7 +184,7 @@ def _arguments(
         state.output,
         first,
         cell.name,
-        "" if coverage is None else coverage.kind,
+        covered.kind,
         options.residual,
         options.dropout,
         *split_seed(options.seed),
