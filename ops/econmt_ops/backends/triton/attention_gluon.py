@@ -144,14 +144,12 @@ def _scores(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def attention_forward(
-    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor,
-    value_units: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor,
-    first: tl.tensor, second: tl.tensor,
-    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
-    query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
-    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
+    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units:
+    tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first:
+    tl.tensor, second: tl.tensor, scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row:
+    tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr,
+    H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST:
+    tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Computes weights (R, S) and, with ``values``, contexts or, with ``share``, tanh(share + context), (R, H).
 
@@ -280,15 +278,13 @@ def _query_gradient(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
 def attention_backward(
-    query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor,
-    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor,
-    context: tl.tensor, output: tl.tensor,
-    first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
-    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
-    query_row: tl.tensor, weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor,
-    second_row: tl.tensor, dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor,
-    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor, score:
+    tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output:
+    tl.tensor, first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores:
+    tl.tensor, scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row: tl.tensor,
+    weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
+    dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr, H:
+    tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Computes the gradients of queries (R, A), scores (R, S) and, with ``output``, of the input of tanh (R, H).
