@@ -33,9 +33,10 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
-from econmt.model.inference.weights import SearchWeights, four_gates
+from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
+from econmt_ops import GRUWeights
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 from econmt_ops.core.weights import LowRank
@@ -222,12 +223,12 @@ def _dense(matrix: Any) -> Tensor:
     return dense
 
 
-def _layer(made: dict[str, Tensor], name: str, cell: str, weights: Any) -> None:
+def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
     """Adds a layer's weights: ``read`` multiplies its input, ``recur`` its state h."""
     made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _dense(weights.input), weights.bias
-    if cell != "ssru":
+    if hasattr(weights, "hidden"):
         made[f"{name}.recur.weight"] = _dense(weights.hidden)
-    if cell == "gru":
+    if isinstance(weights, GRUWeights):
         made[f"{name}.recur.bias"] = weights.hidden_bias
 
 
@@ -242,14 +243,12 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
     pairs = [weights_of(encoder.forward_layers), weights_of(encoder.backward_layers)]
     for way, layers in enumerate(pairs):
         for number, weights in enumerate(layers):
-            _layer(made, f"encoder.{number}.{way}", encoder.config.cell, weights)
+            _layer(made, f"encoder.{number}.{way}", weights)
     for number, weights in enumerate(weights_of(encoder.upper_layers), len(pairs[0])):
-        _layer(made, f"encoder.{number}.0", encoder.config.cell, weights)
-    cell, layers = decoder.config.cell, weights_of(decoder.layers)
-    if cell == "gru":
-        cell, layers = "lstm", tuple(map(four_gates, layers))
+        _layer(made, f"encoder.{number}.0", weights)
+    layers = search_layers(decoder)
     for number, weights in enumerate(layers):
-        _layer(made, f"decoder.{number}", cell, weights)
+        _layer(made, f"decoder.{number}", weights)
     search = SearchWeights.of(decoder, attention.query, layers[0].input)
     if search.fed is not None:
         made["decoder.0.read.weight"] = _dense(search.word)
@@ -297,7 +296,7 @@ def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
     """Returns the content of ``model.json``, without checksums."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
-    bottom = weights_of(model.decoder.layers)[0].input
+    bottom = search_layers(model.decoder)[0].input
     asked = SearchWeights.of(model.decoder, attention.query, bottom).asked
     return {
         "format": RUNTIME_FORMAT,

@@ -18,7 +18,7 @@ from torch import Tensor
 from econmt.model.decoder import Memory
 from econmt.model.inference.layout import TABLE_BYTES, prepacked
 from econmt.model.inference.state import Shortlist
-from econmt.model.inference.weights import SearchWeights, four_gates
+from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
@@ -104,10 +104,7 @@ class NativeDecoder:
         decoder, attention = model.decoder, model.decoder.attention
         config, size = decoder.config, decoder.config.size
         embedding = model.target_embedding.weight.detach()
-        layers = weights_of(decoder.layers)
-        if config.cell == "gru":
-            layers = tuple(map(four_gates, layers))
-        bottom, *upper = layers
+        bottom, *upper = search_layers(decoder)
         weights = SearchWeights.of(decoder, attention.query, bottom.input)
         word, fed = weights.word, weights.fed
         assert isinstance(word, Tensor)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt.model.decoder import Decoder
+from econmt.model.layers import weights_of
 from econmt_ops import GRUWeights, LSTMWeights
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.weights import Matrix
 
 
-def four_gates(layer: GRUWeights) -> LSTMWeights:
-    """Returns a GRU layer with four gates whose products of inputs and h are summed, as searches in C read it.
+def search_layers(decoder: Decoder) -> tuple[Any, ...]:
+    """Returns the weights of a decoder's layers, with four gates in GRUs, whose products of inputs and h are summed.
 
-    They are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The others' rows are zero.
+    These are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The other rows are zero.
     """
+    layers = weights_of(decoder.layers)
+    return tuple(map(_four_gates, layers)) if decoder.config.cell == "gru" else layers
+
+
+def _four_gates(layer: GRUWeights) -> LSTMWeights:
     rz = 2 * layer.hidden.shape[1]
     nothing = torch.zeros_like(layer.hidden[rz:])
     return LSTMWeights(
