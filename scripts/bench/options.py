@@ -86,7 +86,7 @@ OPTIONS = (
     _option("model.encoder.layers=2"),
     _option("model.encoder.layers=2", "model.encoder.bidirectional=all"),
     _option("model.encoder.bidirectional=none"),
-    _option("model.encoder.reverse_input=true"),
+    _option("model.encoder.bidirectional=none", "model.encoder.reverse_input=true"),
     _option(_PARALLEL, _TWO),
     _option(_PARALLEL, _TWO, "model.decoder.cell=ssru"),
     *(_option(f"model.decoder.state_init={kind}") for kind in ("zero", "avg")),

@@ -38,16 +38,21 @@ class Case(NamedTuple):
     residual: bool = False
     dropout: float = 0.0
     feeds: bool = True
+    asks: bool = True
     layers: int = 2
     width: int = 2
     full: bool = False
 
     def __str__(self) -> str:
-        return "-".join(
-            str(value) if isinstance(value, str) else name
-            for name, value in self._asdict().items()
-            if value not in (False, 0.0, "", 2) and (name, value) != ("feeds", True)
-        ) + ("" if self.feeds else "-unfed")
+        return (
+            "-".join(
+                str(value) if isinstance(value, str) else name
+                for name, value in self._asdict().items()
+                if value not in (False, 0.0, "", 2) and (name in ("feeds", "asks")) is not value
+            )
+            + ("" if self.feeds else "-unfed")
+            + ("" if self.asks else "-unasked")
+        )
 
 
 def layer(make: Make, kind: type[Any], inputs: int, hidden: int) -> Any:
@@ -64,7 +69,7 @@ def layer(make: Make, kind: type[Any], inputs: int, hidden: int) -> Any:
 def arguments(make: Make, case: Case, sizes: Any) -> dict[str, Any]:
     """The tensors of a call with sizes B, T, S, I, H, A, E; keys and values are NaN past the lengths."""
     b, t, s, i, h, a, e = (getattr(sizes, name) for name in "BTSIHAE")
-    if case.dot:
+    if case.dot or not case.asks:
         a = h
     bottom = i + h if case.feeds else i
     coverage = None
@@ -75,7 +80,7 @@ def arguments(make: Make, case: Case, sizes: Any) -> dict[str, Any]:
         coverage = Coverage(case.coverage, make(a, w), make(b, s, p), *further)
     weights = AttentionalLSTMWeights(
         tuple(layer(make, CELLS[case.cell], h if k else bottom, h) for k in range(case.layers)),
-        None if case.dot else make(a, h, scale=0.5),
+        None if case.dot or not case.asks else make(a, h, scale=0.5),
         None if case.dot else make(a),
         make(h, h + e, scale=0.3),
         make(h),
@@ -101,6 +106,7 @@ def arguments(make: Make, case: Case, sizes: Any) -> dict[str, Any]:
             found[name][padding] = float("nan")
         if coverage:
             found["state"].coverage[padding] = 0.0
+            coverage.shares[padding] = float("nan")
     return found
 
 
@@ -135,5 +141,7 @@ PARTS = [
     *(Case("lstm", kind) for kind in ("sum", "tanh", "sigmoid", "relu", "softrelu", "gru")),
     Case("lnlstm", "sum", width=1, normed=True, layer_norm=True, layers=1),
     Case("gru", "tanh", width=1, gated=True),
+    Case("lstm", "gru", asks=False),
+    Case("gru", "tanh", normed=True, gated=True, asks=False),
     Case("lnglstm", "gru", layer_norm=True, residual=True, dropout=0.3, full=True),
 ]

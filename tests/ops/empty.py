@@ -42,7 +42,7 @@ def without(call: Call, what: str) -> Call:
             return value
         if isinstance(value, UniqueRows):
             return UniqueRows(value.rows, value.places.narrow(_AXES[what][name], 0, 0))
-        return tree_map(lambda part: part.narrow(_AXES[what][name], 0, 0), value)
+        return tree_map(lambda part: part if part is None else part.narrow(_AXES[what][name], 0, 0), value)
 
     return call._replace(arguments={name: cut(name, value) for name, value in call.arguments.items()})
 

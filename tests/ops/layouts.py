@@ -87,7 +87,7 @@ def problems(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[
         yield name, call
         if "state" in parameters:
             last = call.function(**arguments, implementation="reference")[-1]
-            arguments["state"] = tree_map(lambda x: x.detach().clone(), last)
+            arguments["state"] = tree_map(lambda x: x if x is None else x.detach().clone(), last)
             yield f"{name}-state", call._replace(arguments=arguments)
         if "inputs" in parameters and parameters["inputs"].annotation == "Inputs":
             inputs = arguments["inputs"]

@@ -271,7 +271,7 @@ class BackwardSteps:
         problem, (steps, batch) = self.problem, contexts.shape[:2]
         asked = problem.size if problem.query is None else 0
         dboth = contexts.new_empty(steps, batch, asked + len(self.matrix))
-        dshare, dstate = problem.parts_of_both(dboth)
+        dshare, dstate = problem.parts_of_both(dboth, problem.size)
         if dstate is not None:
             dboth[..., problem.size + problem.width_of_share + dstate.shape[2] :] = 0
         for step in steps_of(range(steps)[::-1]):
@@ -288,7 +288,7 @@ class BackwardSteps:
         doutputs = [self.do]
         if tensors.doutputs is not None:
             doutputs.append(tensors.doutputs[position])
-        dshare, dstate = problem.parts_of_both(dboth)
+        dshare, dstate = problem.parts_of_both(dboth, problem.size)
         if not problem.squashes:
             assert block.share is not None
             problem.run.output_backward(

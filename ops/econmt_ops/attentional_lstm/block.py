@@ -79,10 +79,11 @@ class Block:
         else:
             both = project(self.top, problem.both(), problem.both_bias())
             if problem.query is None:
-                self.query, self.share = self.top, both
+                self.query = self.top
+                self.share, self.state = problem.parts_of_both(both, 0)
             else:
                 self.query = both[..., : problem.size].contiguous()
-                self.share, self.state = problem.parts_of_both(both)
+                self.share, self.state = problem.parts_of_both(both, problem.size)
         self.coverage: list[Tensor] | None = None
         if call.first_coverage is not None:
             first = stash.coverage[begin - 1] if begin else call.first_coverage

@@ -55,7 +55,8 @@ class ForwardSteps:
         self.coverage = result.last_coverage
         if problem.call.first_coverage is not None:
             self.coverage.copy_(problem.call.first_coverage)
-        self._keeps_coverage = keep
+        # Kernels read the coverage before a step while they write that after it.
+        self._spare = None if keep else self.coverage.clone()
 
     @property
     def others(self) -> list[Tensor]:
@@ -73,11 +74,13 @@ class ForwardSteps:
     def _output(self, position: int) -> None:
         """Computes attention and o of a step, and the coverage after it."""
         problem, result = self.problem, self.result
-        share, state = problem.parts_of_both(self.both)
+        share, state = problem.parts_of_both(self.both, problem.size)
         covered = None
         if problem.call.first_coverage is not None:
-            after = result.coverage[position] if self._keeps_coverage else self.coverage
+            after = result.coverage[position] if self._spare is None else self._spare
             covered = CoverageStep(self.coverage, after, state)
+            if self._spare is not None:
+                self._spare = self.coverage
             self.coverage = after
         outputs, weights = (result.outputs[position], self.layers.fed), result.attention[position]
         made = outputs if self.context is None else (self.context,)

@@ -322,10 +322,10 @@ class AttentionalProblem:
         after = 0 if self.from_state is None else len(self.from_state)
         return functional.pad(bias, (before, after)) if before or after else bias
 
-    def parts_of_both(self, both: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the share of o (..., P) and of the coverage (..., P) in ``both`` (..., A + P + P')."""
-        end, state = self.size + self.width_of_share, self.call.coverage_state
-        return both[..., self.size : end], None if state is None else both[..., end : end + len(state)]
+    def parts_of_both(self, both: Tensor, begin: int) -> tuple[Tensor, Tensor | None]:
+        """Returns the shares of o (..., P) and of the coverage (..., P') in a product, the former from ``begin`` on."""
+        end, state = begin + self.width_of_share, self.call.coverage_state
+        return both[..., begin:end], None if state is None else both[..., end : end + len(state)]
 
     def projected(self) -> Tensor:
         """Returns V' = V Wcv^T (B, S, P), values times their part of the combination weight; finite in padding, too.
@@ -362,10 +362,7 @@ class AttentionalProblem:
             for part in (call.coverage_attention, call.coverage_recurrent)
         )
         weights = CoverageWeights(call.coverage, call.coverage_shares.to(exact), attention, recurrent)
-        padding = None
-        if call.lengths is not None:
-            padding = padding_mask(call.lengths, call.keys.shape[1], call.keys.device)
-        return CoverageInputs(weights, self.rounded(call.coverage_key), padding)
+        return CoverageInputs(weights, self.rounded(call.coverage_key))
 
     def read_of(self, layer: int, position: int, read: Tensor, destination: Tensor) -> Read | None:
         """Returns what the layer above reads at a step of a layer with input ``read`` (B, H); None if it reads h."""

@@ -99,7 +99,8 @@ def attentional_lstm(
         keys = keys.contiguous() if options.clean else clean_keys(keys, options.lengths)
     result = _operator(_arguments(inputs, keys, values, weights, state, options, stash, backend))
     count = len(result.last_h)
-    others = [part.unbind(0) for part in result.last_c.view(count, -1, *result.last_h.shape[1:]).unbind(0)]
+    each = len(result.last_c) // count
+    others = [result.last_c[number * each : (number + 1) * each].unbind(0) for number in range(count)]
     layers = tuple((h, *parts) for h, parts in zip(result.last_h.unbind(0), others, strict=True))
     outputs = result.outputs.transpose(0, 1)
     coverage = None if weights.coverage is None else result.last_coverage
@@ -148,6 +149,8 @@ def _arguments(
         combine_bias = torch.cat([weights.gate.bias, combine_bias])
         context_bias = weights.gate.context_bias
     coverage, first = weights.coverage, state.coverage
+    if first is not None:
+        first = first.contiguous()
     if coverage is not None and first is None:
         shape = *keys.shape[:2], coverage.key.shape[1]
         first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))

@@ -102,7 +102,9 @@ class _Attention:
         attended, recurrent = (
             None if part is None else part.to(exact) for part in (coverage.attention, coverage.recurrent)
         )
-        weights = CoverageWeights(coverage.kind, coverage.shares.to(exact), attended, recurrent)
+        weights = CoverageWeights(
+            coverage.kind, zero_padding(coverage.shares.to(exact), self.padding), attended, recurrent
+        )
         after = coverage_forward(weights, before, attention.to(exact), state)
         return after if self.padding is None else after.masked_fill(self.padding.unsqueeze(2), 0.0)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, CoverageInputs, CoverageStep
 from econmt_ops.cells.coverage import coverage_backward, coverage_forward
+from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 
 
@@ -28,7 +29,11 @@ class CoveredAttention:
     def __init__(self, attention: EagerAttention, inputs: AttentionInputs, coverage: CoverageInputs) -> None:
         assert inputs.score is not None
         self._attention, self._inputs = attention, inputs
-        self._weights, self._key, self._padding = coverage
+        weights, self._key = coverage
+        self._padding = None
+        if inputs.lengths is not None:
+            self._padding = padding_mask(inputs.lengths, inputs.keys.shape[1], inputs.keys.device)
+        self._weights = weights._replace(shares=zero_padding(weights.shares, self._padding))
         self._exact = exact = accumulate_dtype(inputs.keys.dtype)
         self._factor = None if inputs.norm is not None else inputs.score.to(exact) * 4
         self._keys = inputs.keys
@@ -39,7 +44,7 @@ class CoveredAttention:
         self._attention.replace_keys(self._keys + torch.matmul(before, self._key.t()).to(self._keys.dtype))
 
     def _masked(self, coverage: Tensor) -> Tensor:
-        return coverage if self._padding is None else coverage.masked_fill(self._padding.unsqueeze(2), 0.0)
+        return zero_padding(coverage, self._padding)
 
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None

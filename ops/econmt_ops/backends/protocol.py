@@ -63,12 +63,11 @@ class CoverageInputs(NamedTuple):
 
     Attributes:
         weights: See `econmt_ops.cells.coverage`.
-        key: (A, W). padding: (B, S), True at padded positions, whose coverage stays zero; or None.
+        key: (A, W).
     """
 
     weights: CoverageWeights
     key: Tensor
-    padding: Tensor | None
 
 
 class OutputStep(NamedTuple):
@@ -90,7 +89,7 @@ class CoverageStep(NamedTuple):
     """Tensors of a step of coverage.
 
     Attributes:
-        before, after: (B, S, W) around the step; forward ``after`` is written.
+        before, after: (B, S, W) around the step, not the same tensor; forward ``after`` is written.
         state: (B, P), the product of the stack's output; None for "sum".
     """
 

@@ -173,7 +173,9 @@ class OperandMaker:
         if self._copies_recurrents:
             shape = self._directions * 4 * hidden, hidden
             recurrents = torch.empty(shape, dtype=self._products, device=device)
-        factors = torch.empty(self._directions * 4 * hidden if self._narrows else 0, device=device)
+        factors = torch.empty(
+            self._directions * 4 * hidden if self._narrows else 0, dtype=torch.float32, device=device
+        )
         read: Tensor | None = None
         if rows is None:
             assert inputs is not None

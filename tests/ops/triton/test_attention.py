@@ -270,3 +270,26 @@ def test_every_division_of_a_step_gives_the_same(choice: Choice) -> None:
     kernels.forward(query, share, found, [output])
     case.close(found, weights[0], "weights")
     case.close(output, torch.tanh(share.double() + context[0]), "output")
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-5, 1e5, 1e30, 3e37])
+def test_keys_and_values_of_any_size_with_tf32(
+    factor: float, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept in 16 bits, in units of each sentence, of which one is a million times as large."""
+    monkeypatch.setattr("econmt_ops.backends.triton.attention.matmul_tf32", lambda: True)
+    batch, positions, size, width = 2, 7, 12, 9
+    torch.manual_seed(3)
+    units = torch.tensor([factor, factor * 1e-6]).to(device)[:, None, None]
+    keys = torch.randn(batch, positions, size).to(device).clamp(-3, 3) * units
+    values = torch.randn(batch, positions, width).to(device).clamp(-3, 3) * units
+    query = torch.randn(batch, size).to(device) / units.squeeze(2)
+    kernels = AttentionLauncher(keys, values, None, scale=0.5)
+    assert kernels.fast
+    weights, context = torch.empty(batch, positions, device=device), torch.empty(batch, width, device=device)
+    kernels.forward(query, None, weights, [context])
+    scores = 0.5 * torch.einsum("ba,bsa->bs", query.double(), keys.double())
+    exact = scores.softmax(1)
+    torch.testing.assert_close(weights.double(), exact, rtol=5e-3, atol=1e-4)
+    wanted = torch.einsum("bs,bsh->bh", exact, values.double()) / units.squeeze(2)
+    torch.testing.assert_close(context.double() / units.squeeze(2), wanted, rtol=5e-3, atol=5e-3)

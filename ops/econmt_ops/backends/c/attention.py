@@ -33,8 +33,11 @@ class CAttention(EagerAttention):
         library.combine_forward(share, weights, self._projected, output)
 
     def _weight_gradient(self, da: Tensor, other: Tensor | None) -> Tensor:
-        other = None if other is None else other.to(da.dtype)
-        return library.weight_gradient(self._projected, da, other, self._padding)
+        if other is None or other.dtype == da.dtype:
+            return library.weight_gradient(self._projected, da, other, self._padding)
+        # That of coverage is float32 beside 16-bit values.
+        found = library.weight_gradient(self._projected, da, None, self._padding) + other
+        return found if self._padding is None else found.masked_fill(self._padding, 0.0)
 
     def _weights_backward(
         self, query: Tensor, weights: Tensor, dweights: Tensor, dquery: Tensor, dscores: Tensor

@@ -238,7 +238,7 @@ def _narrowed(tensor: Tensor) -> tuple[Tensor, Tensor]:
     Float16 has the mantissa of TF32; in units of its own a sentence has values up to 2^14, and the digits of those
     above 2^-28 of the largest.
     """
-    largest = torch.linalg.vector_norm(tensor, torch.inf, (1, 2)).clamp(1e-30, 1e30)
+    largest = torch.linalg.vector_norm(tensor, torch.inf, (1, 2)).clamp(1e-30, torch.finfo(torch.float32).max)
     units = torch.exp2(largest.log2().ceil() - 14.0)
     scaled = torch.mul(
         tensor, units.reciprocal()[:, None, None], out=tensor.new_empty(tensor.shape, dtype=torch.float16)

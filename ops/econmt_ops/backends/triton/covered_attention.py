@@ -71,7 +71,8 @@ def _activated(x, KIND: tl.constexpr):
     elif KIND == "relu":
         return tl.maximum(x, 0.0)
     else:
-        return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+        small = tl.exp(-tl.abs(x))
+        return tl.maximum(x, 0.0) + tl.where(small < 1e-3, small * (1.0 - small * 0.5), tl.log(1.0 + small))
 
 
 @triton.jit
@@ -84,7 +85,7 @@ def _slope(y, KIND: tl.constexpr):
     elif KIND == "relu":
         return tl.where(y > 0.0, 1.0, 0.0)
     else:
-        return 1.0 - tl.exp(-y)
+        return tl.where(y < 1e-3, y * (1.0 - y * 0.5), 1.0 - tl.exp(-y))
 
 
 @triton.jit
@@ -266,7 +267,7 @@ class TritonCoveredAttention:
     def __init__(self, inputs: AttentionInputs, coverage: CoverageInputs) -> None:
         keys, projected, score, norm, scale, self._lengths, self._squashes = inputs
         assert score is not None
-        (self._kind, shares, attention, recurrent), key, _ = coverage
+        (self._kind, shares, attention, recurrent), key = coverage
         self._keys, self._key = keys.contiguous(), key.contiguous()
         self._shares = shares.contiguous()
         self._attention, self._recurrent = (

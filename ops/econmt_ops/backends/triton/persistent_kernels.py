@@ -25,18 +25,30 @@ from econmt_ops.backends.triton.exchange import COUNTER_STRIDE, SPINS, arrive, w
 from econmt_ops.backends.triton.persistent_product import (
     load_weights,
     narrowed,
-    power_of_two,
     product,
     weight_rows,
 )
+from econmt_ops.backends.triton.persistent_range import (
+    LEAST_EXPONENT,
+    UNIT_EXPONENT,
+    inverse_factors,
+    raise_bound,
+    row_factor,
+)
+from econmt_ops.backends.triton.persistent_walk import (
+    begins_anew,
+    exchange_rows,
+    gate_parts,
+    group_rows,
+    load_gates,
+    load_state,
+    place_of,
+    places_at,
+    positions_at,
+    row_lengths,
+    store_gates,
+)
 from econmt_ops.backends.triton.pointwise import tanh
-
-_EXPONENT = tl.constexpr(-6.0)
-"""Exponent to which a row's largest number so far is brought in float16: the row may grow by 2^22 in a step."""
-_UNIT_EXPONENT = tl.constexpr(14.0)
-"""Least exponent of the powers of two by which h is multiplied, which never exceeds 1."""
-_LEAST = tl.constexpr(-126.0)
-"""Least exponent of the powers of two by which gradients are multiplied."""
 
 
 @triton.jit
@@ -49,133 +61,53 @@ def _tanh(x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
-    """Returns the length of each row; 0 for rows that do not exist."""
-    if HAS_LENGTHS:
-        return tl.load(lengths + rows, mask=there, other=0).to(tl.int32)
-    else:
-        return tl.where(there, T, 0)
-
-
-@triton.jit
-def _rows(lengths, group, span, B, T, ROWS: tl.constexpr, SPLIT: tl.constexpr, HAS_LENGTHS: tl.constexpr):
-    """Returns, for a tile's SPLIT ROWS rows, the row of the batch, a mask of rows in this group, and the length.
-
-    Rows beyond the group map to the next group's rows, at distinct addresses, so that no row is read repeatedly; their
-    length is 0.
-    """
-    offset = tl.arange(0, SPLIT * ROWS) % ROWS
-    row = tl.minimum(group * span + offset, B - 1)
-    there = (offset < span) & (group * span + offset < B)
-    return row, there, _row_lengths(lengths, row, there, T, HAS_LENGTHS)
-
-
-@triton.jit
-def _positions(step, length, backwards):
-    """Returns the position of rows of these lengths at a step of the walk; padding is visited in ascending order."""
-    return tl.where((backwards != 0) & (step < length), length - 1 - step, step)
-
-
-@triton.jit
-def _begins(resets, step, length, row, backwards, B, HAS_RESETS: tl.constexpr):
-    """Returns True for rows whose state begins anew at a step of the walk; (1,) where none can."""
-    if HAS_RESETS:
-        position = _positions(step, length, backwards) + backwards
-        inside = (step < length) & (position < length)
-        return tl.load(resets + position.to(tl.int64) * B + row, mask=inside, other=0) != 0
-    else:
-        return tl.full((1,), False, tl.int1)
-
-
-@triton.jit
-def _slots(step, length, row, backwards, B, direction, RING: tl.constexpr):
-    """Returns the rows of the exchange tensor that hold a step: its positions, or slots of a ring of two steps."""
-    if RING:
-        return ((direction * 2 + step % 2) * B + row).to(tl.int64)
-    else:
-        return _positions(step, length, backwards).to(tl.int64) * B + row
-
-
-@triton.jit
-def _place(first_direction, first_group, groups, PARTS: tl.constexpr):
-    """Returns this program's part of the units, group of rows, and direction."""
-    program = tl.program_id(0)
-    group = first_group + program // PARTS % groups
-    return program % PARTS, group, first_direction + program // (PARTS * groups)
-
-
-@triton.jit
-def _given(where, mask, ROWS: tl.constexpr, UNITS: tl.constexpr, GIVEN: tl.constexpr):
-    """Loads a state (ROWS, UNITS) in float32; zeros if none is given."""
-    if GIVEN:
-        return tl.load(where, mask=mask, other=0.0).to(tl.float32)
-    else:
-        return tl.zeros((ROWS, UNITS), tl.float32)
-
-
-@triton.jit
-def _load_gates(where, mask, H: tl.constexpr):
-    """Loads four values in float32, one per gate."""
-    i = tl.load(where, mask=mask, other=0.0).to(tl.float32)
-    f = tl.load(where + H, mask=mask, other=0.0).to(tl.float32)
-    g = tl.load(where + 2 * H, mask=mask, other=0.0).to(tl.float32)
-    o = tl.load(where + 3 * H, mask=mask, other=0.0).to(tl.float32)
-    return i, f, g, o
-
-
-@triton.jit
-def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
-    kind = where.dtype.element_ty
-    tl.store(where, i.to(kind), mask=mask)
-    tl.store(where + H, f.to(kind), mask=mask)
-    tl.store(where + 2 * H, g.to(kind), mask=mask)
-    tl.store(where + 3 * H, o.to(kind), mask=mask)
-
-
-@triton.jit
-def _parts_of(shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Returns the gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS); the gates of a unit are adjacent in it."""
-    even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
-    share_i, share_g = tl.split(even)
-    share_f, share_o = tl.split(odd)
-    return share_i, share_f, share_g, share_o
-
-
-@triton.jit
-def _slot(slots, step, row, T, B, direction):
-    return slots + (direction * (T + 1) + step).to(tl.int64) * B + row
-
-
-@triton.jit
-def _tell_largest(slots, step, row, there, T, B, direction, values):
-    """Raises the slots of a step's rows to the largest of the values (ROWS, UNITS), which are not negative."""
-    # Floating point numbers without a sign are in the order of their bits; NaN is above all others.
-    bits = tl.max(values.to(tl.int32, bitcast=True), 1)
-    tl.atomic_max(_slot(slots, step, row, T, B, direction), bits, mask=there, sem="relaxed")
-
-
-@triton.jit
-def _row_factor(slots, step, row, there, T, B, direction, LEAST: tl.constexpr):
-    """Returns the powers of two (ROWS, 1) by which the rows of a step are multiplied, at least 2^LEAST."""
-    place = _slot(slots, step, row, T, B, direction)
-    largest = tl.load(place, mask=there, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
-    return tl.maximum(power_of_two(largest, _EXPONENT), tl.exp2(LEAST))[:, None]
-
-
-@triton.jit
-def _inverse_factors(where, mask, H: tl.constexpr):
-    """Returns the inverse factors (1, UNITS) of the units' four rows of the recurrent matrix."""
-    i = tl.load(where, mask=mask, other=1.0)
-    f = tl.load(where + H, mask=mask, other=1.0)
-    g = tl.load(where + 2 * H, mask=mask, other=1.0)
-    o = tl.load(where + 3 * H, mask=mask, other=1.0)
-    return 1 / i[None, :], 1 / f[None, :], 1 / g[None, :], 1 / o[None, :]
-
-
-@triton.jit
 def _poison(spins):
     """Returns zero, or NaN if a wait timed out."""
     return tl.where(spins == 0, float("nan"), 0.0)
+
+
+@triton.jit
+def _kept(state, given, first, mask, ROWS: tl.constexpr, UNITS: tl.constexpr, GIVEN: tl.constexpr):
+    """Returns a state (ROWS, UNITS), that which is given if a launch is the first, else that which one before kept."""
+    kept = tl.load(state, mask=mask & (first == 0), other=0.0).to(tl.float32)
+    return kept + load_state(given, mask & first, ROWS, UNITS, GIVEN)
+
+
+@triton.jit
+def _gate_rows(recurrent, direction, part, H: tl.constexpr, UNITS: tl.constexpr, SPLIT: tl.constexpr,
+               CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+    """Loads the weights of a program's units; the four gates of a unit are adjacent."""
+    owner, half = weight_rows(4 * UNITS, SPLIT)
+    matrix_row = (direction * 4 + owner % 4) * H + part * UNITS + owner // 4
+    live = part * UNITS + owner // 4 < H
+    return load_weights(recurrent, matrix_row * H, 1, half, live, H, SPLIT, CHUNK, CHUNKS, UP)
+
+
+@triton.jit
+def _share_of_g(sums, step, length, row, unit, owned, backwards, T, B, direction, H: tl.constexpr):
+    """Returns the inputs' share of g (ROWS, UNITS) at a step of the walk, zero beyond the length."""
+    place = places_at(step, length, row, backwards, T, B, direction) * (4 * H)
+    mask = (step < length)[:, None] & owned
+    return tl.load(sums + place + 2 * H + unit[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _add_shares(i, f, g, o, shares, of_i, of_f, of_g, of_o, ROWS: tl.constexpr, UNITS: tl.constexpr,
+                RING: tl.constexpr):  # fmt: skip
+    """Returns the sums of the gates with the product (ROWS, 4 UNITS), with RING in units of the inverse factors."""
+    share_i, share_f, share_g, share_o = gate_parts(shares, ROWS, UNITS)
+    if RING:
+        return i + share_i * of_i, f + share_f * of_f, g + share_g * of_g, o + share_o * of_o
+    else:
+        return i + share_i, f + share_f, g + share_g, o + share_o
+
+
+@triton.jit
+def _cell(i, f, g, o, c, h, active, zero, EXACT: tl.constexpr):
+    """Returns c and h after a step, and its output, zero where no step is; from the sums of the gates."""
+    after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g, EXACT)
+    made = tl.sigmoid(o) * _tanh(after, EXACT) + zero
+    return tl.where(active, after, c), tl.where(active, made, h), tl.where(active, made, 0.0)
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
@@ -213,94 +145,63 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
     EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
-    part, group, direction = _place(first_direction, first_group, groups, PARTS)
+    part, group, direction = place_of(first_direction, first_group, groups, PARTS)
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, span) + group) * COUNTER_STRIDE
 
-    owner, half = weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit are adjacent
-    matrix_row = (direction * 4 + owner % 4) * H + part * UNITS + owner // 4
-    live = part * UNITS + owner // 4 < H
-    weights = load_weights(recurrent, matrix_row * H, 1, half, live, H, SPLIT, CHUNK, CHUNKS, UP)
-
-    row, there, length = _rows(lengths, group, span, B, T, ROWS, 1, HAS_LENGTHS)
+    weights = _gate_rows(recurrent, direction, part, H, UNITS, SPLIT, CHUNK, CHUNKS, UP)
+    row, there, length = group_rows(lengths, group, span, B, T, ROWS, 1, HAS_LENGTHS)
     unit = part * UNITS + tl.arange(0, UNITS)
     owned = there[:, None] & (unit < H)[None, :]
-    tile_row, tile_there, tile_length = _rows(lengths, group, span, B, T, ROWS, SPLIT, HAS_LENGTHS)
+    tile_row, tile_there, tile_length = group_rows(lengths, group, span, B, T, ROWS, SPLIT, HAS_LENGTHS)
     width: tl.constexpr = H if RING else D * H
     tile_begin = 0 if RING else direction * H
     state = (direction * B + row)[:, None] * H + unit[None, :]
-    h = tl.load(state_h + state, mask=owned & (begin > 0), other=0.0).to(tl.float32)
-    c = tl.load(state_c + state, mask=owned & (begin > 0), other=0.0)
-    h += _given(first_h + state, owned & (begin == 0), ROWS, UNITS, HAS_FIRST)
-    c += _given(first_c + state, owned & (begin == 0), ROWS, UNITS, HAS_FIRST)
-
+    h = _kept(state_h + state, first_h + state, begin == 0, owned, ROWS, UNITS, HAS_FIRST)
+    c = _kept(state_c + state, first_c + state, begin == 0, owned, ROWS, UNITS, HAS_FIRST)
     slots = counters + first_slot
-    if RING:
-        of_i, of_f, of_g, of_o = _inverse_factors(factors + direction * 4 * H + unit, unit < H, H)
-        if (begin == 0) & (WAIT or end == 0):
-            first = ((direction * T + _positions(0, length, backwards)).to(tl.int64) * B + row)[:, None] * (
-                4 * H
-            )
-            mask = (length > 0)[:, None] & owned
-            share = tl.load(sums + first + unit[None, :] + 2 * H, mask=mask, other=0.0)
-            _tell_largest(slots, 0, row, there, T, B, direction, tl.maximum(tl.abs(share), tl.abs(c)))
-            if WAIT:
-                arrive(counter)
+    of_i, of_f, of_g, of_o = inverse_factors(factors + direction * 4 * H + unit, unit < H, H, RING)
+    if RING and (begin == 0) & (WAIT or end == 0):
+        first_g = _share_of_g(sums, 0, length, row, unit, owned, backwards, T, B, direction, H)
+        raise_bound(slots, 0, row, there, T, B, direction, tl.maximum(tl.abs(first_g), tl.abs(c)))
+        if WAIT:
+            arrive(counter)
     spins = tl.full((), SPINS, tl.int32)
     for number in range(end - begin):
         step = begin + number
         active = (step < length)[:, None] & owned
-        position = _positions(step, length, backwards)
-        place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
+        place = places_at(step, length, row, backwards, T, B, direction)
         gates = sums + place * (4 * H) + unit[None, :]
-        i, f, g, o = _load_gates(gates, active, H)
-        anew = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
+        i, f, g, o = load_gates(gates, active, H)
+        anew = begins_anew(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         if RING:
-            following = _positions(step + 1, length, backwards)
-            share = (
-                sums + ((direction * T + following).to(tl.int64) * B + row)[:, None] * (4 * H) + unit[None, :]
-            )
-            next_g = tl.load(share + 2 * H, mask=(step + 1 < length)[:, None] & owned, other=0.0)
+            next_g = _share_of_g(sums, step + 1, length, row, unit, owned, backwards, T, B, direction, H)
         if WAIT:
             spins = wait(counter, (number + 1 if RING else number) * PARTS, spins)
         last = tl.maximum(step - 1, 0)
-        before_h = (
-            exchange + _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
-        )
+        slot = exchange_rows(last, tile_length, tile_row, backwards, B, direction, RING)
+        before_h = exchange + slot * width + tile_begin
         if HAS_FIRST and not RING:
             before_h = tl.where(step > 0, before_h, first_h + (direction * B + tile_row) * H)
         shares = product(before_h, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED,
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if RING:
-            given = _row_factor(slots, last, row, there, T, B, direction, _UNIT_EXPONENT)
-            shares = shares / given
+            shares /= row_factor(slots, last, row, there, T, B, direction, UNIT_EXPONENT)
         if RING or not HAS_FIRST:
             shares = tl.where(step > 0, shares, 0.0)
         if HAS_RESETS:
             shares = tl.where(anew, 0.0, shares)
             c = tl.where(anew, 0.0, c)
-        if RING:
-            share_i, share_f, share_g, share_o = _parts_of(shares, ROWS, UNITS)
-            i, f = i + share_i * of_i, f + share_f * of_f
-            g, o = g + share_g * of_g, o + share_o * of_o
-        else:
-            share_i, share_f, share_g, share_o = _parts_of(shares, ROWS, UNITS)
-            i, f, g, o = i + share_i, f + share_f, g + share_g, o + share_o
+        i, f, g, o = _add_shares(i, f, g, o, shares, of_i, of_f, of_g, of_o, ROWS, UNITS, RING)
         before = c
-        after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g, EXACT)
-        made = tl.sigmoid(o) * _tanh(after, EXACT) + _poison(spins)
-        c = tl.where(active, after, c)
-        h = tl.where(active, made, h)
-        output = tl.where(active, made, 0.0)
-        written = (
-            outputs + (position.to(tl.int64) * B + row)[:, None] * (D * H) + direction * H + unit[None, :]
-        )
+        c, h, output = _cell(i, f, g, o, c, h, active, _poison(spins), EXACT)
+        written = outputs + (place - direction * T * B) * (D * H) + direction * H + unit[None, :]
         if RING:
-            slot = _slots(step, length, row, backwards, B, direction, RING)
-            given = narrowed(output, _row_factor(slots, step, row, there, T, B, direction, _UNIT_EXPONENT))
-            tl.store(exchange + slot[:, None] * H + unit[None, :], given, mask=owned)
+            slot = exchange_rows(step, length, row, backwards, B, direction, RING)[:, None]
+            factor = row_factor(slots, step, row, there, T, B, direction, UNIT_EXPONENT)
+            tl.store(exchange + slot * H + unit[None, :], narrowed(output, factor), mask=owned)
             largest = tl.maximum(tl.maximum(tl.abs(output), tl.abs(c)), tl.abs(next_g))
-            _tell_largest(slots, step + 1, row, there, T, B, direction, largest)
+            raise_bound(slots, step + 1, row, there, T, B, direction, largest)
         else:
             tl.store(written, output.to(outputs.dtype.element_ty), mask=owned)
         if WAIT:
@@ -310,7 +211,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         if KEEP_CELLS:
             tl.store(cells + place * H + unit[None, :], before, mask=owned)
         if KEEP_SUMS:
-            _store_gates(gates, i, f, g, o, active, H)
+            store_gates(gates, i, f, g, o, active, H)
     tl.store(state_h + state, h.to(state_h.dtype.element_ty), mask=owned)
     tl.store(state_c + state, c, mask=owned)
 
@@ -342,10 +243,10 @@ def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 
 @triton.jit
-def _load_cell(gates, cells, active, H: tl.constexpr, EXACT: tl.constexpr):
+def _load_cell(sums, cells, place, unit, active, H: tl.constexpr, EXACT: tl.constexpr):
     """Loads the gates of a step, after their nonlinearities, and c before it."""
-    i, f, g, o = _load_gates(gates, active, H)
-    before = tl.load(cells, mask=active, other=0.0)
+    i, f, g, o = load_gates(sums + place * (4 * H) + unit[None, :], active, H)
+    before = tl.load(cells + place * H + unit[None, :], mask=active, other=0.0)
     return tl.sigmoid(i), tl.sigmoid(f), _tanh(g, EXACT), tl.sigmoid(o), before
 
 
@@ -363,6 +264,68 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: t
     return d_i, d_f, d_g, d_o, dc
 
 
+@triton.jit
+def _gate_columns(recurrent, direction, team, member, H: tl.constexpr, UNITS: tl.constexpr, TEAM: tl.constexpr,
+                  SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+    """Loads the weights of a team's units, from its member's part of the gates."""
+    TERMS: tl.constexpr = 4 * H // TEAM
+    owner, half = weight_rows(TEAM * UNITS, SPLIT)
+    weight_unit = team * TEAM * UNITS + owner
+    matrix = recurrent + (direction * 4 * H + member * TERMS) * H
+    return load_weights(matrix, weight_unit, H, half, weight_unit < H, TERMS, SPLIT, CHUNK, CHUNKS, UP)
+
+
+@triton.jit
+def _doutput(doutputs, step, length, row, mask, backwards, step_stride, row_stride):
+    """Loads the gradient (ROWS, UNITS) of the outputs at a step of the walk."""
+    place = positions_at(step, length, backwards).to(tl.int64) * step_stride + row * row_stride
+    return tl.load(doutputs + place[:, None], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _from_outside(doutputs, dh_last, step, length, row, owned, backwards, step_stride, row_stride):
+    """Returns a bound (ROWS, UNITS) of the gradient of h at a step, but for what later steps add."""
+    mask = ((step >= 0) & (step < length))[:, None] & owned
+    given = _doutput(doutputs, step, length, row, mask, backwards, step_stride, row_stride)
+    return tl.maximum(tl.abs(given), tl.where((step + 1 == length)[:, None], tl.abs(dh_last), 0.0))
+
+
+@triton.jit
+def _product_of_team(source, there, weights, partials, counter, team, member, number, spins, H: tl.constexpr,
+                     UNITS: tl.constexpr, ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr,
+                     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
+                     ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
+                     MULTIPLIES: tl.constexpr):  # fmt: skip
+    """Returns the product (ROWS, UNITS) of the gates' gradients with the weights, and the polls left to wait.
+
+    Args:
+        source: Gates' gradients that this program reads. there: Rows of it that exist.
+        team: Number of the team, which has made ``number`` products. counter: That of the team.
+        Others: as in `lstm_backward`.
+    """
+    if MULTIPLIES:
+        made = product(source, there, weights, 4 * H // TEAM, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD,
+                       MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
+    if TEAM == 1:
+        return _laid_as_loads(made, ROWS, UNITS), spins
+    else:
+        if MULTIPLIES:
+            _store_partial(partials, team * TEAM + member, made, ROWS, TEAM * UNITS)
+        if WAIT:
+            arrive(counter)
+            spins = wait(counter, (number + 1) * TEAM, spins)
+        return _sum_partials(partials, team * TEAM, member, ROWS, UNITS, TEAM), spins
+
+
+@triton.jit
+def _store_narrowed(where, i, f, g, o, factor, mask, H: tl.constexpr):
+    """Stores four values, one per gate, times powers of two in float16; returns the largest of their sizes."""
+    store_gates(
+        where, narrowed(i, factor), narrowed(f, factor), narrowed(g, factor), narrowed(o, factor), mask, H
+    )
+    return tl.maximum(tl.maximum(tl.abs(i), tl.abs(f)), tl.maximum(tl.abs(g), tl.abs(o)))
+
+
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span",
                                "first_team", "first_slot"])  # fmt: skip
 def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, last_dh, last_dc, state_dc,
@@ -371,8 +334,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                   ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
                   CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr,
                   PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr,
-                  ENDS: tl.constexpr,
-                  BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
+                  ENDS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Runs steps end - 1 down to begin of the walk.
 
@@ -397,110 +359,76 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + TEAM * UNITS - 1) // (TEAM * UNITS) * TEAM
-    TERMS: tl.constexpr = 4 * H // TEAM
     EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
-    part, group, direction = _place(first_direction, first_group, groups, PARTS)
+    part, group, direction = place_of(first_direction, first_group, groups, PARTS)
     team, member = part // TEAM, part % TEAM
     backwards = (BACKWARDS >> direction) & 1
     group_number = direction * tl.cdiv(B, span) + group
     counter = counters + group_number * COUNTER_STRIDE
     team_number = group_number * (PARTS // TEAM) + team
     team_counter = counters + first_team + team_number * COUNTER_STRIDE
-
-    owner, half = weight_rows(TEAM * UNITS, SPLIT)
-    weight_unit = team * TEAM * UNITS + owner
-    matrix = recurrent + (direction * 4 * H + member * TERMS) * H
-    weights = load_weights(matrix, weight_unit, H, half, weight_unit < H, TERMS, SPLIT, CHUNK, CHUNKS, UP)
-
-    row, there, length = _rows(lengths, group, span, B, T, ROWS, 1, HAS_LENGTHS)
+    weights = _gate_columns(recurrent, direction, team, member, H, UNITS, TEAM, SPLIT, CHUNK, CHUNKS, UP)
+    row, there, length = group_rows(lengths, group, span, B, T, ROWS, 1, HAS_LENGTHS)
     unit = part * UNITS + tl.arange(0, UNITS)
     owned = there[:, None] & (unit < H)[None, :]
-    tile_row, tile_there, tile_length = _rows(lengths, group, span, B, T, ROWS, SPLIT, HAS_LENGTHS)
-    tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * TERMS
+    tile_row, tile_there, tile_length = group_rows(lengths, group, span, B, T, ROWS, SPLIT, HAS_LENGTHS)
+    tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * (4 * H // TEAM)
     state = (direction * B + row)[:, None] * H + unit[None, :]
-    dh_last = _given(last_dh + state, owned, ROWS, UNITS, HAS_LAST_H)
-    dc = tl.load(state_dc + state, mask=owned & (end < T), other=0.0)
-    dc += _given(last_dc + state, owned & (end == T), ROWS, UNITS, HAS_LAST_C)
+    dh_last = load_state(last_dh + state, owned, ROWS, UNITS, HAS_LAST_H)
+    dc = _kept(state_dc + state, last_dc + state, end == T, owned, ROWS, UNITS, HAS_LAST_C)
+    doutputs += direction * H + unit[None, :]
     slots = counters + first_slot
     if RING:
-        of_i, of_f, of_g, of_o = _inverse_factors(factors + direction * 4 * H + unit, unit < H, H)
+        of_i, of_f, of_g, of_o = inverse_factors(factors + direction * 4 * H + unit, unit < H, H, RING)
         most = tl.maximum(tl.maximum(of_i, of_f), tl.maximum(of_g, of_o))
         if (end == T) & (WAIT or begin == T):
-            first = (_positions(T - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row)[
-                :, None
-            ]
-            mask = (length == T)[:, None] & owned
-            given = tl.load(doutputs + first + direction * H + unit[None, :], mask=mask, other=0.0).to(
-                tl.float32
-            )
-            largest = tl.maximum(tl.abs(given), tl.where(mask, tl.abs(dh_last), 0.0))
-            _tell_largest(slots, T - 1, row, there, T, B, direction, tl.maximum(largest, tl.abs(dc)) * most)
+            largest = _from_outside(doutputs, dh_last, T - 1, length, row, owned, backwards, doutputs_step,
+                                    doutputs_row)  # fmt: skip
+            raise_bound(slots, T - 1, row, there, T, B, direction, tl.maximum(largest, tl.abs(dc)) * most)
             if WAIT:
                 arrive(counter)
     spins = tl.full((), SPINS, tl.int32)
     for number in range(end - begin):
         step = end - 1 - number
         active = (step < length)[:, None] & owned
-        position = _positions(step, length, backwards)
-        place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
-        own_cells = cells + place * H + unit[None, :]
-        i, f, g, o, before = _load_cell(sums + place * (4 * H) + unit[None, :], own_cells, active, H, EXACT)
-        incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
-        dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
+        place = places_at(step, length, row, backwards, T, B, direction)
+        i, f, g, o, before = _load_cell(sums, cells, place, unit, active, H, EXACT)
+        dh = _doutput(doutputs, step, length, row, active, backwards, doutputs_step, doutputs_row)
         squashed = _tanh(f * before + i * g, EXACT)
-        new = _begins(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
-        follows = _begins(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
+        new = begins_anew(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
+        follows = begins_anew(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
         if RING:
-            earlier = (
-                _positions(step - 1, length, backwards).to(tl.int64) * doutputs_step + row * doutputs_row
-            )
-            mask = ((step > 0) & (step <= length))[:, None] & owned
-            given = tl.load(doutputs + earlier[:, None] + direction * H + unit[None, :], mask=mask, other=0.0)
-            next_largest = tl.maximum(
-                tl.abs(given.to(tl.float32)), tl.where((step == length)[:, None], tl.abs(dh_last), 0.0)
-            )
+            next_largest = _from_outside(doutputs, dh_last, step - 1, length, row, owned, backwards, doutputs_step,
+                                         doutputs_row)  # fmt: skip
         if WAIT:
             spins = wait(counter, (number + 1 if RING else number) * PARTS, spins)
-        after = tl.minimum(step + 1, T - 1)
-        slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
-        if MULTIPLIES:
-            from_next = product(exchange + slot, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
-                                AHEAD, MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
-        if TEAM > 1:
-            if MULTIPLIES:
-                _store_partial(partials, team_number * TEAM + member, from_next, ROWS, TEAM * UNITS)
-            if WAIT:
-                arrive(team_counter)
-                spins = wait(team_counter, (number + 1) * TEAM, spins)
-            from_next = _sum_partials(partials, team_number * TEAM, member, ROWS, UNITS, TEAM)
-        else:
-            from_next = _laid_as_loads(from_next, ROWS, UNITS)
+        slot = exchange_rows(
+            tl.minimum(step + 1, T - 1), tile_length, tile_row, backwards, B, direction, RING
+        )
+        from_next, spins = _product_of_team(
+            exchange + slot * (4 * H) + tile_begin, tile_there, weights, partials, team_counter, team_number, member,
+            number, spins, H, UNITS, ROWS, TEAM, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED, ROWS_FIRST, PRECISION, UP,
+            WAIT, MULTIPLIES)  # fmt: skip
         if ENDS:
             if HAS_RESETS:
                 from_next = tl.where(follows, 0.0, from_next)
             if RING:
-                from_next = from_next / _row_factor(slots, step + 1, row, there, T, B, direction, _LEAST)
-            dh += tl.where((step + 1 == length)[:, None], dh_last, from_next)
-            dh += _poison(spins)
+                from_next /= row_factor(slots, step + 1, row, there, T, B, direction, LEAST_EXPONENT)
+            dh += tl.where((step + 1 == length)[:, None], dh_last, from_next) + _poison(spins)
             d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active, new, HAS_RESETS)
             if RING:
-                slot = _slots(step, length, row, backwards, B, direction, RING)
-                given = _row_factor(slots, step, row, there, T, B, direction, _LEAST)
-                x_i, x_f, x_g, x_o = d_i * of_i, d_f * of_f, d_g * of_g, d_o * of_o
-                _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], narrowed(x_i, given),
-                             narrowed(x_f, given), narrowed(x_g, given), narrowed(x_o, given), owned, H)  # fmt: skip
-                largest = tl.maximum(
-                    tl.maximum(tl.abs(x_i), tl.abs(x_f)), tl.maximum(tl.abs(x_g), tl.abs(x_o))
-                )
+                slot = exchange_rows(step, length, row, backwards, B, direction, RING)[:, None] * (4 * H)
+                factor = row_factor(slots, step, row, there, T, B, direction, LEAST_EXPONENT)
+                largest = _store_narrowed(exchange + slot + unit[None, :], d_i * of_i, d_f * of_f, d_g * of_g,
+                                          d_o * of_o, factor, owned, H)  # fmt: skip
                 largest = tl.maximum(largest, tl.maximum(tl.abs(dc), next_largest) * most)
-                earlier = tl.maximum(step - 1, 0)
-                _tell_largest(slots, earlier, row, there & (step > 0), T, B, direction, largest)
+                raise_bound(slots, tl.maximum(step - 1, 0), row, there & (step > 0), T, B, direction, largest)
             else:
-                _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
+                store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
             if WAIT:
                 arrive(counter)
             if RING:
-                _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
+                store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
     tl.store(state_dc + state, dc, mask=owned)
 
 
@@ -524,14 +452,16 @@ def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROW
     backwards = (BACKWARDS >> direction) & 1
     row = program // PARTS % groups * ROWS + tl.arange(0, ROWS)
     unit = program % PARTS * UNITS + tl.arange(0, UNITS)
-    length = _row_lengths(lengths, row, row < B, T, HAS_LENGTHS)
+    length = row_lengths(lengths, row, row < B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
-    c = _given(first_c + (direction * B + row)[:, None] * H + unit[None, :], owned, ROWS, UNITS, HAS_FIRST)
+    c = load_state(
+        first_c + (direction * B + row)[:, None] * H + unit[None, :], owned, ROWS, UNITS, HAS_FIRST
+    )
     for first in range(0, T, AHEAD):
         loaded = ()
         for n in tl.static_range(AHEAD):  # a step waits for the step before, but its loads do not
             active = (first + n < length)[:, None] & owned
-            position = _positions(first + n, length, backwards)
+            position = positions_at(first + n, length, backwards)
             gates = (
                 sums + ((direction * T + position).to(tl.int64) * B + row)[:, None] * (4 * H) + unit[None, :]
             )
@@ -539,11 +469,11 @@ def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROW
                 tl.load(gates, mask=active, other=0.0),
                 tl.load(gates + H, mask=active, other=0.0),
                 tl.load(gates + 2 * H, mask=active, other=0.0),
-                _begins(resets, first + n, length, row, backwards, B, HAS_RESETS)[:, None],
+                begins_anew(resets, first + n, length, row, backwards, B, HAS_RESETS)[:, None],
             )
         for n in tl.static_range(AHEAD):
             step = first + n
-            place = ((direction * T + _positions(step, length, backwards)).to(tl.int64) * B + row)[:, None]
+            place = ((direction * T + positions_at(step, length, backwards)).to(tl.int64) * B + row)[:, None]
             if HAS_RESETS:
                 c = tl.where(loaded[4 * n + 3], 0.0, c)
             tl.store(cells + place * H + unit[None, :], c, mask=owned & (step < T))

@@ -1,0 +1,111 @@
+"""Rows, positions and states of a walk over the steps, for the persistent kernels of LSTM layers.
+
+Sizes and walks are those of `persistent_kernels`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
+    """Returns the length of each row; 0 for rows that do not exist."""
+    if HAS_LENGTHS:
+        return tl.load(lengths + rows, mask=there, other=0).to(tl.int32)
+    else:
+        return tl.where(there, T, 0)
+
+
+@triton.jit
+def group_rows(
+    lengths, group, span, B, T, ROWS: tl.constexpr, SPLIT: tl.constexpr, HAS_LENGTHS: tl.constexpr
+):
+    """Returns, for a tile's SPLIT ROWS rows, the row of the batch, a mask of rows in this group, and the length.
+
+    Rows beyond the group map to the next group's rows, at distinct addresses, so that no row is read repeatedly; their
+    length is 0.
+    """
+    offset = tl.arange(0, SPLIT * ROWS) % ROWS
+    row = tl.minimum(group * span + offset, B - 1)
+    there = (offset < span) & (group * span + offset < B)
+    return row, there, row_lengths(lengths, row, there, T, HAS_LENGTHS)
+
+
+@triton.jit
+def positions_at(step, length, backwards):
+    """Returns the position of rows of these lengths at a step of the walk; padding is visited in ascending order."""
+    return tl.where((backwards != 0) & (step < length), length - 1 - step, step)
+
+
+@triton.jit
+def places_at(step, length, row, backwards, T, B, direction):
+    """Returns the rows (ROWS, 1) of tensors (D, T, B) at a step of the walk."""
+    return ((direction * T + positions_at(step, length, backwards)).to(tl.int64) * B + row)[:, None]
+
+
+@triton.jit
+def begins_anew(resets, step, length, row, backwards, B, HAS_RESETS: tl.constexpr):
+    """Returns True for rows whose state begins anew at a step of the walk; (1,) where none can."""
+    if HAS_RESETS:
+        position = positions_at(step, length, backwards) + backwards
+        inside = (step < length) & (position < length)
+        return tl.load(resets + position.to(tl.int64) * B + row, mask=inside, other=0) != 0
+    else:
+        return tl.full((1,), False, tl.int1)
+
+
+@triton.jit
+def exchange_rows(step, length, row, backwards, B, direction, RING: tl.constexpr):
+    """Returns the rows of the exchange tensor that hold a step: its positions, or slots of a ring of two steps."""
+    if RING:
+        return ((direction * 2 + step % 2) * B + row).to(tl.int64)
+    else:
+        return positions_at(step, length, backwards).to(tl.int64) * B + row
+
+
+@triton.jit
+def place_of(first_direction, first_group, groups, PARTS: tl.constexpr):
+    """Returns this program's part of the units, group of rows, and direction."""
+    program = tl.program_id(0)
+    group = first_group + program // PARTS % groups
+    return program % PARTS, group, first_direction + program // (PARTS * groups)
+
+
+@triton.jit
+def load_state(where, mask, ROWS: tl.constexpr, UNITS: tl.constexpr, GIVEN: tl.constexpr):
+    """Loads a state (ROWS, UNITS) in float32; zeros if none is given."""
+    if GIVEN:
+        return tl.load(where, mask=mask, other=0.0).to(tl.float32)
+    else:
+        return tl.zeros((ROWS, UNITS), tl.float32)
+
+
+@triton.jit
+def load_gates(where, mask, H: tl.constexpr):
+    """Loads four values in float32, one per gate."""
+    i = tl.load(where, mask=mask, other=0.0).to(tl.float32)
+    f = tl.load(where + H, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(where + 2 * H, mask=mask, other=0.0).to(tl.float32)
+    o = tl.load(where + 3 * H, mask=mask, other=0.0).to(tl.float32)
+    return i, f, g, o
+
+
+@triton.jit
+def store_gates(where, i, f, g, o, mask, H: tl.constexpr):
+    """Stores four values, one per gate."""
+    kind = where.dtype.element_ty
+    tl.store(where, i.to(kind), mask=mask)
+    tl.store(where + H, f.to(kind), mask=mask)
+    tl.store(where + 2 * H, g.to(kind), mask=mask)
+    tl.store(where + 3 * H, o.to(kind), mask=mask)
+
+
+@triton.jit
+def gate_parts(shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """Returns the gates' parts (ROWS, UNITS) of a product (ROWS, 4 UNITS); the gates of a unit are adjacent in it."""
+    even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
+    share_i, share_g = tl.split(even)
+    share_f, share_o = tl.split(odd)
+    return share_i, share_f, share_g, share_o
