@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct
 from econmt_runtime.library import Floats, Ids
@@ -18,20 +20,22 @@ class RuntimeLayer:
     """Layer of a cell.
 
     Attributes:
-        read: Product with the layer's input, including its bias.
-        recur: Product with the state h, of cells that have one.
+        read: Product with the layer's input, including its bias; None in upper LSTM layers of decoders.
+        recur: Product with the state h, of cells that have one; in those layers, of the input and h together.
         gates: G.
         states: Number of states.
         number: Number of the cell in the C library.
     """
 
+    read: RuntimeProduct | None = None
     recur: RuntimeProduct | None = None
     gates = 2
     states = 1
     number = 2
 
     def __init__(self, arrays: Arrays, name: str) -> None:
-        self.read = RuntimeProduct.named(arrays, f"{name}.read")
+        if f"{name}.read.weight" in arrays:
+            self.read = RuntimeProduct.named(arrays, f"{name}.read")
         if f"{name}.recur.weight" in arrays:
             self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
 
@@ -56,6 +60,11 @@ class RuntimeDecoderLayer(RuntimeLayer, ABC):
             share: Result of :attr:`read`, (R, G H); may be overwritten. states: States before the step, (R, H) each.
         """
 
+    def upper_step(self, read: Floats, states: States) -> tuple[Floats, States]:
+        """Computes :meth:`step` of an upper layer from its input (R, .)."""
+        assert self.read is not None
+        return self.step(self.read(read), states)
+
 
 class RuntimeLSTM(RuntimeDecoderLayer):
     """LSTM layer with the states h and c."""
@@ -68,8 +77,12 @@ class RuntimeLSTM(RuntimeDecoderLayer):
         """See :class:`RuntimeDecoderLayer`."""
         return self.advance(states[0], share, states[1])
 
-    def advance(self, h: Floats, share: Floats, c: Floats) -> tuple[Floats, States]:
-        """Computes the step from what the recurrent product reads, the other products' share (R, 4H), and c."""
+    def upper_step(self, read: Floats, states: States) -> tuple[Floats, States]:
+        """See :class:`RuntimeDecoderLayer`."""
+        return self.advance(np.concatenate([read, states[0]], 1), None, states[1])
+
+    def advance(self, h: Floats, share: Floats | None, c: Floats) -> tuple[Floats, States]:
+        """Computes the step from what the recurrent product reads, the share (R, 4H) of other inputs, and c."""
         assert self.recur is not None
         h, after = library.lstm_step(self.recur(h, share), c)
         return h, (h, after)

@@ -68,7 +68,11 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
     feeding = decoder["feeding"]
     checker.layer("decoder.0", cell, embedded, size, 2 * size if feeding else size)
     for layer in range(1, layers):
-        checker.layer(f"decoder.{layer}", cell, size if feeding else size + encoded, size, size)
+        below = size if feeding else size + encoded
+        if cell == "lstm":
+            checker.product(f"decoder.{layer}.recur", below + size, CELLS[cell].gates * size)
+        else:
+            checker.layer(f"decoder.{layer}", cell, below, size, size)
     if "start.weight" in checker.arrays:
         checker.product("start", encoded, layers * CELLS[cell].states * size)
     keys = checker.product("attention.key", encoded) if "attention.key.weight" in checker.arrays else encoded

@@ -34,14 +34,14 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
+from econmt.model.inference.layout import dense
 from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
-from econmt_ops.core.weights import LowRank
 
-RUNTIME_FORMAT = "econmt-runtime-2"
+RUNTIME_FORMAT = "econmt-runtime-3"
 FILE_SUFFIX = ".pyz"
 """End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
@@ -221,17 +221,11 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
         raise InputError(f"{folder}: the runtime supports residual encoders only with a bidirectional layer")
 
 
-def _dense(matrix: Any) -> Tensor:
-    """Returns a weight; if it is factorized, the product of its factors."""
-    dense: Tensor = matrix.left @ matrix.right if isinstance(matrix, LowRank) else matrix
-    return dense
-
-
 def _layer(made: dict[str, Tensor], name: str, cell: str, weights: Any) -> None:
     """Adds a layer's weights: ``read`` multiplies its input, ``recur`` its state h."""
-    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _dense(weights.input), weights.bias
+    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = dense(weights.input), weights.bias
     if cell != "ssru":
-        made[f"{name}.recur.weight"] = _dense(weights.hidden)
+        made[f"{name}.recur.weight"] = dense(weights.hidden)
     if cell == "gru":
         made[f"{name}.recur.bias"] = weights.hidden_bias
 
@@ -251,11 +245,18 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
     for number, weights in enumerate(weights_of(encoder.upper_layers), len(pairs[0])):
         _layer(made, f"encoder.{number}.0", encoder.config.cell, weights)
     for number, weights in enumerate(weights_of(decoder.layers)):
-        _layer(made, f"decoder.{number}", decoder.config.cell, weights)
+        if number > 0 and decoder.config.cell == "lstm":  # its input and h are multiplied in one product
+            joined = torch.cat([dense(weights.input), dense(weights.hidden)], 1)
+            made[f"decoder.{number}.recur.weight"], made[f"decoder.{number}.recur.bias"] = (
+                joined,
+                weights.bias,
+            )
+        else:
+            _layer(made, f"decoder.{number}", decoder.config.cell, weights)
     search = SearchWeights.of(decoder, attention.query)
     if search.fed is not None:
-        made["decoder.0.read.weight"] = _dense(search.word)
-        recurrent = torch.cat([_dense(search.fed), made["decoder.0.recur.weight"]], 1)
+        made["decoder.0.read.weight"] = dense(search.word)
+        recurrent = torch.cat([dense(search.fed), made["decoder.0.recur.weight"]], 1)
         made["decoder.0.recur.weight"] = recurrent
     if attention.key is not None:
         made["attention.key.weight"] = attention.key.weight

@@ -6,6 +6,7 @@ Shapes: B batch, T target positions, S source positions, I embedding size, H dec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -126,13 +127,21 @@ class Decoder(nn.Module, ABC):
             Attentional hidden vectors (B, T, H), attention (B, T, S), and the state after the last position.
         """
 
-    def initial_state(self, summary: Tensor) -> Recurrent:
-        """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero."""
+    def initial_state(self, summary: Tensor, start: Callable[[Tensor], Tensor] | None = None) -> Recurrent:
+        """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero.
+
+        ``start`` replaces the affine map. The tanh of its results is rounded from float64, so that other libraries
+        compute the same values.
+        """
         batch, size, names = summary.shape[0], self.config.size, self.started
         if self.start is None:
             vectors = summary.new_zeros(batch, len(names), len(self.layers), size)
         else:
-            vectors = self.start_vectors(self.start(summary)).view(batch, len(names), len(self.layers), size)
+            if start is None:
+                vectors = self.start_vectors(self.start(summary))
+            else:
+                vectors = self.start_vectors(start(summary).double()).to(summary.dtype)
+            vectors = vectors.view(batch, len(names), len(self.layers), size)
         # States that accumulate over steps have at least float32; h does not accumulate.
         exact = torch.promote_types(vectors.dtype, torch.float32)
         parts = [

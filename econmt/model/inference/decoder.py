@@ -22,8 +22,8 @@ from econmt.model.attention import Attention
 from econmt.model.cell_steps import layer_step
 from econmt.model.decoder import Decoder, Recurrent
 from econmt.model.inference.copying import CopyStep
-from econmt.model.inference.encoder import PrepackedEncoder
-from econmt.model.inference.layout import Gates, WordShares, is_watched, prepacked, value_type
+from econmt.model.inference.encoder import PrepackedEncoder, prepacks
+from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
 from econmt.model.inference.unfused import UnfusedStepDecoder
@@ -63,9 +63,7 @@ class IncrementalModel:
         self.unfused = model.decoder.is_unfused  # then there is no grid at fixed addresses
         self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
-            on_cpu = model.output.weight.device.type == "cpu"
-            prepacks = on_cpu and model.encoder.prepacked and not self.unfused
-            self._encoder = PrepackedEncoder(model, dtype) if prepacks else None
+            self._encoder = PrepackedEncoder(model, dtype) if prepacks(model, dtype) else None
             embedding, copying = model.target_embedding.weight.detach(), model.copying
             self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
             self._logits = torch.empty(
@@ -80,6 +78,15 @@ class IncrementalModel:
         kind = UnfusedStepDecoder if self.unfused else kind
         dtype = self._dtype if self.unfused else self.precision
         return kind(decoder, self.model.target_embedding.weight.detach(), dtype)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _start(self) -> Product | Int8Product | None:
+        """Product of the initial state in 8 bits; None in other types, which the decoder computes by itself."""
+        start = self.model.decoder.start
+        if start is None or self.precision != torch.int8 or self.unfused:
+            return None
+        return prepacked(start.weight, start.bias, torch.int8)
 
     @functools.cached_property
     @torch.no_grad()
@@ -106,13 +113,15 @@ class IncrementalModel:
         """Returns the encoder's output and the decoder's initial state."""
         assert not self.model.training, "a search needs a model in evaluation mode"
         lower = autocast_to(source.device, self._dtype)
-        if self._encoder is None or is_watched():  # memory estimates trace the model's encoder
+        if (
+            self._encoder is None or not self._encoder.can_run or is_watched()
+        ):  # memory estimates trace the model's encoder
             with lower:
                 encoded = self.model.encode(source, lengths)
         else:
             encoded = self._encoder(source, lengths)
         with lower:
-            return encoded, self.model.decoder.initial_state(encoded.summary)
+            return encoded, self.model.decoder.initial_state(encoded.summary, self._start)
 
     def encode(self, source: Tensor, lengths: Tensor) -> AnyState:
         """Encodes ``source`` (B, S) int64, including EOS, padded; ``lengths`` (B,) int64 include EOS.
@@ -359,7 +368,7 @@ class _StepDecoder:
         """Packs the weights of the layers."""
         bottom, *upper = weights_of(decoder.layers)
         word = Gates([weights.word], bottom.bias, dtype)
-        self.words = WordShares(embedding, word, 4 * decoder.config.size)
+        self.words = WordShares(EmbeddingRows(embedding, dtype), word, 4 * decoder.config.size)
         self.bottom = Gates([*([] if weights.fed is None else [weights.fed]), bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
 
@@ -441,7 +450,7 @@ class _CellStepDecoder(_StepDecoder):
         assert not self.feeding
         cell = decoder.cell.cell
         self.count = len(cell.states)
-        self.embedding = embedding
+        self.embedding = EmbeddingRows(embedding, dtype)
 
         def product(matrix: Tensor, bias: Tensor | None) -> Gates:
             return Gates([matrix], bias, dtype)
@@ -451,13 +460,13 @@ class _CellStepDecoder(_StepDecoder):
             return rounded.to(accumulate_dtype(rounded.dtype))
 
         self.steps = [layer_step(cell, part, product, extra) for part in weights_of(decoder.layers)]
-        self.words = WordShares(embedding, self.steps[0].read, self.steps[0].width)
+        self.words = WordShares(self.embedding, self.steps[0].read, self.steps[0].width)
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         return (), tuple(part.contiguous() for parts in layers for part in parts)
 
     def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
-        read = self.embedding.index_select(0, tokens).to(self.dtype)
+        read = self.embedding(tokens).to(self.dtype)
         return self.steps[0](self.words(tokens), read, state.memory[: self.count])
 
     def upper_step(

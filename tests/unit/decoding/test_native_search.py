@@ -23,7 +23,7 @@ from econmt_ops.backends.c.library import Library
 from tests.unit.decoding.test_real_model import SIZE, SOURCES, VARIANTS, make_model
 from tests.unit.decoding.test_translator import Letters
 
-KNOWN = sorted({*VARIANTS} - {"layer-norm"})
+KNOWN = sorted(VARIANTS)
 LIMITS = torch.tensor([4, 9, 12, 2])
 OPTIONS = [
     {"beam_size": 4, "nbest_size": 4},
@@ -297,7 +297,6 @@ def test_numbers_that_are_not_finite_give_no_translation() -> None:
 def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
     model = IncrementalModel(make_model("additive"))
     assert not has_native_search(model, SearchOptions(**given))
-    assert not has_native_search(IncrementalModel(make_model("layer-norm")), SearchOptions())
     assert not has_native_search(IncrementalModel(make_model("additive").double()), SearchOptions())
     with native.without():
         assert not has_native_search(model, SearchOptions())

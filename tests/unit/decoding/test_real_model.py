@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "deep": {"decoder": {"size": 8, "layers": 3, "residual": True}, "encoder": {"size": 8, "layers": 2}},
     "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
     "average": {"decoder": {"size": 8, "state_init": "avg"}},
+    "ssru": {"decoder": {"cell": "ssru", "size": 8, "layers": 2, "input_feeding": False, "residual": True}},
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
