@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt.model.decoder import Decoder
+from econmt.model.layers import weights_of
 from econmt_ops import GRUWeights, LSTMWeights
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.weights import Matrix
@@ -25,6 +26,12 @@ def four_gates(layer: GRUWeights) -> LSTMWeights:
         torch.cat([layer.hidden[:rz], nothing, layer.hidden[rz:]]),
         torch.cat([layer.bias[:rz] + layer.hidden_bias[:rz], layer.bias[rz:], layer.hidden_bias[rz:]]),
     )
+
+
+def step_layers(decoder: Decoder) -> tuple[Any, ...]:
+    """Returns the weights of a decoder's layers, bottom first, as searches in C and the exported runtime read them."""
+    layers = weights_of(decoder.layers)
+    return tuple(map(four_gates, layers)) if decoder.config.cell == "gru" else layers
 
 
 class SearchWeights(NamedTuple):
