@@ -34,9 +34,10 @@ from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.layout import dense
-from econmt.model.inference.weights import SearchWeights, step_layers
+from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
+from econmt_ops import GRUWeights
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 
@@ -221,7 +222,7 @@ def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
     made[f"{name}.read.weight"], made[f"{name}.read.bias"] = dense(weights.input), weights.bias
     if hasattr(weights, "hidden"):
         made[f"{name}.recur.weight"] = dense(weights.hidden)
-    if hasattr(weights, "hidden_bias"):
+    if isinstance(weights, GRUWeights):
         made[f"{name}.recur.bias"] = weights.hidden_bias
 
 
@@ -239,7 +240,7 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             _layer(made, f"encoder.{number}.{way}", weights)
     for number, weights in enumerate(weights_of(encoder.upper_layers), len(pairs[0])):
         _layer(made, f"encoder.{number}.0", weights)
-    layers = step_layers(decoder)
+    layers = search_layers(decoder)
     for number, weights in enumerate(layers):
         name = f"decoder.{number}"
         if number > 0 and hasattr(weights, "hidden"):  # its input and h are multiplied in one product
@@ -294,7 +295,7 @@ def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
     """Returns the content of ``model.json``, without checksums."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
-    bottom = weights_of(model.decoder.layers)[0].input
+    bottom = search_layers(model.decoder)[0].input
     asked = SearchWeights.of(model.decoder, attention.query, bottom).asked
     return {
         "format": RUNTIME_FORMAT,

@@ -183,13 +183,7 @@ class CheckpointedModel(TranslationModel):
         sizes = original.source_size, original.target_size
         super().__init__(config, *sizes, REFERENCE)
         self.scope = scope
-        decoder = CheckpointedDecoder(
-            config.decoder,
-            config.attention,
-            config.embedding_widths[1],
-            config.encoder.size,
-            config.dropouts,
-        )
+        decoder = CheckpointedDecoder(config)
         decoder.scope = scope
         self.decoder = decoder
         others = dict(original.named_modules())

@@ -10,6 +10,7 @@ attention size, E encoder size, V target vocabulary.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ from econmt.model.inference.encoder import PrepackedEncoder, prepacks
 from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
-from econmt.model.inference.weights import SearchWeights
+from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import steps_for, triton
 from econmt_ops.backends.eager import advance_cell
 from econmt_ops.cells.output import output_forward
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product
@@ -67,7 +69,7 @@ class IncrementalModel:
     @torch.no_grad()
     def _decoder(self) -> _StepDecoder:
         decoder = self.model.decoder
-        kind = _StepDecoder if decoder.cell.prepacked else _CellStepDecoder
+        kind = {"lstm": _StepDecoder, "gru": _GRUStepDecoder}.get(decoder.config.cell, _CellStepDecoder)
         return kind(decoder, self.model.target_embedding.weight.detach(), self.precision)
 
     @functools.cached_property
@@ -215,9 +217,9 @@ class _StepDecoder:
         config = decoder.config
         self.feeding, self.residual, self.layers = config.input_feeding, config.residual, config.layers
         self.attention = StepAttention(decoder.attention, dtype, embedding.device)
-        bottom = weights_of(decoder.layers)[0].input
-        weights = SearchWeights.of(decoder, self.attention.query, bottom)
-        self.pack(decoder, weights, embedding, dtype)
+        layers = self.layers_of(decoder)
+        weights = SearchWeights.of(decoder, self.attention.query, layers[0].input)
+        self.pack(decoder.cell.cell, layers, weights, embedding, dtype)
         self.from_values = prepacked(weights.values, None, dtype)
         self.size, self.dtype = config.size, value_type(dtype)
         self.reads_contexts, self.asked = weights.contexts, weights.asked
@@ -228,11 +230,22 @@ class _StepDecoder:
         self.context_bias, *norm = (None if part is None else part.detach().to(self.dtype) for part in kept)
         self.norm = None if norm[0] is None or norm[1] is None else (norm[0], norm[1])
 
-    def pack(self, decoder: Decoder, weights: SearchWeights, embedding: Tensor, dtype: torch.dtype) -> None:
+    def layers_of(self, decoder: Decoder) -> tuple[Any, ...]:
+        """Returns the weights of the layers."""
+        return search_layers(decoder)
+
+    def pack(
+        self,
+        cell: Cell,  # noqa: ARG002  all layers have four gates
+        layers: tuple[Any, ...],
+        weights: SearchWeights,
+        embedding: Tensor,
+        dtype: torch.dtype,
+    ) -> None:
         """Packs the weights of the layers."""
-        bottom, *upper = weights_of(decoder.layers)
+        bottom, *upper = layers
         word = Gates([weights.word], bottom.bias, dtype)
-        self.words = WordShares(EmbeddingRows(embedding, dtype), word, 4 * decoder.config.size)
+        self.words = WordShares(EmbeddingRows(embedding, dtype), word, len(bottom.bias))
         self.bottom = Gates([*([] if weights.fed is None else [weights.fed]), bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
 
@@ -281,20 +294,19 @@ class _StepDecoder:
     def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Computes the bottom layer's output (R, H) and its states after the step."""
         fed = (state.output,) if self.feeding else ()
-        gates = self.bottom(*fed, state.hidden[0], start=self.words(tokens))
-        h, c = self._advance(gates, state.memory[0])
-        return h, (h, c)
+        return self.advance(self.bottom(*fed, state.hidden[0], start=self.words(tokens)), 0, state)
 
     def upper_step(
         self, layer: int, read: Tensor, state: IncrementalState
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Computes an upper layer's output (R, H) and its states after the step."""
-        gates = self.upper[layer - 1](read, state.hidden[layer])
-        h, c = self._advance(gates, state.memory[layer])
-        return h, (h, c)
+        return self.advance(self.upper[layer - 1](read, state.hidden[layer]), layer, state)
 
-    def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes h, in the type of products, and c after a step from the pre-activations (R, 4H)."""
+    def advance(
+        self, gates: Tensor, layer: int, state: IncrementalState
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Computes h, in the type of products, and the states after a step from the pre-activations (R, 4H)."""
+        c = state.memory[layer]
         h, after = torch.empty_like(c, dtype=self.dtype), torch.empty_like(c)
         if triton.serves(gates):
             steps_for(gates, "triton").cell_forward(gates, c, after, [h], keep=False)
@@ -305,14 +317,38 @@ class _StepDecoder:
             h.copy_(output)
         else:
             advance_cell(gates.to(c.dtype), c, h, after)
-        return h, after
+        return h, (h, after)
+
+
+class _GRUStepDecoder(_StepDecoder):
+    """One step of a decoder of GRU layers, as one of LSTM layers without c."""
+
+    def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return tuple(h.to(self.dtype) for (h,) in layers), ()
+
+    def advance(
+        self, gates: Tensor, layer: int, state: IncrementalState
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        r, z, read, recurrent = gates.to(self.attention.accumulate).chunk(4, 1)
+        n = tanh_(torch.addcmul(read, r.sigmoid(), recurrent))
+        h = torch.lerp(n, state.hidden[layer].to(n.dtype), z.sigmoid()).to(self.dtype)
+        return h, (h,)
 
 
 class _CellStepDecoder(_StepDecoder):
     """One step of a decoder whose layers have any other cell."""
 
-    def pack(self, decoder: Decoder, weights: SearchWeights, embedding: Tensor, dtype: torch.dtype) -> None:
-        cell = decoder.cell.cell
+    def layers_of(self, decoder: Decoder) -> tuple[Any, ...]:
+        return weights_of(decoder.layers)
+
+    def pack(
+        self,
+        cell: Cell,
+        layers: tuple[Any, ...],
+        weights: SearchWeights,
+        embedding: Tensor,
+        dtype: torch.dtype,
+    ) -> None:
         self.count = len(cell.states)
         self.embedding = EmbeddingRows(embedding, dtype)
 
@@ -323,7 +359,7 @@ class _CellStepDecoder(_StepDecoder):
             rounded = part.detach().to(value_type(dtype))
             return rounded.to(accumulate_dtype(rounded.dtype))
 
-        bottom, *upper = weights_of(decoder.layers)
+        bottom, *upper = layers
         self.fed: Gates | None = None
         if weights.fed is not None:
             self.fed, bottom = Gates([weights.fed], None, dtype), bottom._replace(input=weights.word)

@@ -18,7 +18,7 @@ from torch import Tensor
 from econmt.model.decoder import Memory
 from econmt.model.inference.layout import TABLE_BYTES, EmbeddingRows, dense, prepacked
 from econmt.model.inference.state import Shortlist
-from econmt.model.inference.weights import SearchWeights, step_layers
+from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
@@ -109,7 +109,7 @@ class NativeDecoder:
         decoder, attention = model.decoder, model.decoder.attention
         config, size = decoder.config, decoder.config.size
         embedding = EmbeddingRows(model.target_embedding.weight, dtype)
-        bottom, *upper = step_layers(decoder)
+        bottom, *upper = search_layers(decoder)
         weights = SearchWeights.of(decoder, attention.query, bottom.input)
         lowest = [dense(part) for part in (weights.fed, *_hidden(bottom)) if part is not None]
         readout = model.readout

@@ -14,11 +14,16 @@ from econmt_ops.core.low_rank import columns
 from econmt_ops.core.weights import Matrix
 
 
-def four_gates(layer: GRUWeights) -> LSTMWeights:
-    """Returns a GRU layer with four gates whose products of inputs and h are summed, as searches in C read it.
+def search_layers(decoder: Decoder) -> tuple[Any, ...]:
+    """Returns the weights of a decoder's layers, with four gates in GRUs, whose products of inputs and h are summed.
 
-    They are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The others' rows are zero.
+    These are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The other rows are zero.
     """
+    layers = weights_of(decoder.layers)
+    return tuple(map(_four_gates, layers)) if decoder.config.cell == "gru" else layers
+
+
+def _four_gates(layer: GRUWeights) -> LSTMWeights:
     rz = 2 * layer.hidden.shape[1]
     nothing = torch.zeros_like(layer.hidden[rz:])
     return LSTMWeights(
@@ -26,12 +31,6 @@ def four_gates(layer: GRUWeights) -> LSTMWeights:
         torch.cat([layer.hidden[:rz], nothing, layer.hidden[rz:]]),
         torch.cat([layer.bias[:rz] + layer.hidden_bias[:rz], layer.bias[rz:], layer.hidden_bias[rz:]]),
     )
-
-
-def step_layers(decoder: Decoder) -> tuple[Any, ...]:
-    """Returns the weights of a decoder's layers, bottom first, as searches in C and the exported runtime read them."""
-    layers = weights_of(decoder.layers)
-    return tuple(map(four_gates, layers)) if decoder.config.cell == "gru" else layers
 
 
 class SearchWeights(NamedTuple):

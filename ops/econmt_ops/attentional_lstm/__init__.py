@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
@@ -40,20 +41,20 @@ _KINDS = (
 
 def _check_layers(check: Shapes, layers: tuple[DecoderLayer, ...], feeds: bool) -> None:
     """Checks the weights of the stack, and records H."""
-    first = layers[0]
-    is_lstm = isinstance(first, (LSTMWeights, LowRankLSTMWeights))
-    hidden = hidden_size(first) if is_lstm else cell_of(first).hidden_size(first, check.sizes["I"])
-    bottom = "I"
-    if feeds and hidden is not None:
-        check.sizes["H"], check.sizes["I+H"], bottom = hidden, check.sizes["I"] + hidden, "I+H"
-    if is_lstm:
+    first, bottom = layers[0], "I"
+    if isinstance(first, (LSTMWeights, LowRankLSTMWeights)):
+        hidden = hidden_size(first)
+        if feeds and hidden is not None:
+            check.sizes["H"], check.sizes["I+H"], bottom = hidden, check.sizes["I"] + hidden, "I+H"
         check_layers(check, layers, bottom)  # type: ignore[arg-type]  # all layers have the same class
         return
-    check.sizes["H"] = hidden
+    check.sizes["H"] = size = cell_of(first).hidden_size(first, check.sizes["I"])
     for number, layer in enumerate(layers):
-        wanted = cell_of(layer).parameter_shapes(check.sizes["H" if number else bottom], hidden)
-        for field, tensor in zip(layer._fields, layer, strict=True):
-            check.exactly(f"weights.layers[{number}].{field}", tensor, wanted[field], ("I", "H"))
+        inputs = size if number else check.sizes["I"] + size * feeds
+        wanted = cell_of(layer).parameter_shapes(inputs, size)
+        for field in layer._fields:
+            name = f"weights.layers[{number}].{field}"
+            check.exactly(name, getattr(layer, field), wanted[field], ("I", "H"))
 
 
 def _check_output(check: Shapes, weights: AttentionalLSTMWeights) -> None:
@@ -132,6 +133,17 @@ def _check_kinds(weights: object, state: object) -> None:
         raise ValueError(f"attentional_lstm: weights must be AttentionalLSTMWeights, got {kind_of(weights)}")  # noqa: TRY004  as all of its errors
     if not isinstance(state, (AttentionalLSTMState, type(None))):
         raise ValueError(f"attentional_lstm: state must be AttentionalLSTMState, got {kind_of(state)}")  # noqa: TRY004  as all of its errors
+
+
+def _detail(inputs: Inputs, weights: AttentionalLSTMWeights, options: DecoderOptions) -> str:
+    """Returns the properties of a call, beside its sizes, that change the amount of work."""
+    kind = "dot" if weights.score is None else "additive" if options.layer_norm is None else "additive-norm"
+    parts = [f"layers={len(weights.layers)}", kind, "fed" if options.input_feeding else "not-fed"]
+    cell = cell_of(weights.layers[0])
+    parts += [cell.name] * (cell is not LSTM)
+    parts += [f"covered={weights.coverage.kind}"] if weights.coverage is not None else []
+    parts += ["gated"] * (weights.gate is not None) + ["normed"] * (weights.output_norm is not None)
+    return " ".join(parts + ["repeated"] * isinstance(inputs, UniqueRows))
 
 
 def attentional_lstm(
@@ -251,14 +263,5 @@ def attentional_lstm(
         return result
 
     arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output, coverage), layer_norm)
-    kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
-    if weights.coverage is not None:
-        kind += f" covered={weights.coverage.kind}"
-    if weights.output_norm is not None or weights.gate is not None:
-        kind += f" {'gated' * (weights.gate is not None)}{'normed' * (weights.output_norm is not None)}"
-    if names != ("h", "c") or not isinstance(weights.layers[0], (LSTMWeights, LowRankLSTMWeights)):
-        kind += f" {cell_of(weights.layers[0]).name}"
-    suffix = " repeated" if isinstance(inputs, UniqueRows) else ""
-    detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}{suffix}"
-    problem = Problem("attentional_lstm", arguments, dtype, check.sizes, detail)
+    problem = Problem("attentional_lstm", arguments, dtype, check.sizes, _detail(inputs, weights, options))
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)

@@ -17,8 +17,9 @@ from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors
 from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
-from econmt_ops.core.gemm import Product, multiply
+from econmt_ops.core.gemm import multiply
 from econmt_ops.core.loops import steps_of
+from econmt_ops.core.low_rank import AnyProduct
 from econmt_ops.dispatch.rule import device_of
 
 
@@ -31,21 +32,17 @@ class _Pair:
     """
 
     def __init__(self, problem: AttentionalProblem, input: Tensor, hidden: Tensor, back: bool) -> None:  # noqa: A002
-        self._both: Tensor | None = None
-        self._each: tuple[Product, Product] | None = None
+        self._both = input
+        self._each: list[AnyProduct] = []
         if device_of(problem.inputs) == "cuda":
             both = torch.stack([input, hidden])
             self._both = both if back else both.transpose(1, 2)
         else:
-            parts = (input.t(), hidden.t()) if back else (input, hidden)
-            first, second = (problem.product(part) for part in parts)
-            assert isinstance(first, Product)
-            assert isinstance(second, Product)
-            self._each = first, second
+            self._each = [problem.product(part.t() if back else part) for part in (input, hidden)]
 
     def into(self, out: Tensor, rows: Tensor, start: Tensor | None = None) -> None:
         """Writes the products of rows (2, B, K) plus ``start`` (2, B, N) to ``out`` (2, B, N), which may be it."""
-        if self._each is not None:
+        if self._each:
             for number, product in enumerate(self._each):
                 product.into(out[number], rows[number], None if start is None else start[number])
         elif start is None:

@@ -275,12 +275,12 @@ class AttentionalProblem:
         """Returns the weights of a layer of another cell in the compute type, ``extra`` in the accumulate type."""
         call, dtype = self.call, self.dtype
         each = len(call.extra) // len(call.first_h)
-        biases = [
+        bias, recurrent_bias = (
             parts[number].to(dtype) if parts else None for parts in (call.biases, call.recurrent_biases)
-        ]
+        )
         extra = [self.rounded(part) for part in call.extra[number * each : (number + 1) * each]]
-        matrices = call.input_weights[number].to(dtype), call.hidden_weights[number].to(dtype)
-        return CellWeights(*matrices, *biases, tuple(extra))
+        read, recurrent = call.input_weights[number].to(dtype), call.hidden_weights[number].to(dtype)
+        return CellWeights(read, recurrent, bias, recurrent_bias, tuple(extra))
 
     def rounded(self, weight: Tensor) -> Tensor:
         """Returns a weight in the accumulate type, rounded to the compute type, as all weights are."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -106,6 +106,20 @@ def attentional_lstm(
     return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1], coverage)
 
 
+class _NoCoverage(NamedTuple):
+    """Values of the operator's arguments that stand for no coverage."""
+
+    kind: str = ""
+    key: None = None
+    shares: None = None
+    attention: None = None
+    state: None = None
+    recurrent: None = None
+
+
+_NO_COVERAGE = _NoCoverage()
+
+
 def _arguments(
     inputs: Inputs,
     keys: Tensor,
@@ -118,16 +132,16 @@ def _arguments(
 ) -> AttentionalArguments:
     """Returns the arguments of the operator."""
     cell = cell_of(weights.layers[0])
+    recurrent: list[Tensor] = []
+    extra: list[Tensor] = []
     if cell is LSTM:
-        lists = *tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers)), [], []
+        matrices, hiddens, biases = tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers))
     else:
         parts = [cell.split(layer) for layer in weights.layers]
-        biases, recurrent = (
-            [part for part in each if part is not None]
-            for each in zip(*((part.read_bias, part.recurrent_bias) for part in parts), strict=True)
-        )
+        matrices, hiddens = [part.input for part in parts], [part.hidden for part in parts]
+        biases = [part.read_bias for part in parts if part.read_bias is not None]
+        recurrent = [part.recurrent_bias for part in parts if part.recurrent_bias is not None]
         extra = [tensor for part in parts for tensor in part.extra]
-        lists = [part.input for part in parts], [part.hidden for part in parts], biases, recurrent, extra
     combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
     if weights.gate is not None and combine_bias is not None:
         combine = torch.cat([weights.gate.weight, combine])
@@ -137,28 +151,40 @@ def _arguments(
     if coverage is not None and first is None:
         shape = *keys.shape[:2], coverage.key.shape[1]
         first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))
-    name = cell.name
+    covered = _NO_COVERAGE if coverage is None else coverage
+    gain, shift = options.layer_norm or (None, None)
+    output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
         values_of(inputs),
         keys,
         values,
-        *lists,
+        matrices,
+        hiddens,
+        biases,
+        recurrent,
+        extra,
         weights.query,
         weights.score,
         combine,
         combine_bias,
         context_bias,
-        *(options.layer_norm or (None, None)),
-        *(weights.output_norm or (None, None)),
-        *((None,) * 5 if coverage is None else coverage[1:]),
+        gain,
+        shift,
+        output_gain,
+        output_shift,
+        covered.key,
+        covered.shares,
+        covered.attention,
+        covered.state,
+        covered.recurrent,
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
         [states[0] for states in state.layers],
         [other for states in state.layers for other in states[1:]],
         state.output,
         first,
-        name,
-        "" if coverage is None else coverage.kind,
+        cell.name,
+        covered.kind,
         options.residual,
         options.dropout,
         *split_seed(options.seed),

@@ -98,7 +98,9 @@ class EagerAttention:
         dstate: Tensor | None = None,
     ) -> None:
         """Implements `protocol.AttentionKernels.backward`; a block a step at a time."""
-        assert coverage is dcoverage is dstate is None
+        assert coverage is None
+        assert dcoverage is None
+        assert dstate is None
         if query.dim() == 3:
             for step in steps_of(range(len(query))):
                 step_dweights = None if dweights is None else dweights[step]

@@ -122,7 +122,7 @@ class _Workspace:
 class EagerSteps:
     """Pointwise work and reductions of a call's steps in PyTorch operators; other backends override its methods."""
 
-    _attention: Callable[..., AttentionKernels] = EagerAttention
+    _attention: Callable[..., EagerAttention] = EagerAttention
     """Class of the attention kernels."""
 
     def __init__(self, like: Tensor) -> None:
@@ -339,11 +339,8 @@ class EagerSteps:
 
     def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None = None) -> AttentionKernels:
         """Returns the attention kernels of this call."""
-        return (
-            self._attention(inputs)
-            if coverage is None
-            else CoveredAttention(self._attention(inputs), inputs, coverage)
-        )
+        attention = self._attention(inputs)
+        return attention if coverage is None else CoveredAttention(attention, inputs, coverage)
 
     def output_forward(self, step: OutputStep, outputs: Sequence[Tensor]) -> None:
         """Computes the output of a step; ``outputs`` (B, H), one or two, are written, the first is ``step.output``."""

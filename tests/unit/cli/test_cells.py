@@ -16,6 +16,13 @@ CELLS = (
     "training.max_updates=6",
     "training.checkpoint_interval=3",
 )
+FEEDING = (
+    "model.decoder={cell: gru, size: 8, layers: 2, context_gating: true}",
+    "model.layer_normalization=true",
+    "model.attention.coverage={type: gru, num_hidden: 2}",
+    "training.max_updates=6",
+    "training.checkpoint_interval=3",
+)
 SOURCES = ["a b c", "d", "h g f e d c"]
 
 
@@ -34,10 +41,16 @@ def test_resumed_equals_uninterrupted(model: Path, text: Path, tmp_path: Path) -
     assert (model / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
 
 
-def test_scores_agree_with_the_translator(call: Call, model: Path) -> None:
-    text = "".join(source + "\n" for source in SOURCES)
+@pytest.mark.parametrize("feeding", [False, True])
+def test_scores_agree_with_the_translator(
+    call: Call, model: Path, text: Path, tmp_path: Path, feeding: bool
+) -> None:
+    if feeding:
+        model = tmp_path / "feeding"
+        Run(text, model, FEEDING).train()
+    lines = "".join(source + "\n" for source in SOURCES)
     found = [
-        json.loads(line) for line in call("translate", "-m", model, "--output-type", "json", text=text).lines
+        json.loads(line) for line in call("translate", "-m", model, "--output-type", "json", text=lines).lines
     ]
     pairs = "".join(
         f"{source}\t{' '.join(line['tokens'])}\n" for source, line in zip(SOURCES, found, strict=True)

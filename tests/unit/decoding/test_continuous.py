@@ -178,7 +178,16 @@ def test_a_model_without_finite_probabilities_gives_no_hypotheses() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: str) -> None:
-    model = IncrementalModel(make_model(variant, device=device))
+    compare_in_slots(variant, device)
+
+
+def test_slots_have_their_own_coverage() -> None:
+    compare_in_slots("covered", "cpu")
+
+
+def compare_in_slots(variant: str, device: str) -> None:
+    # In float64, since layer normalisation of cells and outputs magnifies the rounding of these sharp models.
+    model = IncrementalModel(make_model(variant, device=device).double())
     draw = torch.Generator().manual_seed(1)
     lengths = [3, 1, 7, 2, 5, 1, 4, 9, 2, 6, 3]
     sources = [torch.randint(EOS + 1, SIZE, (length,), generator=draw).tolist() for length in lengths]
@@ -189,7 +198,7 @@ def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: st
     search = ContinuousSearch(partial(Grid, model), options, torch.device(device), 4, 1000)
     for _ in range(3):  # called, captured, replayed
         found = search.search([Sentence(*each) for each in zip(sources, limits, strict=True)])
-        check(found, expected, 1e-3)
+        check(found, expected, 1e-4)
 
 
 def test_what_is_captured_is_done_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,18 @@ CASES = [
     ),
     Case("multi30k", ("ops.decoder=compiled", "ops.encoder=reference", "ops.stash=gates"), (64, 12, 3)),
     Case("multi30k", ("model.attention.type=dot", "training.label_smoothing=0.1"), (50, 4, 4)),
+    Case("multi30k", ("model.decoder.cell=gru", "model.attention.coverage.type=tanh"), (50, 6, 4)),
+    Case(
+        "multi30k",
+        (
+            "model.decoder={cell: lnlstm, context_gating: true, layers: 2}",
+            "model.layer_normalization=true",
+            "model.attention.coverage={type: gru, num_hidden: 4}",
+            *RECOMPUTE,
+            "training.precision=bfloat16",
+        ),
+        (80, 16, 14),
+    ),
     Case("laws-en-fr", (), (24, 3, 4)),
     Case("tatoeba", ("model.decoder.input_feeding=false", "model.attention.type=bilinear"), (64, 8, 4)),
     Case("tatoeba", ("training.precision=bfloat16", "ops.output=recompute"), (48, 4, 5)),

@@ -77,6 +77,17 @@ def _store(pointer: tl.tensor, index: tl.tensor, values: tl.tensor, end: tl.tens
 
 
 @gluon.jit
+def _store_twice(
+    first: tl.tensor, second: tl.tensor, row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor, index: tl.tensor,
+    values: tl.tensor, end: tl.tensor,
+) -> None:  # fmt: skip
+    """Stores values in a row of two tensors, of which the second may be None; see `_store`."""
+    _store(first + row * first_row, index, values, end)
+    if second is not None:
+        _store(second + row * second_row, index, values, end)
+
+
+@gluon.jit
 def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl.tensor:
     """Returns the number of positions of a sentence."""
     if lengths is None:
@@ -133,14 +144,12 @@ def _scores(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def attention_forward(
-    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor,
-    value_units: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor,
-    first: tl.tensor, second: tl.tensor,
-    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
-    query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
-    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
+    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units:
+    tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first:
+    tl.tensor, second: tl.tensor, scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row:
+    tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr,
+    H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST:
+    tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Computes weights (R, S) and, with ``values``, contexts or, with ``share``, tanh(share + context), (R, H).
 
@@ -160,8 +169,7 @@ def attention_forward(
         pane = values + sentence * positions * H + gl.expand_dims(spot, 1) * H + gl.expand_dims(unit, 0)
         v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
     q = _vector(query + row * query_row, column, A, SIZE)
-    w, stretch, offset = q, q, q
-    key_unit = _unit_of(key_units, sentence)
+    w, stretch, offset, key_unit = q, q, q, _unit_of(key_units, sentence)
     if KIND == "dot":
         q *= scale * _LOG2_E * key_unit
     else:
@@ -216,13 +224,11 @@ def attention_forward(
     weight = gl.where(position < length, gl.exp2(kept - highest) * inverse, 0.0)
     _store(weights + row * weights_row, position, weight, positions)
     if values is not None:
-        inverse *= _unit_of(value_units, sentence)
-        result = gl.sum(gl.convert_layout(context * _column(rest * inverse, VALUES), FLAT), 0)
+        rest *= inverse * _unit_of(value_units, sentence)
+        result = gl.sum(gl.convert_layout(context * _column(rest, VALUES), FLAT), 0)
         if share is not None:
             result = tanh(result + added)
-        _store(first + row * first_row, flat, result, H)
-        if second is not None:
-            _store(second + row * second_row, flat, result, H)
+        _store_twice(first, second, row, first_row, second_row, flat, result, H)
 
 
 @gluon.jit
@@ -272,15 +278,13 @@ def _query_gradient(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
 def attention_backward(
-    query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor,
-    score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor,
-    context: tl.tensor, output: tl.tensor,
-    first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
-    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
-    query_row: tl.tensor, weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor,
-    second_row: tl.tensor, dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor,
-    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor, score:
+    tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output:
+    tl.tensor, first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores:
+    tl.tensor, scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row: tl.tensor,
+    weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
+    dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr, H:
+    tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Computes the gradients of queries (R, A), scores (R, S) and, with ``output``, of the input of tanh (R, H).
@@ -368,6 +372,7 @@ def _plain() -> tuple[Any, Any]:
         _load_tile,
         _vector,
         _store,
+        _store_twice,
         _length,
         _unit_of,
         _normalise,

@@ -99,10 +99,9 @@ def _prepare(inputs, rows, weight, wide_weight, recurrent, cast_recurrent, facto
     if RECURRENT:  # noqa: SIM102
         if (program >= recurrent_first) & (program < rest_first):
             if NARROW:
-                matrix = recurrent, cast_recurrent
                 _narrow(
                     program - recurrent_first,
-                    matrix,
+                    (recurrent, cast_recurrent),
                     factors,
                     4 * H,
                     recurrent_row,

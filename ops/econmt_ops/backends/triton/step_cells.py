@@ -319,26 +319,26 @@ def _vectors(extra: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, T
     return sums[0], sums[1], sums[-1], gain, shift
 
 
-def forward(step: CellStep, after: Sequence[Tensor], output: Tensor, given: Read | None = None) -> None:
+def forward(step: CellStep, after: Sequence[Tensor], output: Tensor, read: Read | None = None) -> None:
     """Runs one step; see `EagerSteps.step_forward_into`. A GRU has the state h, the LSTM h and c."""
     above = residual = keep = None
     scale = 1.0
-    if given is not None:
-        ((above,), residual, keep, scale) = given
+    if read is not None:
+        ((above,), residual, keep, scale) = read
         keep = None if keep is None else keep.view(torch.int8)
-    _, read, recurrent, before, extra, padding = step
+    _, product, recurrent, before, extra, padding = step
     rows, hidden = before[0].shape
     mask = None if padding is None else padding.view(torch.int8)
     if len(before) == 1:
         grid, compiled_with = division(rows, hidden)
-        tensors = (read, recurrent, before[0], after[0], output)
+        tensors = (product, recurrent, before[0], after[0], output)
         gru_forward[grid](
             *tensors, mask, above, residual, keep, scale, hidden, *_strides(*tensors, above, residual, keep),
             **compiled_with,
         )  # fmt: skip
         return
     grid, compiled_with = whole_rows(rows, hidden)
-    tensors = (read, recurrent, before[1], after[0], after[1], output)
+    tensors = (product, recurrent, before[1], after[0], after[1], output)
     lnlstm_forward[grid](
         *tensors, *_vectors(extra), mask, before[0], above, residual, keep, scale, hidden,
         *_strides(*tensors, before[0], above, residual, keep), PER_GATE=len(extra) == 4, **compiled_with,

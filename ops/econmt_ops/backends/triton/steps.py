@@ -36,9 +36,9 @@ class TritonAttention:
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        *tensors, self._squashes = inputs
-        self._kernels = AttentionLauncher(*tensors)
-        self._size = inputs.keys.shape[2]
+        keys, projected, score, norm, scale, lengths, self._squashes = inputs
+        self._kernels = AttentionLauncher(keys, projected, score, norm, scale, lengths)
+        self._size = keys.shape[2]
 
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
@@ -72,7 +72,9 @@ class TritonAttention:
         dstate: Tensor | None = None,
     ) -> None:
         """Implements `AttentionKernels.backward`; a block in one launch."""
-        assert coverage is dcoverage is dstate is None
+        assert coverage is None
+        assert dcoverage is None
+        assert dstate is None
         dboth = _rows(dboth)
         self._kernels.backward(
             _rows(query),
