@@ -125,13 +125,13 @@ def main(
 
 
 def _format_warning(
-    message: Warning | str, category: type[Warning], file: str, line: int, code: str | None = None
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Returns a warning as Python prints it, but one for users, which econmt_ops gives, in one line."""
     text = str(message)
     if text.startswith("econmt_ops: "):
         return f"econmt: warning: {printable(text.removeprefix('econmt_ops: '))}\n"
-    return _PYTHONS_FORMAT(message, category, file, line, code)
+    return _PYTHONS_FORMAT(message, category, filename, lineno, line)
 
 
 def _handle_interrupts(handler: Any) -> None:

@@ -51,7 +51,10 @@ class EmbeddingRows:
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.values, self.steps = rounded(weight) if dtype == torch.int8 else (weight.detach(), None)
+        self.values = weight.detach()
+        self.steps: Tensor | None = None
+        if dtype == torch.int8:
+            self.values, self.steps = rounded(weight)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Returns the embeddings (R, I) of ids (R,)."""
