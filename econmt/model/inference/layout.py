@@ -51,8 +51,8 @@ class EmbeddingRows:
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.steps: Tensor | None = None
         self.values = weight.detach()
+        self.steps: Tensor | None = None
         if dtype == torch.int8:
             self.values, self.steps = rounded(weight)
 

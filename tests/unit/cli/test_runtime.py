@@ -29,10 +29,11 @@ from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import library
-from econmt_runtime.__main__ import main
+from econmt_runtime.__main__ import _listed, main
 from econmt_runtime.arrays import read_arrays
 from econmt_runtime.shapes import ShapeError, check_shapes
-from econmt_runtime.text import normalized
+from econmt_runtime.text import RuntimeWords, normalized, one_line
+from econmt_runtime.translator import RuntimeTranslation
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
 
@@ -148,6 +149,11 @@ def test_of_subwords_in_8_bits_with_shortlists(
     assert [each.score for each in whole] == pytest.approx([each.score for each in plain], rel=1e-12)
     assert [each.score for each in whole] != [each.score for each in found]
     assert read_arrays(made / "arrays.safetensors")["lexicon"].dtype == np.int16
+    two = econmt_runtime.load(made, shortlist=2).translate(LINES)
+    fewer = model.translate(LINES, restrict_lexicon=lexicon, restrict_lexicon_topk=2)
+    assert [each.text for each in two] == [each.text for each in fewer]
+    assert [each.score for each in two] == pytest.approx([each.score for each in fewer], abs=1e-5)
+    assert [each.score for each in two] != [each.score for each in found]
 
 
 @pytest.mark.parametrize("size", [32_768, 32_769])
@@ -465,6 +471,19 @@ def test_structures_are_those_of_the_library() -> None:
         assert [field.lstrip("*") for field in fields.split()] == [
             field[0] for field in structures.structures()[name].kind._fields_
         ]
+
+
+def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("<pad>\n<unk>\n<s>\n</s>\na\nb\n")
+    words = RuntimeWords(tmp_path / "words")
+    assert words.encode("b <s> </s>  <pad> <unk> c a") == [5, 1, 1, 1, 1, 1, 4]
+    assert words.decode([2, 5, 1, 4, 3, 0]) == "b <unk> a"
+
+
+def test_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
+    assert one_line(" a\rb\n c\r") == "a b  c"
+    found = RuntimeTranslation("x ||| y", -0.5, -1.25)
+    assert _listed(found, 3) == "3 ||| x &#124;&#124;&#124; y ||| logprob= -1.250000 ||| -0.500000"
 
 
 def test_text_is_normalised_alike() -> None:

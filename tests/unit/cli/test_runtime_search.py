@@ -98,7 +98,7 @@ def naive(
         for total, ids in rows:
             row = model.logits[sentence, position - 1, (BOS, *ids)[-1]].astype(np.float64)
             row = row - math.log(np.exp(row).sum())
-            words = [EOS] if position > limit else [*TRANSLATED, EOS]
+            words = [EOS] if position > limit else sorted([*TRANSLATED, EOS])
             grown += [(total + row[word], ids, word) for word in words]
         grown = sorted(grown, key=lambda each: -each[0])[:free]
         ends = [(total / float(options.penalty(position)), ids) for total, ids, word in grown if word == EOS]
@@ -118,6 +118,13 @@ def test_small_beams_are_those_of_the_definition(beam: int) -> None:
             expected = naive(model, sentence, limits[sentence], options)
             assert [tuple(each.ids) for each in found] == [ids for _, ids in expected]
             assert [each.score for each in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
+def test_ties_are_in_the_order_of_rows_and_words() -> None:
+    model, options = TableModel(1, 1), Options(20, 0.0, 1.0, 1.0, 20)
+    model.logits[:] = 0.0
+    found = search(model, [3], options)[0]
+    assert [(each.ids) for each in found] == [list(ids) for _, ids in naive(model, 0, 3, options)]
 
 
 def test_a_sentence_without_finite_probability_has_no_translation() -> None:
