@@ -20,20 +20,22 @@ class RuntimeLayer:
     """Layer of a cell.
 
     Attributes:
-        read: Product with the layer's input, including its bias.
-        recur: Product with the state h, of cells that have one.
+        read: Product with the layer's input, including its bias; None in upper LSTM and GRU layers of decoders.
+        recur: Product with the state h, of cells that have one; in those layers, of the input and h together.
         gates: G.
         states: Number of states.
         number: Number of the cell in the C library.
     """
 
+    read: RuntimeProduct | None = None
     recur: RuntimeProduct | None = None
     gates = 2
     states = 1
     number = 2
 
     def __init__(self, arrays: Arrays, name: str) -> None:
-        self.read = RuntimeProduct.named(arrays, f"{name}.read")
+        if f"{name}.read.weight" in arrays:
+            self.read = RuntimeProduct.named(arrays, f"{name}.read")
         if f"{name}.recur.weight" in arrays:
             self.recur = RuntimeProduct.named(arrays, f"{name}.recur")
 
@@ -51,16 +53,21 @@ class RuntimeDecoderLayer(RuntimeLayer, ABC):
     """Layer of a cell that decoders may have."""
 
     @abstractmethod
-    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
+    def step(self, share: Floats | None, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
         """Returns the output (R, H) and the states after a step.
 
         Args:
-            share: Result of :attr:`read`, (R, G H); may be overwritten.
+            share: Result of :attr:`read`, (R, G H); may be overwritten. None in layers without it.
             states: States before the step, (R, H) each.
-            fed: Attentional output before the step (R, H), which the recurrent product reads before h; None without.
+            fed: Values that the recurrent product reads before h: with input feeding the attentional output before the
+                step (R, H), in upper layers their input (R, .); None: it reads h alone.
         """
 
-    def gate_sums(self, share: Floats, h: Floats, fed: Floats | None) -> Floats:
+    def upper_step(self, read: Floats, states: States) -> tuple[Floats, States]:
+        """Computes :meth:`step` of an upper layer from its input (R, .)."""
+        return self.step(None, states, read)
+
+    def gate_sums(self, share: Floats | None, h: Floats, fed: Floats | None) -> Floats:
         """Returns the sums under the gates (R, G H) of a cell with a recurrent product."""
         assert self.recur is not None
         return self.recur(h if fed is None else np.concatenate([fed, h], 1), share)
@@ -73,7 +80,7 @@ class RuntimeLSTM(RuntimeDecoderLayer):
     states = 2
     number = 0
 
-    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
+    def step(self, share: Floats | None, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
         """See :class:`RuntimeDecoderLayer`."""
         h, after = library.lstm_step(self.gate_sums(share, states[0], fed), states[1])
         return h, (h, after)
@@ -84,7 +91,7 @@ class RuntimeDecoderGRU(RuntimeDecoderLayer):
 
     gates = 4
 
-    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
+    def step(self, share: Floats | None, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
         """See :class:`RuntimeDecoderLayer`."""
         h = library.gru_step(self.gate_sums(share, states[0], fed), states[0])
         return h, (h,)
@@ -100,11 +107,17 @@ class RuntimeGRU(RuntimeLayer):
 class RuntimeSSRU(RuntimeDecoderLayer):
     """SSRU layer with the state c."""
 
-    def step(self, share: Floats, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
+    def step(self, share: Floats | None, states: States, fed: Floats | None = None) -> tuple[Floats, States]:
         """See :class:`RuntimeDecoderLayer`; the cell has no input feeding."""
+        assert share is not None
         assert fed is None
         h, after = library.ssru_step(share, states[0])
         return h, (after,)
+
+    def upper_step(self, read: Floats, states: States) -> tuple[Floats, States]:
+        """See :class:`RuntimeDecoderLayer`."""
+        assert self.read is not None
+        return self.step(self.read(read), states)
 
 
 CELLS: dict[str, type[RuntimeLayer]] = {"lstm": RuntimeLSTM, "gru": RuntimeGRU, "ssru": RuntimeSSRU}

@@ -15,7 +15,7 @@ from econmt_runtime.cells import CELLS, DECODER_CELLS
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.files import AGAIN, FILE_NAME, checksum, read_file
 
-FORMAT = "econmt-runtime-2"
+FORMAT = "econmt-runtime-3"
 _LARGEST = 1 << 20
 _COUNT, _WIDTH = range(1, 65), range(1, 65_537)
 _TOKENS = range(1, 1_000_001)

@@ -20,7 +20,7 @@ from econmt_runtime.errors import RuntimeInputError
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-VERSION = 7
+VERSION = 8
 """Version of the C interface, which equals econmt_version in kernels.c."""
 
 MOST_WORDS = 64
@@ -29,7 +29,8 @@ MOST_WORDS = 64
 STRUCTURES = {
     "lstm_forward": "rows hidden narrow *gates gates_stride *recurrent recurrent_stride *before before_stride *h "
     "h_stride *after after_stride *kept kept_stride",
-    "attention_forward": "rows positions size narrow *query query_stride *keys *score *padding *weights *owners",
+    "attention_forward": "rows positions size narrow *query query_stride *keys *score *padding *weights *owners "
+    "*gain *shift",
     "combine_forward": "rows positions size narrow *share share_stride *attention attention_stride *projected *output "
     "output_stride *owners plain",
     "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
@@ -207,12 +208,18 @@ def ssru_step(sums: Floats, before: Floats) -> tuple[Floats, Floats]:
 
 
 def attention_weights(
-    query: Floats, keys: Floats, score: Floats | None, padding: npt.NDArray[np.bool_], owners: Ids
+    query: Floats,
+    keys: Floats,
+    score: Floats | None,
+    norm: tuple[Floats, Floats] | None,
+    padding: npt.NDArray[np.bool_],
+    owners: Ids,
 ) -> Floats:
     """Computes the attention weights (R, S) of rows, each of which belongs to a sentence.
 
     Args:
         query: (R, A). keys: (B, S, A). score: (A,) for additive scores, or None for inner products.
+        norm: Gain and shift (A,) of the layer normalization of additive scores, or None.
         padding: (B, S), True at padded positions. owners: Sentence of each row, (R,).
     """
     query, keys = _rows(query), np.ascontiguousarray(keys)
@@ -221,6 +228,7 @@ def attention_weights(
     _call(
         "attention_forward",
         len(query), *keys.shape[1:], 0, query, _row(query), keys, score, padding, weights, owners,
+        *(norm or (None, None)),
     )  # fmt: skip
     return weights
 
@@ -236,6 +244,13 @@ def weighted_sums(share: Floats, weights: Floats, values: Floats, owners: Ids, *
         int(not squash),
     )  # fmt: skip
     return sums
+
+
+def squashed(values: Floats) -> Floats:
+    """Returns the tanh of values (R, P) as the library computes it."""
+    nothing = np.empty((len(values), 0), np.float32)
+    positions = np.empty((len(values), 0, values.shape[1]), np.float32)
+    return weighted_sums(values, nothing, positions, np.arange(len(values)), squash=True)
 
 
 def int8_product(

@@ -18,13 +18,12 @@ from econmt_runtime.arrays import Arrays, RuntimeProduct, Table
 from econmt_runtime.cells import CELLS, DECODER_CELLS
 from econmt_runtime.library import Floats, Ids
 
-_NORM_EPSILON = 1e-5
-
 
 class RuntimeSources(NamedTuple):
-    """Encoded sentences: keys (B, S, A), what the attention sums (B, S, .), and padding (B, S).
+    """Encoded sentences: scaled keys (B, S, A), what the attention sums (B, S, .), and padding (B, S).
 
-    It sums the encoder's outputs where upper layers of the decoder read their sum, else their share of its output.
+    It sums the shares of the encoder's outputs in the decoder's output (B, S, H) and, where upper layers of the decoder
+    read their sum, the encoder's outputs behind them, (B, S, H + E).
     """
 
     keys: Floats
@@ -84,7 +83,7 @@ class RuntimeEncoder:
         steps, batch = places.shape
         read, outputs, last = words, words, words
         for number, ways in enumerate(self._layers):
-            shares = [layer.read(read) for layer in ways]
+            shares = [layer.read(read) for layer in ways if layer.read is not None]
             sizes = [share.shape[1] // layer.gates for share, layer in zip(shares, ways, strict=True)]
             below, outputs = outputs, np.zeros((steps, batch, sum(sizes)), np.float32)
             last = np.empty((batch, sum(sizes)), np.float32)
@@ -113,25 +112,16 @@ class RuntimeAttention:
 
     def keys(self, values: Floats) -> Floats:
         """Returns the keys (B, S, A) of the encoder's outputs (B, S, E)."""
-        if self._key is None:
-            return values
-        batch, steps, width = values.shape
-        return self._key(values.reshape(-1, width)).reshape(batch, steps, -1)
+        keys, (batch, steps, width) = values, values.shape
+        if self._key is not None:
+            keys = self._key(values.reshape(-1, width)).reshape(batch, steps, -1)
+        return keys if self._scale == 1.0 else keys * np.float32(self._scale)
 
     def weights(self, query: Floats, sources: RuntimeSources, owners: Ids) -> Floats:
         """Returns the attention weights (R, S) of queries (R, A)."""
-        if self._norm is None or self._score is None:
-            if self._scale != 1.0:
-                query = query * np.float32(self._scale)
-            return library.attention_weights(query, sources.keys, self._score, sources.padding, owners)
-        sums = sources.keys[owners] + query[:, None]
-        centred = sums - sums.mean(2, keepdims=True)
-        spread = np.sqrt(np.square(centred).mean(2, keepdims=True) + _NORM_EPSILON)
-        scores = np.tanh(centred / spread * self._norm[0] + self._norm[1]) @ self._score
-        scores[sources.padding[owners]] = -np.inf
-        powers = np.exp(scores - scores.max(1, keepdims=True))
-        attention: Floats = powers / powers.sum(1, keepdims=True)
-        return attention
+        return library.attention_weights(
+            query, sources.keys, self._score, self._norm, sources.padding, owners
+        )
 
 
 class RuntimeModel:
@@ -163,7 +153,8 @@ class RuntimeModel:
         self._output_bias = arrays["output.bias"]
         self._whole: OutputLayer | None = None
         # Shared by threads: a row is written before it is marked as known, and the arrays are never replaced.
-        self._shares: Floats = np.empty((len(self._output_bias), self._layers[0].read.outputs), np.float32)
+        self._read = RuntimeProduct.named(arrays, "decoder.0.read")
+        self._shares: Floats = np.empty((len(self._output_bias), self._read.outputs), np.float32)
         self._known = np.zeros(len(self._output_bias), np.bool_)
 
     def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[RuntimeSources, State]:
@@ -174,10 +165,11 @@ class RuntimeModel:
         outputs, summary = self._encoder(self._source[words], places.reshape(steps, batch), lengths)
         values = np.ascontiguousarray(outputs.transpose(1, 0, 2))
         if self._average:
-            summary = values.sum(1) / lengths[:, None].astype(np.float32)
-        summed = values
-        if not self._reads_contexts:
-            summed = self._values(values.reshape(batch * steps, -1)).reshape(batch, steps, -1)
+            # In float64, whose sum rounds to the same values in whichever order it is computed.
+            summary = (values.sum(1, dtype=np.float64) / lengths[:, None]).astype(np.float32)
+        summed = self._values(values.reshape(batch * steps, -1)).reshape(batch, steps, -1)
+        if self._reads_contexts:
+            summed = np.concatenate([summed, values], 2)
         sources = RuntimeSources(np.ascontiguousarray(self._attention.keys(values)), summed, padding)
         return sources, State(
             np.arange(batch), self._first(summary), np.zeros((batch, self._size), np.float32)
@@ -194,7 +186,9 @@ class RuntimeModel:
         shape = len(summary), kinds, count, self._size
         initial = np.zeros(shape, np.float32)
         if self._start is not None:
-            initial = np.tanh(self._start(np.ascontiguousarray(summary))).reshape(shape)
+            # Rounded from float64, so that it is the value that PyTorch computes.
+            exact = np.tanh(self._start(np.ascontiguousarray(summary)).astype(np.float64))
+            initial = exact.astype(np.float32).reshape(shape)
         return tuple(
             tuple(np.ascontiguousarray(initial[:, kind, layer]) for kind in range(kinds))
             for layer in range(count)
@@ -226,16 +220,15 @@ class RuntimeModel:
             query = top if self._query is None else self._query(top)
             weights = self._attention.weights(query, sources, state.owners)
             nothing = np.zeros((len(top), sources.values.shape[2]), np.float32)
-            contexts = library.weighted_sums(nothing, weights, sources.values, state.owners, squash=False)
+            sums = library.weighted_sums(nothing, weights, sources.values, state.owners, squash=False)
         for number in range(1, len(self._layers)):
-            read = np.concatenate([top, contexts], 1) if self._reads_contexts else top
-            layer = self._layers[number]
-            result, after = layer.step(layer.read(read), state.layers[number])
+            read = np.concatenate([top, sums[:, self._size :]], 1) if self._reads_contexts else top
+            result, after = self._layers[number].upper_step(read, state.layers[number])
             layers.append(after)
             top = result + top if self._residual else result
         shares = self._combine(top)  # of the query and the attentional output
         if self._reads_contexts:
-            attentional = np.tanh(self._values(contexts, shares))
+            attentional = library.squashed(shares + sums[:, : self._size])
         else:
             query = shares[:, : self._query_size] if self._query_size else top
             weights = self._attention.weights(query, sources, state.owners)
@@ -251,6 +244,6 @@ class RuntimeModel:
             is_new = np.zeros_like(self._known)
             is_new[words[new]] = True
             unknown = np.flatnonzero(is_new)
-            self._shares[unknown] = self._layers[0].read(self._target[unknown])
+            self._shares[unknown] = self._read(self._target[unknown])
             self._known[unknown] = True
         return self._shares[words]

@@ -68,7 +68,11 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
     cell, feeding = DECODER_CELLS[decoder["cell"]], decoder["feeding"]
     checker.layer("decoder.0", cell, embedded, size, 2 * size if feeding else size)
     for layer in range(1, layers):
-        checker.layer(f"decoder.{layer}", cell, size if feeding else size + encoded, size, size)
+        below = size if feeding else size + encoded
+        if cell is RuntimeSSRU:
+            checker.layer(f"decoder.{layer}", cell, below, size, size)
+        else:
+            checker.product(f"decoder.{layer}.recur", below + size, cell.gates * size)
     if "start.weight" in checker.arrays:
         checker.product("start", encoded, layers * cell.states * size)
     keys = checker.product("attention.key", encoded) if "attention.key.weight" in checker.arrays else encoded

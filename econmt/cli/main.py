@@ -12,10 +12,12 @@ import errno
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -67,6 +69,9 @@ AGAIN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers after which the same command may succeed."""
 UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
 """Error numbers of paths that cannot exist."""
+UNMAPPED = re.compile("failed to map segment|cannot map zero-fill pages|annot allocate memory")
+"""Messages of the system's loader about a library for which a process has too little memory."""
+_PYTHONS_FORMAT = warnings.formatwarning
 # typer does not export the base class of its parser's errors.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
@@ -90,6 +95,7 @@ def main(
     # A broken connection is reported in one line by the process that notices it, not by torch's C++ traces.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     open_standard_streams()
+    warnings.formatwarning = _format_warning
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:end]
@@ -110,6 +116,16 @@ def main(
     if "RANK" in os.environ and "torch.distributed" in sys.modules:
         os._exit(code)  # the shutdown of torch.distributed may wait without limit for ranks that have ended
     sys.exit(code)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Returns a warning as Python prints it, but one for users, which econmt_ops gives, in one line."""
+    text = str(message)
+    if text.startswith("econmt_ops: "):
+        return f"econmt: warning: {printable(text.removeprefix('econmt_ops: '))}\n"
+    return _PYTHONS_FORMAT(message, category, filename, lineno, line)
 
 
 def _handle_interrupts(handler: Any) -> None:
@@ -247,12 +263,16 @@ def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
         advice += " and run the same command again" if error.errno in AGAIN else ""
         return [f"{where}{error.strerror}{advice}"], 2 if error.errno in UNUSABLE else 1
     devices = sys.modules.get("econmt.engine.devices")  # loaded, if a device can have run out of memory
+    limit = _address_space()
+    bound = "" if limit is None else f" (this process may take {limit // 1024:,} kB: ulimit -v)"
     if isinstance(error, MemoryError) or (devices is not None and devices.is_out_of_memory(error)):
-        limit = _address_space()
-        bound = "" if limit is None else f" (this process may take {limit // 1024:,} kB: ulimit -v)"
         return [
             f"out of memory{bound}: lower training.batch.size, --batch-size or decoding.batch_size, give "
             "training.memory_budget, or take a smaller model"
+        ], 1
+    if isinstance(error, ImportError | OSError) and UNMAPPED.search(str(error)):
+        return [
+            f"out of memory{bound} while a library is loaded: allow more memory, or end other programs"
         ], 1
     message = printable(" ".join(str(error).split()))
     kind = f"{type(error).__name__}: {message}" if message else type(error).__name__

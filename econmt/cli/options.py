@@ -16,6 +16,7 @@ from econmt.cli.option_groups import argument, option
 from econmt.config import limits
 from econmt.config.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 from econmt.config.yaml_reader import parse_size
+from econmt.data.files import cache_folder
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
 
@@ -211,6 +212,7 @@ def check_picture(path: Path | None) -> None:
     if path is None:
         return
     check_writable(path)
+    cache_folder()  # matplotlib needs one, too
     from matplotlib.backend_bases import FigureCanvasBase
 
     kinds = FigureCanvasBase.get_supported_filetypes()

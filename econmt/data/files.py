@@ -23,10 +23,10 @@ def notice(text: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Returns econmt's cache folder, see :func:`econmt_ops.dispatch.measurements.cache_folder`."""
-    from econmt_ops.dispatch import measurements  # loads torch
+    """Returns econmt's cache folder, see :func:`econmt_ops.core.caches.cache_folder`."""
+    from econmt_ops.core import caches  # loads torch
 
-    return measurements.cache_folder()
+    return caches.cache_folder()
 
 
 @contextlib.contextmanager

@@ -33,15 +33,15 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
+from econmt.model.inference.layout import dense
 from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops import GRUWeights
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
-from econmt_ops.core.weights import LowRank
 
-RUNTIME_FORMAT = "econmt-runtime-2"
+RUNTIME_FORMAT = "econmt-runtime-3"
 FILE_SUFFIX = ".pyz"
 """End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
@@ -217,17 +217,11 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
         raise InputError(f"{folder}: the runtime supports residual encoders only with a bidirectional layer")
 
 
-def _dense(matrix: Any) -> Tensor:
-    """Returns a weight; if it is factorized, the product of its factors."""
-    dense: Tensor = matrix.left @ matrix.right if isinstance(matrix, LowRank) else matrix
-    return dense
-
-
 def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
     """Adds a layer's weights: ``read`` multiplies its input, ``recur`` its state h."""
-    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = _dense(weights.input), weights.bias
+    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = dense(weights.input), weights.bias
     if hasattr(weights, "hidden"):
-        made[f"{name}.recur.weight"] = _dense(weights.hidden)
+        made[f"{name}.recur.weight"] = dense(weights.hidden)
     if isinstance(weights, GRUWeights):
         made[f"{name}.recur.bias"] = weights.hidden_bias
 
@@ -248,11 +242,16 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
         _layer(made, f"encoder.{number}.0", weights)
     layers = search_layers(decoder)
     for number, weights in enumerate(layers):
-        _layer(made, f"decoder.{number}", weights)
+        name = f"decoder.{number}"
+        if number > 0 and hasattr(weights, "hidden"):  # its input and h are multiplied in one product
+            made[f"{name}.recur.weight"] = torch.cat([dense(weights.input), dense(weights.hidden)], 1)
+            made[f"{name}.recur.bias"] = weights.bias
+        else:
+            _layer(made, name, weights)
     search = SearchWeights.of(decoder, attention.query, layers[0].input)
     if search.fed is not None:
-        made["decoder.0.read.weight"] = _dense(search.word)
-        recurrent = torch.cat([_dense(search.fed), made["decoder.0.recur.weight"]], 1)
+        made["decoder.0.read.weight"] = dense(search.word)
+        recurrent = torch.cat([dense(search.fed), made["decoder.0.recur.weight"]], 1)
         made["decoder.0.recur.weight"] = recurrent
     if attention.key is not None:
         made["attention.key.weight"] = attention.key.weight

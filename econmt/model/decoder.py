@@ -6,6 +6,7 @@ Shapes: B batch, T target positions, S source positions, I embedding size, H dec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -119,18 +120,26 @@ class Decoder(nn.Module, ABC):
             Attentional hidden vectors (B, T, H), attention (B, T, S), and the state after the last position.
         """
 
-    def initial_state(self, summary: Tensor) -> AttentionalLSTMState:
-        """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero."""
+    def initial_state(
+        self, summary: Tensor, start: Callable[[Tensor], Tensor] | None = None
+    ) -> AttentionalLSTMState:
+        """Computes the initial state from a ``summary`` (B, E) of the source: tanh of an affine map, or zero.
+
+        ``start`` replaces the affine map. The tanh of its results is rounded from float64, so that other libraries
+        compute the same values.
+        """
         batch, size, names = summary.shape[0], self.config.size, self.started
         shape = batch, len(names), len(self.layers), size
         if self.start is None:
             vectors = summary.new_zeros(shape)
         else:
-            vectors = self.start(summary)
+            vectors = self.start(summary) if start is None else start(summary).double()
             if self.start_gain is not None and self.start_shift is not None:
                 normal = functional.layer_norm(vectors.view(batch, -1, size), (size,), eps=LAYER_NORM_EPSILON)
                 vectors = normal * self.start_gain.to(normal.dtype) + self.start_shift.to(normal.dtype)
             vectors = torch.tanh(vectors).view(shape)
+            if start is not None:
+                vectors = vectors.to(summary.dtype)
         # States that accumulate over steps have at least float32; h does not accumulate.
         exact = torch.promote_types(vectors.dtype, torch.float32)
         parts = [

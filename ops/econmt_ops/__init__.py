@@ -12,6 +12,7 @@ from econmt_ops.attentional_lstm import attentional_lstm
 from econmt_ops.cells import scan
 from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.cells.lnlstm import LNLSTM, LNLSTM_PER_GATE
+from econmt_ops.core.caches import cache_folder
 from econmt_ops.core.dropout import dropout_mask
 from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.weights import (
@@ -92,3 +93,6 @@ qrnn = LayerOp(scan.QRNN, scan.QRNN_OF_TWO, others=("qrnn2",))
 gilr_lstm = LayerOp(scan.GILR_LSTM)
 min_gru = LayerOp(scan.MIN_GRU)
 min_lstm = LayerOp(scan.MIN_LSTM)
+
+# Libraries such as triton ask for a home folder when they are imported, and cannot be imported if there is none.
+cache_folder()

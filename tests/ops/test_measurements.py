@@ -14,7 +14,6 @@ from econmt_ops.dispatch.measurements import (
     Measurement,
     MeasurementRecord,
     Store,
-    cache_folder,
     decide,
     machine,
 )
@@ -145,18 +144,6 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0]
     assert set(Store(path).load("here")) == {f"{p}.{n}" for p in range(2) for n in range(20)}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["choices.json", "choices.lock"]
-
-
-def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("ECONMT_CACHE")
-    monkeypatch.setattr(measurements.sys, "platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    assert cache_folder() == tmp_path / "caches" / "econmt"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "econmt"
 
 
 def test_the_file_holds_numbers(tmp_path: Path) -> None:

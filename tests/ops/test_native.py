@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import econmt_ops
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.repeated import add_repeated
 from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import recompute
@@ -291,6 +292,38 @@ def test_attention_forward(size: int, dtype: torch.dtype, use: Use) -> None:
             assert_near(weights, expected, torch.float32)
             if padding is not None:
                 assert weights[padding].equal(torch.zeros(int(padding.sum())))
+
+
+@each_size
+def test_attention_with_layer_normalization(size: int, use: Use) -> None:
+    make = Random(torch.float32)
+    for rows, positions in product(ROWS, POSITIONS):
+        query, keys, score, padding = for_attention(make, rows, positions, size, padded=True)
+        gain, shift = make.full(size), make.full(size)
+        keys = keys + 3.0
+        expected = torch.zeros(rows, positions, dtype=torch.float64)
+        assert padding is not None
+        for row, place in (~padding).nonzero().tolist():
+            total = (query[row] + keys[row, place]).double()
+            normal = torch.nn.functional.layer_norm(
+                total, (size,), gain.double(), shift.double(), LAYER_NORM_EPSILON
+            )
+            expected[row, place] = normal.tanh() @ score.double()
+        expected = expected.masked_fill(padding, -math.inf).softmax(1).nan_to_num(0.0)
+        for level in LEVELS:
+            use(level)
+            weights = keys.new_empty(rows, positions)
+            sizes = {"rows": rows, "positions": positions, "size": size}
+            tensors = {
+                "query": query,
+                "keys": keys,
+                "score": score,
+                "padding": padding,
+                "gain": gain,
+                "shift": shift,
+            }
+            native.call("attention_forward", keys.numel(), **sizes, **tensors, weights=weights)
+            torch.testing.assert_close(weights.double(), expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.sampled(3)

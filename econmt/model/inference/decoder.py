@@ -19,8 +19,8 @@ from econmt.model.decoder import Decoder
 from econmt.model.inference.attention import StepAttention
 from econmt.model.inference.cell_steps import layer_step
 from econmt.model.inference.copying import CopyStep
-from econmt.model.inference.encoder import PrepackedEncoder
-from econmt.model.inference.layout import Gates, WordShares, is_watched, prepacked, value_type
+from econmt.model.inference.encoder import PrepackedEncoder, prepacks
+from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
 from econmt.model.inference.weights import SearchWeights, search_layers
@@ -58,9 +58,7 @@ class IncrementalModel:
         self.model = model
         self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
-            on_cpu = model.output.weight.device.type == "cpu"
-            prepacks = on_cpu and model.encoder.cell.prepacked
-            self._encoder = PrepackedEncoder(model, dtype) if prepacks else None
+            self._encoder = PrepackedEncoder(model, dtype) if prepacks(model, dtype) else None
             embedding, copying = model.target_embedding.weight.detach(), model.copying
             self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
             self._logits = torch.empty(
@@ -73,6 +71,15 @@ class IncrementalModel:
         decoder = self.model.decoder
         kind = {"lstm": _StepDecoder, "gru": _GRUStepDecoder}.get(decoder.config.cell, _CellStepDecoder)
         return kind(decoder, self.model.target_embedding.weight.detach(), self.precision)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _start(self) -> Product | Int8Product | None:
+        """Product of the initial state in 8 bits; None in other types, which the decoder computes by itself."""
+        start = self.model.decoder.start
+        if start is None or self.precision != torch.int8:
+            return None
+        return prepacked(start.weight, start.bias, torch.int8)
 
     @functools.cached_property
     @torch.no_grad()
@@ -99,13 +106,14 @@ class IncrementalModel:
         """Returns the encoder's output and the decoder's initial state."""
         assert not self.model.training, "a search needs a model in evaluation mode"
         lower = autocast_to(source.device, self._dtype)
-        if self._encoder is None or is_watched():  # memory estimates trace the model's encoder
+        # Memory estimates trace the model's encoder.
+        if self._encoder is None or not self._encoder.can_run or is_watched():
             with lower:
                 encoded = self.model.encode(source, lengths)
         else:
             encoded = self._encoder(source, lengths)
         with lower:
-            return encoded, self.model.decoder.initial_state(encoded.summary)
+            return encoded, self.model.decoder.initial_state(encoded.summary, self._start)
 
     def encode(self, source: Tensor, lengths: Tensor) -> AnyState:
         """Encodes ``source`` (B, S) int64, including EOS, padded; ``lengths`` (B,) int64 include EOS.
@@ -237,7 +245,7 @@ class _StepDecoder:
         """Packs the weights of the layers."""
         bottom, *upper = layers
         word = Gates([weights.word], bottom.bias, dtype)
-        self.words = WordShares(embedding, word, len(bottom.bias))
+        self.words = WordShares(EmbeddingRows(embedding, dtype), word, len(bottom.bias))
         self.bottom = Gates([*([] if weights.fed is None else [weights.fed]), bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
 
@@ -342,7 +350,7 @@ class _CellStepDecoder(_StepDecoder):
         dtype: torch.dtype,
     ) -> None:
         self.count = len(cell.states)
-        self.embedding = embedding
+        self.embedding = EmbeddingRows(embedding, dtype)
 
         def product(matrix: Tensor, bias: Tensor | None) -> Gates:
             return Gates([matrix], bias, dtype)
@@ -356,13 +364,13 @@ class _CellStepDecoder(_StepDecoder):
         if weights.fed is not None:
             self.fed, bottom = Gates([weights.fed], None, dtype), bottom._replace(input=weights.word)
         self.steps = [layer_step(cell, part, product, extra) for part in (bottom, *upper)]
-        self.words = WordShares(embedding, self.steps[0].read, self.steps[0].width)
+        self.words = WordShares(self.embedding, self.steps[0].read, self.steps[0].width)
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         return (), tuple(part.contiguous() for parts in layers for part in parts)
 
     def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
-        read, share = self.embedding.index_select(0, tokens).to(self.dtype), self.words(tokens)
+        read, share = self.embedding(tokens).to(self.dtype), self.words(tokens)
         if self.fed is not None:
             share = self.fed(state.output, start=share)
         return self.steps[0](share, read, state.memory[: self.count])

@@ -3,36 +3,57 @@
 The share of a word in the pre-activations of the bottom layer is computed once for each distinct word of a batch.
 Both directions of a layer advance together.
 
-Shapes: B sentences, S source positions, H units of a direction, I input size, E encoder size, N distinct words.
+Shapes: B sentences, S source positions, H units and G gates of a direction, I input size, E encoder size,
+N distinct words.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt.model.decoder import Memory
 from econmt.model.encoder import Encoder
-from econmt.model.inference.layout import Gates, prepacked, value_type
+from econmt.model.inference.layout import EmbeddingRows, Gates, dense, prepacked, value_type
 from econmt.model.layers import mean_of_valid, weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.search import SearchWeight, lstm_sequence
+from econmt_ops.backends.c.search import CELL_NUMBERS, SearchWeight, layer_sequence
 from econmt_ops.backends.eager import advance_cell
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.weights import AnyLSTMWeights, LowRank
+from econmt_ops.core.weights import LowRank, Matrix
 from econmt_ops.lstm.reference import closed_gates
+
+
+def prepacks(model: TranslationModel, dtype: torch.dtype) -> bool:
+    """Returns True if :class:`PrepackedEncoder` encodes for searches of a model on this device.
+
+    In 8 bits it has all cells of the exported runtime, whose arithmetic is the same.
+    """
+    encoder, output = model.encoder, model.output.weight
+    if output.device.type != "cpu":
+        return False
+    if encoder.cell.prepacked:
+        return True
+    # Then the last output includes the layer below.
+    sums_last = encoder.config.residual and not encoder.forward_layers
+    return (
+        dtype == torch.int8
+        and encoder.config.cell in CELL_NUMBERS
+        and native.serves(output)
+        and not sums_last
+    )
 
 
 class _Share(NamedTuple):
     """Shares of the inputs in a direction's pre-activations; at padded positions they close the gates.
 
     Attributes:
-        table: distinct shares, (M, 4H). rows: row of the table for each position, (S, B).
+        table: distinct shares, (M, G H). rows: row of the table for each position, (S, B).
     """
 
     table: Tensor
@@ -40,26 +61,34 @@ class _Share(NamedTuple):
 
 
 class _Direction:
-    """One direction of a layer."""
+    """One direction of a layer.
 
-    def __init__(self, weights: AnyLSTMWeights, dtype: torch.dtype, reverse: bool) -> None:
+    Attributes:
+        number: number of the cell for the C library; None if it does not run the layer.
+        recurrent: weight of the product with h for the C library; None for SSRU.
+    """
+
+    def __init__(self, cell: str, weights: Any, dtype: torch.dtype, reverse: bool) -> None:
         self.read = Gates([weights.input], weights.bias, dtype)
-        self._hidden, self._dtype = weights.hidden, dtype
-        # Pre-activations of padded positions: c stays unchanged, and h is 0.
-        self.closed = closed_gates(weights).detach().to(value_type(dtype))
-        self.size = weights.hidden.shape[1]
-        self.reverse = reverse
-        self.native: SearchWeight | None = None
-        if (
-            SearchWeight.supports(dtype)
-            and not isinstance(weights.hidden, LowRank)
-            and native.serves(weights.hidden)
-        ):
-            self.native = SearchWeight(weights.hidden, None, dtype)
+        self.reverse, self._dtype = reverse, dtype
+        self._hidden: Matrix | None = getattr(weights, "hidden", None)
+        self.size = len(weights.bias) // 2 if self._hidden is None else self._hidden.shape[1]
+        # Pre-activations of padded positions: c stays unchanged, and h is 0. The C library does not read them.
+        closed = closed_gates(weights) if cell == "lstm" else torch.zeros_like(weights.bias)
+        self.closed = closed.detach().to(value_type(dtype))
+        self.number: int | None = None
+        self.recurrent: SearchWeight | None = None
+        factored = isinstance(self._hidden, LowRank) and dtype != torch.int8
+        if SearchWeight.supports(dtype) and not factored and native.serves(weights.bias):
+            self.number = CELL_NUMBERS[cell]
+            if self._hidden is not None:
+                bias = getattr(weights, "hidden_bias", None)
+                self.recurrent = SearchWeight(dense(self._hidden), bias, dtype)
 
     @functools.cached_property
     def recur(self) -> Gates:
-        """Product with the previous h."""
+        """Product with the previous h of an LSTM."""
+        assert self._hidden is not None
         return Gates([self._hidden], None, self._dtype)
 
     def share_of_words(self, embedded: Tensor, rows: Tensor) -> _Share:
@@ -81,13 +110,20 @@ class PrepackedEncoder:
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
         self.dtype = value_type(dtype)
-        self._embed = model.embed_source
+        rounds = dtype == torch.int8 and not model.source_factor_embeddings
+        self._embed = EmbeddingRows(model.source_embedding.weight, dtype) if rounds else model.embed_source
         self._layers = _layers(model.encoder, dtype)
+        self._is_lstm = model.encoder.config.cell == "lstm"
         self._residual = model.encoder.config.residual
         self._averages = model.config.decoder.state_init == "avg"
         self._ratio = model.length_ratio
         key = model.decoder.attention.key
         self._key = None if key is None else prepacked(key.weight, key.bias, dtype)
+
+    @property
+    def can_run(self) -> bool:
+        """False while cells that only the C library runs cannot run, because it is disabled."""
+        return self._is_lstm or native.serves(torch.empty(0))
 
     def __call__(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
         """Encodes ``source`` (B, S) int64, padded; ``lengths`` (B,), each at least 1."""
@@ -109,16 +145,14 @@ class PrepackedEncoder:
         keys = values if self._key is None else self._key(values)
         mean, ratios = last, None
         if self._averages or self._ratio is not None:
-            mean = mean_of_valid(values, lengths)
+            mean = mean_of_valid(values.double(), lengths).to(values.dtype)  # in whichever order it is summed
         if self._ratio is not None:
             ratios = self._ratio(mean)
         return EncoderOutput(Memory(keys, values, lengths), mean if self._averages else last, ratios)
 
     def _run(self, layer: list[_Direction], shares: list[_Share], lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the outputs (S, B, E) of a layer, zero at padded positions, and its last hidden state (B, E)."""
-        if all(direction.native is not None for direction in layer) and native.serves(
-            lengths.new_zeros(0).float()
-        ):
+        if all(direction.number is not None for direction in layer) and native.serves(torch.empty(0)):
             return self._run_natively(layer, shares, lengths)
         steps = len(shares[0].rows)
         batch, size = len(lengths), layer[0].size
@@ -160,9 +194,10 @@ class PrepackedEncoder:
         last = torch.empty(len(lengths), width)
         for number, (direction, share) in enumerate(zip(layer, shares, strict=True)):
             columns = slice(number * size, (number + 1) * size)
-            assert direction.native is not None
-            lstm_sequence(
-                direction.native,
+            assert direction.number is not None
+            layer_sequence(
+                direction.number,
+                direction.recurrent,
                 share.table.float(),
                 share.rows,
                 lengths,
@@ -176,6 +211,9 @@ class PrepackedEncoder:
 def _layers(encoder: Encoder, dtype: torch.dtype) -> list[list[_Direction]]:
     """Returns the directions of each layer, bottom first."""
     pairs = zip(weights_of(encoder.forward_layers), weights_of(encoder.backward_layers), strict=True)
-    both = [[_Direction(ahead, dtype, False), _Direction(back, dtype, True)] for ahead, back in pairs]
-    reverse = encoder.config.reverse_input
-    return [*both, *([_Direction(weights, dtype, reverse)] for weights in weights_of(encoder.upper_layers))]
+    cell, reverse = encoder.config.cell, encoder.config.reverse_input
+    both = [
+        [_Direction(cell, ahead, dtype, False), _Direction(cell, back, dtype, True)] for ahead, back in pairs
+    ]
+    alone = [[_Direction(cell, weights, dtype, reverse)] for weights in weights_of(encoder.upper_layers)]
+    return [*both, *alone]

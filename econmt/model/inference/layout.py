@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.gemm import Product
-from econmt_ops.core.int8 import Int8Product
+from econmt_ops.core.int8 import Int8Product, rounded
 from econmt_ops.core.weights import LowRank, Matrix
 
 TABLE_BYTES = 256 << 20
@@ -34,6 +34,34 @@ def prepacked(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Produc
     return Product(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype), layout)
 
 
+def dense(weight: Matrix) -> Tensor:
+    """Returns a weight (N, K); if it is factorized, the product of its factors."""
+    return weight.left @ weight.right if isinstance(weight, LowRank) else weight
+
+
+class EmbeddingRows:
+    """Rows of an embedding table, rounded to 8 bits if products are.
+
+    Args:
+        weight: (V, I). dtype: type of the products.
+
+    Attributes:
+        values: (V, I), int8 or the type of ``weight``.
+        steps: scales (V,) of the rows of int8 values, else None.
+    """
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        self.values = weight.detach()
+        self.steps: Tensor | None = None
+        if dtype == torch.int8:
+            self.values, self.steps = rounded(weight)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Returns the embeddings (R, I) of ids (R,)."""
+        rows = self.values.index_select(0, ids)
+        return rows if self.steps is None else rows.float() * self.steps.index_select(0, ids).unsqueeze(1)
+
+
 class Gates:
     """Sum of the products of several inputs: the pre-activations of one layer's gates.
 
@@ -46,6 +74,8 @@ class Gates:
 
     def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = value_type(dtype)
+        if dtype == torch.int8:  # every product of factors would be rounded once more
+            weights = [dense(part) for part in weights]
         # Each input is multiplied by its right factor, and the results by all left factors in one product.
         self._right = [prepacked(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
         matrices = [part.left if isinstance(part, LowRank) else part for part in weights]
@@ -68,17 +98,17 @@ class WordShares:
     On a CPU the share of a word is computed when it first occurs and then looked up.
 
     Args:
-        embedding: (V, I). gates: product with embeddings. width: width of the product, 4H for an LSTM.
+        embedding: rows (., I) of V words. gates: product with embeddings. width: width of the product, 4H for an LSTM.
     """
 
-    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
+    def __init__(self, embedding: EmbeddingRows, gates: Gates, width: int) -> None:
         self.embedding, self.gates = embedding, gates
         self.known: Tensor | None = None
-        size = len(embedding) * width * gates.dtype.itemsize
-        if embedding.device.type == "cpu" and size <= TABLE_BYTES:
+        words = len(embedding.values)
+        if embedding.values.device.type == "cpu" and words * width * gates.dtype.itemsize <= TABLE_BYTES:
             # Memory pages of words that do not occur are never allocated.
-            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
-            self.known = torch.zeros(len(embedding), dtype=torch.bool)
+            self.table = torch.empty(words, width, dtype=gates.dtype)
+            self.known = torch.zeros(words, dtype=torch.bool)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns the shares (R, width) of tokens (R,), a new tensor."""
@@ -91,7 +121,7 @@ class WordShares:
         return self.table.index_select(0, tokens)
 
     def _make(self, tokens: Tensor) -> Tensor:
-        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))
+        return self.gates(self.embedding(tokens).to(self.gates.dtype))
 
 
 def is_watched() -> bool:

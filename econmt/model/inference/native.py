@@ -1,4 +1,4 @@
-"""Decoder of LSTM or GRU layers for the C library: a whole beam search in one call, or single steps.
+"""Decoder of LSTM, GRU or SSRU layers for the C library: a whole beam search in one call, or single steps.
 
 Both use the same arithmetic, in which no row depends on others, so that a hypothesis has the same log-probability to
 the last bit in either search.
@@ -10,24 +10,29 @@ vocabulary, N of its words.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt.model.decoder import Memory
-from econmt.model.inference.layout import TABLE_BYTES, prepacked
+from econmt.model.inference.layout import TABLE_BYTES, EmbeddingRows, dense, prepacked
 from econmt.model.inference.state import Shortlist
 from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.search import SEARCH_CELLS, SearchWeight, search_step
+from econmt_ops.backends.c.search import CELL_NUMBERS, SearchWeight, search_step
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.weights import AttentionalLSTMState, LowRank
+from econmt_ops.core.weights import AttentionalLSTMState, LowRank, Matrix
 
 OUTPUT = 5
 """Index of the output layer among the weights, in the order of kernels.h."""
+
+
+def _hidden(layer: Any) -> tuple[Matrix, ...]:
+    """Returns the weight of the product with h, if the cell has one."""
+    return (layer.hidden,) if hasattr(layer, "hidden") else ()
 
 
 class NativeSources(NamedTuple):
@@ -103,22 +108,22 @@ class NativeDecoder:
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
         decoder, attention = model.decoder, model.decoder.attention
         config, size = decoder.config, decoder.config.size
-        embedding = model.target_embedding.weight.detach()
+        embedding = EmbeddingRows(model.target_embedding.weight, dtype)
         bottom, *upper = search_layers(decoder)
         weights = SearchWeights.of(decoder, attention.query, bottom.input)
-        word, fed = weights.word, weights.fed
-        assert isinstance(word, Tensor)
-        assert not isinstance(fed, LowRank)
-        lowest = bottom.hidden if fed is None else torch.cat([fed, bottom.hidden], 1)
+        lowest = [dense(part) for part in (weights.fed, *_hidden(bottom)) if part is not None]
         readout = model.readout
         pairs: list[tuple[Tensor, Tensor | None] | None] = [
-            (word, bottom.bias),
-            (lowest, None),
+            (dense(weights.word), bottom.bias),
+            (torch.cat(lowest, 1), None) if lowest else None,
             (weights.top, weights.top_bias),
             None if weights.query is None else (weights.query, None),
             None if readout is None else (readout.weight, readout.bias),
             (model.output.weight, model.output.bias),
-            *((torch.cat([layer.input, layer.hidden], 1), layer.bias) for layer in upper),
+            *(
+                (torch.cat([dense(each) for each in (layer.input, *_hidden(layer))], 1), layer.bias)
+                for layer in upper
+            ),
         ]
         self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in pairs]
         self._values = prepacked(weights.values, None, dtype)
@@ -127,22 +132,27 @@ class NativeDecoder:
         self.sizes = {
             "layers": config.layers,
             "size": size,
-            "cell": SEARCH_CELLS[config.cell],
+            "cell": CELL_NUMBERS[config.cell],
             "fed": int(config.input_feeding),
             "residual": int(config.residual),
             "contexts": int(weights.contexts),
             "asked": weights.asked,
-            "embedded": embedding.shape[1],
+            "embedded": embedding.values.shape[1],
         }
-        score = attention.score
+        score, norm = attention.score, attention.layer_norm
         self.tensors: dict[str, Tensor | None] = {
-            "embedding": embedding.contiguous(),
+            "embedding": embedding.values.contiguous() if embedding.steps is None else None,
+            "bytes": None if embedding.steps is None else embedding.values,
+            "scales": embedding.steps,
             "score": None if score is None else score.detach().contiguous(),
+            "gain": None if norm is None else norm[0].detach().contiguous(),
+            "shift": None if norm is None else norm[1].detach().contiguous(),
         }
-        if len(embedding) * 4 * size * 4 <= TABLE_BYTES:
+        words, width = len(embedding.values), len(bottom.bias)
+        if words * width * 4 <= TABLE_BYTES:
             # Memory pages of words that do not occur are never allocated.
-            self.tensors["shares"] = torch.empty(len(embedding), 4 * size)
-            self.tensors["known"] = torch.zeros(len(embedding), dtype=torch.uint8)
+            self.tensors["shares"] = torch.empty(words, width)
+            self.tensors["known"] = torch.zeros(words, dtype=torch.uint8)
 
     @staticmethod
     def knows(model: TranslationModel, precision: torch.dtype) -> bool:
@@ -150,14 +160,14 @@ class NativeDecoder:
         if not SearchWeight.supports(precision):
             return False
         decoder = model.decoder
-        if decoder.config.cell not in SEARCH_CELLS or any(model.config.decoder_options.values()):
+        if decoder.config.cell not in CELL_NUMBERS or any(model.config.decoder_options.values()):
             return False
         if model.copying is not None or not native.serves(model.output.weight):
             return False
-        if model.output.weight.dtype != torch.float32 or decoder.attention.layer_norm is not None:
+        if model.output.weight.dtype != torch.float32:
             return False
-        parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, layer.hidden)]
-        return not any(isinstance(part, LowRank) for part in parts)
+        parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, *_hidden(layer))]
+        return precision == torch.int8 or not any(isinstance(part, LowRank) for part in parts)
 
     def begin(self, memory: Memory, first: AttentionalLSTMState, ratios: Tensor | None) -> NativeState:
         """Returns the state before the first target token, one row per sentence; ``first`` is that of the decoder.
@@ -170,8 +180,8 @@ class NativeDecoder:
             shares = torch.cat([shares, values.to(shares.dtype)], 2)
         keys = keys.float() if math.isclose(self._scale, 1.0) else keys.float() * self._scale
         padding = padding_mask(lengths, keys.shape[1], keys.device).to(torch.uint8)
-        # A GRU has no c.
-        pairs = [parts if len(parts) == 2 else (*parts, torch.zeros_like(parts[0])) for parts in first.layers]
+        # The library does not read the c of a GRU, and writes the h of an SSRU before it reads it.
+        pairs = [(parts[0], parts[-1]) for parts in first.layers]
         layers = torch.stack([torch.stack([part.float() for part in pair]) for pair in pairs])
         sources = NativeSources(keys.contiguous(), shares.float().contiguous(), padding, layers)
         hidden, cells = (part.contiguous() for part in layers.unbind(1))

@@ -20,6 +20,7 @@ from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.backends.protocol import AttentionInputs
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import additive_backward, additive_forward
+from econmt_ops.core.caches import use_private_compiler_folder
 
 _VARIANTS = 64
 """Maximum number of times that torch.compile may recompile a step."""
@@ -67,6 +68,7 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
         dynamic: as in torch.compile; by default sizes are constants until one of them changes.
     """
     allow_variants()
+    use_private_compiler_folder()
     compiled = torch.compile(function, dynamic=dynamic)
 
     @functools.wraps(function)

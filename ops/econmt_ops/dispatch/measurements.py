@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from econmt_ops.backends import c as native
+from econmt_ops.core.caches import cache_folder
 from econmt_ops.dispatch.device_limits import played_text
 
 MARGIN = 0.03
@@ -94,20 +95,6 @@ def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int 
     if rule in fitting and fitting[best].milliseconds >= (1 - MARGIN) * fitting[rule].milliseconds:
         return rule
     return best
-
-
-def cache_folder() -> Path:
-    """Returns ``$ECONMT_CACHE``, or the folder ``econmt`` in the system's cache folder."""
-    named = os.environ.get("ECONMT_CACHE")
-    if named:
-        return Path(named)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "econmt"
 
 
 @functools.cache

@@ -271,6 +271,62 @@ def test_too_little_address_space_is_one_clear_line(size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        ImportError("numpy's C-extensions failed.\n\nOriginal error was: x.so: cannot map zero-fill pages"),
+        OSError("libtorch_global_deps.so: cannot create shared object descriptor: Cannot allocate memory"),
+    ],
+)
+def test_a_library_for_which_there_is_no_memory_is_one_clear_line(
+    run_verb: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    advice = "while a library is loaded: allow more memory, or end other programs"
+    assert run_verb(fail)[::2] == (1, f"econmt: error: out of memory {advice}\n")
+    monkeypatch.setattr(command, "_address_space", lambda: 1_500_000 * 1024)
+    limit = "(this process may take 1,500,000 kB: ulimit -v)"
+    assert run_verb(fail)[::2] == (1, f"econmt: error: out of memory {limit} {advice}\n")
+
+
+def test_another_error_of_an_import_is_a_bug(run_verb: Any) -> None:
+    def fail() -> None:
+        raise ImportError("cannot import name 'x' from 'y'")
+
+    code, _, told = run_verb(fail)
+    assert code == 70
+    assert told.startswith(
+        "econmt: error: this is a bug in econmt: ImportError: cannot import name 'x' from 'y'"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no list of users to be missing from")
+def test_a_user_without_home_and_account_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("0\tone\n")
+    code = (
+        "import pwd, sys\ndef unknown(number):\n    raise KeyError(number)\npwd.getpwuid = unknown\n"
+        "from econmt.cli.main import main\nmain(sys.argv[1:])"
+    )
+    without = {"HOME", "XDG_CACHE_HOME", "ECONMT_CACHE", "MPLCONFIGDIR", "USER", "LOGNAME"}
+    environment = {name: value for name, value in econmt_environment().items() if name not in without}
+    arguments = ["train", "quickstart", "--dry-run", f"output={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env={**environment, "TMPDIR": str(tmp_path)},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / f"econmt-{os.geteuid()}"
+    told = [line for line in done.stderr.splitlines() if line.startswith("econmt: warning: ")]
+    assert told == [
+        f"econmt: warning: there is no home folder, so caches are kept in {folder}; set HOME or ECONMT_CACHE to keep "
+        "them elsewhere"
+    ]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
     ("message", "full"),
     [
         ("could not create a primitive", True),

@@ -29,10 +29,11 @@ from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import library
-from econmt_runtime.__main__ import main
+from econmt_runtime.__main__ import _listed, main
 from econmt_runtime.arrays import read_arrays
 from econmt_runtime.shapes import ShapeError, check_shapes
-from econmt_runtime.text import normalized
+from econmt_runtime.text import RuntimeWords, normalized, one_line
+from econmt_runtime.translator import RuntimeTranslation
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
 
@@ -126,7 +127,7 @@ def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path:
 
 @pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
 def test_of_subwords_in_8_bits_with_shortlists(
-    variant: str, subword_model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, subword_model: Path, call: Call, tmp_path: Path
 ) -> None:
     folder = random_model(subword_model, tmp_path / "model", variant)
     small, lexicon = tmp_path / "small", tmp_path / "lexicon"
@@ -141,20 +142,44 @@ def test_of_subwords_in_8_bits_with_shortlists(
     model = api.load(small, device="cpu")
     expected = model.translate(LINES, restrict_lexicon=lexicon, restrict_lexicon_topk=5)
     found = econmt_runtime.load(made, threads=2).translate(LINES)
-    # Values that lie between two steps are rounded to either.
-    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=0.05)
-    assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) >= 5
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
+    assert [each.text for each in found] == [each.text for each in expected]
     whole = econmt_runtime.load(made, shortlist=0).translate(LINES)
     plain = model.translate(LINES)
-    assert [each.score for each in whole] == pytest.approx([each.score for each in plain], abs=0.05)
+    assert [each.score for each in whole] == pytest.approx([each.score for each in plain], rel=1e-12)
     assert [each.score for each in whole] != [each.score for each in found]
     assert read_arrays(made / "arrays.safetensors")["lexicon"].dtype == np.int16
+    two = econmt_runtime.load(made, shortlist=2).translate(LINES)
+    fewer = model.translate(LINES, restrict_lexicon=lexicon, restrict_lexicon_topk=2)
+    assert [each.text for each in two] == [each.text for each in fewer]
+    assert [each.score for each in two] == pytest.approx([each.score for each in fewer], abs=1e-5)
+    assert [each.score for each in two] != [each.score for each in found]
 
-    monkeypatch.setattr(runtime, "SHORT_IDS", size - 1)
-    wide = export_runtime(small, tmp_path / "wide", lexicon=lexicon, top=5)
-    assert read_arrays(wide / "arrays.safetensors")["lexicon"].dtype == np.int32
-    again = econmt_runtime.load(wide, threads=2).translate(LINES)
-    assert [each.score for each in again] == [each.score for each in found]
+
+@pytest.mark.parametrize("size", [32_768, 32_769])
+def test_lexicons_hold_every_id(word_model: Path, tmp_path: Path, size: int) -> None:
+    like = tmp_path / "like"
+    shutil.copytree(word_model, like)
+    with (like / "vocab.target.txt").open("a", encoding="utf-8") as file:
+        file.writelines(f"W{number}\n" for number in range(load_vocabularies(like).target.size, size))
+    folder = random_model(like, tmp_path / "model", "additive")
+    last = size - 1
+    sizes = [vocabulary.size for vocabulary in load_vocabularies(folder).sides]
+    assert sizes[1] == size
+    write_lexicon(
+        tmp_path / "lexicon", torch.full((sizes[0], 1), last, dtype=torch.int32), fingerprint(folder)
+    )
+    made = export_runtime(folder, tmp_path / "runtime", lexicon=tmp_path / "lexicon")
+    stored = read_arrays(made / "arrays.safetensors")["lexicon"]
+    assert stored.dtype == (np.int16 if size == 32_768 else np.int32)
+    assert (stored == last).all()
+    allowed = econmt_runtime.load(made)._allowed(np.array([[5, 6, 3]]))
+    assert allowed is not None
+    assert np.flatnonzero(allowed[0]).tolist() == [0, 1, 2, 3, last]
+    found, options = econmt_runtime.load(made).translate(LINES), {"restrict_lexicon": tmp_path / "lexicon"}
+    expected = api.load(folder, device="cpu", precision="float32").translate(LINES, **options)
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert {word for each in found for word in each.text.split()} <= {f"W{last}", "<unk>"}
 
 
 def test_batches_have_fewer_long_sentences(word_model: Path, tmp_path: Path) -> None:
@@ -376,6 +401,27 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     assert said[3:] == [f"further lines of more than {usual} source tokens: 2"]
 
 
+@pytest.mark.parametrize(
+    ("words", "blanks", "warned"),
+    [
+        (40, 0, ""),
+        (41, 0, "41 source tokens"),
+        (60, 0, "60 source"),
+        (61, 0, "only"),
+        (3, 2995, ""),
+        (3, 2996, "only"),
+    ],
+)
+def test_lengths_from_which_lines_are_warned_of(whole: Path, words: int, blanks: int, warned: str) -> None:
+    said: list[str] = []
+    translator = econmt_runtime.load(whole, warn=said.append)
+    translator.config |= {"max_length": 40, "max_input_length": 60}
+    ids = translator._encode([" ".join(["a"] * words) + " " * blanks], 1)
+    assert len(ids[0]) == min(words, 60)
+    assert len(said) == (warned != "")
+    assert warned in "".join(said)
+
+
 @pytest.mark.parametrize("lines", ["a b c", ["a", 1], None])
 def test_what_is_no_list_of_lines_is_refused(whole: Path, lines: Any) -> None:
     with pytest.raises(econmt_runtime.RuntimeInputError, match="expects a list of lines of text"):
@@ -425,6 +471,19 @@ def test_structures_are_those_of_the_library() -> None:
         assert [field.lstrip("*") for field in fields.split()] == [
             field[0] for field in structures.structures()[name].kind._fields_
         ]
+
+
+def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("<pad>\n<unk>\n<s>\n</s>\na\nb\n")
+    words = RuntimeWords(tmp_path / "words")
+    assert words.encode("b <s> </s>  <pad> <unk> c a") == [5, 1, 1, 1, 1, 1, 4]
+    assert words.decode([2, 5, 1, 4, 3, 0]) == "b <unk> a"
+
+
+def test_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
+    assert one_line(" a\rb\n c\r") == "a b  c"
+    found = RuntimeTranslation("x ||| y", -0.5, -1.25)
+    assert _listed(found, 3) == "3 ||| x &#124;&#124;&#124; y ||| logprob= -1.250000 ||| -0.500000"
 
 
 def test_text_is_normalised_alike() -> None:

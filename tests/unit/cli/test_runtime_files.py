@@ -166,6 +166,18 @@ def test_other_names_and_other_exports_are_folders(model: Path, call: Call, tmp_
     assert (tmp_path / "student.pyz" / "recipe.yaml").is_file()
 
 
+def test_a_file_holds_at_most_what_the_runtime_unpacks(
+    model: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(whole) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    monkeypatch.setattr(runtime, "_LARGEST_FILE", size - 1)
+    with pytest.raises(InputError, match=f"{size:,} bytes, more than the {size - 1:,} of one file"):
+        export_runtime(model, tmp_path / "large.pyz")
+    monkeypatch.setattr(runtime, "_LARGEST_FILE", size)
+    assert export_runtime(model, tmp_path / "small.pyz").stat().st_size == whole.stat().st_size
+
+
 def test_limits_are_those_of_the_runtime() -> None:
     assert runtime._LARGEST_FILE == files.LARGEST
 

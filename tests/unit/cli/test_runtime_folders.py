@@ -217,6 +217,20 @@ def test_modules_are_compared_before_they_are_imported(whole: Path, tmp_path: Pa
     assert run(broken).returncode == 0
 
 
+@pytest.mark.parametrize("place", ["", "econmt_runtime"])
+def test_modules_beside_the_runtime_are_not_imported(whole: Path, tmp_path: Path, place: str) -> None:
+    made, planted = tmp_path / "runtime", ("numpy", "argparse", "sentencepiece", "json", "zipfile", "ctypes")
+    shutil.copytree(whole, made)
+    for name in planted:
+        (made / place / f"{name}.py").write_text("raise SystemExit('planted')\n")
+    done = subprocess.run(
+        [sys.executable, made], input="a b\n", env=econmt_environment(), cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == econmt_runtime.load(whole).translate(["a b"])[0].text + "\n"
+
+
 def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
     made = tmp_path / "runtime"
     shutil.copytree(whole, made, ignore=shutil.ignore_patterns("__pycache__"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.text.vocabulary import Vocabularies
+from econmt.data.text.vocabulary import EOS, Vocabularies
 from econmt.decoding.batches import pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.requests import Request
@@ -82,6 +82,25 @@ def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str
     model, options = make_model(variant), SearchOptions(**given)
     assert has_native_search(IncrementalModel(model), options)
     agree(native_search(IncrementalModel(model), *BATCH, options), by_tensors(model, options), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("certainty", "limits", "alpha", "nbest"), [(1.0, [2, 4, 6, 3], 3.0, 1), (4.0, [8, 12, 6, 9], 1.0, 6)]
+)
+def test_it_ends_neither_early_nor_late(
+    certainty: float, limits: list[int], alpha: float, nbest: int
+) -> None:
+    """Translations that end in the last steps before the limit are better than earlier ones, in some of many models."""
+    batch = *BATCH[:2], torch.tensor(limits)
+    options = SearchOptions(beam_size=max(4, nbest), nbest_size=nbest, length_penalty_alpha=alpha)
+    for seed in range(12):
+        model = make_model("additive", seed)
+        with torch.no_grad():
+            model.output.weight.mul_(certainty)
+            model.output.bias[EOS] += 1.0
+        with native.without():
+            wanted = beam_search(IncrementalModel(model), *batch, options)
+        agree(native_search(IncrementalModel(model), *batch, options), wanted, 1e-3)
 
 
 @pytest.mark.usefixtures("_level")
@@ -297,7 +316,8 @@ def test_numbers_that_are_not_finite_give_no_translation() -> None:
 def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
     model = IncrementalModel(make_model("additive"))
     assert not has_native_search(model, SearchOptions(**given))
-    assert not has_native_search(IncrementalModel(make_model("layer-norm")), SearchOptions())
+    for variant in ONLY_TENSORS:
+        assert not has_native_search(IncrementalModel(make_model(variant)), SearchOptions())
     assert not has_native_search(IncrementalModel(make_model("additive").double()), SearchOptions())
     with native.without():
         assert not has_native_search(model, SearchOptions())

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True},
         "attention": {"type": "dot"},
     },
+    "ssru": {"decoder": {"cell": "ssru", "size": 8, "layers": 2, "input_feeding": False, "residual": True}},
     "lnlstm": {"decoder": {"cell": "lnlstm", "size": 8, "layers": 2}},
     "lnglstm": {"decoder": {"cell": "lnglstm", "size": 8}},
     "normalized": {"layer_normalization": True},
@@ -45,7 +46,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
 }
 ONLY_TENSORS = {
-    "layer-norm", "lnlstm", "lnglstm", "normalized", "gated", "count", "fertility", "covered", "together",
+    "lnlstm", "lnglstm", "normalized", "gated", "count", "fertility", "covered", "together",
 }  # fmt: skip
 """Variants that the C library does not search with."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -29,7 +29,7 @@ LINES = ["a b c", "d", "h g f e d", "b e b", "s r q p o n m", "c c", "k l", "f a
 
 
 def translator(variants: Sequence[str], glossary: Glossary | None = None, **options: Any) -> Translator:
-    models = [IncrementalModel(make_model(variant, seed)) for seed, variant in enumerate(variants, 3)]
+    models = [IncrementalModel(make_model(variant, seed)) for seed, variant in enumerate(variants, 4)]
     search = SearchOptions(**{"batch_size": 4, **options})
     return Translator(models, BOTH, search, glossary=glossary, max_length=12)
 

@@ -49,9 +49,16 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 /* What sums of 8-bit products have added to each value of a row: 128, see round_row, or 0 if they take signed values. */
 static int32_t offset = 128;
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#define VARIANTS 1
+#else
+#define VARIANTS 0
+#endif
+#include "targets.h"
+
 #include "search_room.h"
 
-#if defined(__aarch64__) && (defined(__ARM_FEATURE_DOTPROD) || (defined(__linux__) && defined(__GNUC__) && !defined(__clang__)))
+#if defined(__aarch64__) && (defined(__ARM_FEATURE_DOTPROD) || (defined(__linux__) && KNOWS(8, 16)))
 #include "sums_dot.h"
 #define HAS_DOT 1
 #define SUMS_OF_16 (has_dot ? sums_of_16_dot : sums_of_16_plain)
@@ -68,11 +75,9 @@ static int32_t offset = 128;
 #undef LANES
 #undef NAME
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define VARIANTS 1
+#if VARIANTS
 #include <immintrin.h>
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
+BEGIN_TARGET("avx2,fma")
 #include "sums_avx2.h"
 #undef SUMS_OF_16
 #define SUMS_OF_16 sums_of_16_signed
@@ -81,7 +86,7 @@ static int32_t offset = 128;
 #include "variant.h"
 #undef LANES
 #undef NAME
-#pragma GCC pop_options
+END_TARGET
 
 #include "vnni.h"
 #include "products.h"
@@ -93,16 +98,14 @@ static int32_t offset = 128;
 #define SUMS_OF_16 (has_amx ? sums_of_16_amx : has_vnni ? sums_of_16_vnni : sums_of_16_signed)
 #define BEGIN_SUMS if (has_amx) begin_tiles()
 #define END_SUMS if (has_amx) end_tiles()
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+BEGIN_TARGET("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl" WIDEST)
 #define NAME(x) x##_avx512
 #define LANES 16
 #include "variant.h"
 #undef LANES
 #undef NAME
-#pragma GCC pop_options
+END_TARGET
 #else
-#define VARIANTS 0
 #define HAS_PRODUCTS 0
 #endif
 
@@ -124,20 +127,14 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
   thread_count = (thread_function *)count;
   level = 0;
 #if VARIANTS
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) level = 1;
-  if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    level = 2;
+  if (has_avx2_and_fma()) level = has_avx512() ? 2 : 1;
   if (level > most) level = most;
-  has_vnni = level == 2 && __builtin_cpu_supports("avx512vnni");
+  has_vnni = level == 2 && has_avx512_vnni();
   offset = level && !has_vnni ? 0 : 128;
-#if __GNUC__ >= 10
-  has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
-#endif
+  has_narrow = KNOWS_NARROW && has_vnni && has_avx512_bf16();
   /* MKL is slower than these there; on a Xeon (Emerald Rapids) it is faster, except with few rows. The code has bfloat16
    * instructions too. */
-  has_floats = has_narrow && __builtin_cpu_is("amd");
+  has_floats = has_narrow && is_amd();
   has_amx = most > 2 && has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
 #elif HAS_DOT
@@ -152,7 +149,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here, in library.py and in econmt_runtime when the meaning of a function or field changes, so that a library built
  * earlier is not called. */
-EXPORT int econmt_version(void) { return 7; }
+EXPORT int econmt_version(void) { return 8; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {

@@ -58,6 +58,7 @@ struct attention_forward {
   const uint8_t *padding; /* (B, S), 1 at padded positions; or NULL */
   float *weights;         /* (B, S), is written; zero at padded positions */
   const int64_t *owners;  /* (B) index of a row's keys and padding, if rows share them; or NULL */
+  const float *gain, *shift; /* (A) of the layer normalization of query + key in additive attention; or NULL */
 };
 
 /* tanh(share + sum_s weight_s projected_s). */
@@ -214,14 +215,14 @@ struct ssru_forward {
   float *h;            /* (B, H), is written */
 };
 
-/* Beam search of B sentences with a decoder of LSTM or GRU layers: all steps, until no growing hypothesis can exceed the finished
- * ones. A GRU has the pre-activations of gru_forward, and no c.
+/* Beam search of B sentences with a decoder of LSTM, GRU or SSRU layers: all steps, until no growing hypothesis can exceed the
+ * finished ones. A GRU has the pre-activations of gru_forward, and no c; the h of an SSRU is not read by the next step.
  * K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.
  */
 struct beam_search {
   int64_t sentences, positions, beam, steps, nbest;
   int64_t layers, size, compared, summed; /* layers, H and A; values per position that the attention sums: H, or H + E */
-  int64_t cell;               /* LSTM or GRU */
+  int64_t cell;               /* LSTM, GRU or SSRU */
   int64_t fed, residual;      /* 1: the bottom layer reads o; an upper layer adds its input */
   int64_t contexts;           /* 1: upper layers read the context of the bottom layer's attention */
   int64_t asked;              /* query values before the state's share of o in one product; 0: none */
@@ -230,12 +231,13 @@ struct beam_search {
   const float *embedding;       /* (V, I); or NULL */
   const int8_t *bytes;          /* (V, I), the embedding in 8 bits instead */
   const float *scales;          /* (V) their scales */
-  float *shares;                /* (V, 4H), cache of the words' shares of the bottom layer's gates; or NULL */
+  float *shares;                /* (V, G H), cache of the words' shares of the bottom layer's gates; or NULL */
   uint8_t *known;               /* (V), 1 for cached words */
   const int64_t *ids;           /* (N) the words' ids in the vocabulary; or NULL: the same numbers */
   const float *barred;          /* (B, N), masks added to logits; or NULL */
   const float *keys;            /* (B, S, A) */
   const float *score;           /* (A); or NULL: dot attention */
+  const float *gain, *shift;    /* (A) of the attention's layer normalization; or NULL */
   const float *values;          /* (B, S, summed): their share of o, followed by the context if upper layers read it */
   const uint8_t *padding;       /* (B, S) */
   const float *first;           /* (layers, 2, B, H) h and c before the first step */

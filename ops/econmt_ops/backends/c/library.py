@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_VERSION = 7
+_VERSION = 8
 """Version that econmt_version in kernels.c returns."""
 
 _HEADER = Path(__file__).with_name("kernels.h")

@@ -5,7 +5,7 @@
  * that a new shape costs nothing.
  */
 
-#if VARIANTS && __GNUC__ >= 10 && (!defined(__linux__) || __GNUC__ >= 11)
+#if KNOWS_NARROW && (!defined(__linux__) || KNOWS(11, 13))
 #define HAS_PRODUCTS 1
 
 #define TILE 512       /* values of a tile */
@@ -15,25 +15,24 @@
 #define DEEP(value) (2048 / (int64_t)sizeof(value))
 #define UP(x, multiple) (((x) + (multiple) - 1) / (multiple) * (multiple))
 
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
+BEGIN_TARGET("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16" WIDEST)
 
 /* Transposes 16 times 16 values of 32 bits. */
 static INLINE void transpose_16(__m512i *rows) {
   __m512i other[16];
-#pragma GCC unroll 8
+UNROLL(8)
   for (int i = 0; i < 16; i += 2) {
     other[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
     other[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
   }
-#pragma GCC unroll 4
+UNROLL(4)
   for (int i = 0; i < 16; i += 4) {
     rows[i] = _mm512_unpacklo_epi64(other[i], other[i + 2]);
     rows[i + 1] = _mm512_unpackhi_epi64(other[i], other[i + 2]);
     rows[i + 2] = _mm512_unpacklo_epi64(other[i + 1], other[i + 3]);
     rows[i + 3] = _mm512_unpackhi_epi64(other[i + 1], other[i + 3]);
   }
-#pragma GCC unroll 4
+UNROLL(4)
   for (int i = 0; i < 4; i++) {
     __m512i a = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88), b = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xdd);
     __m512i c = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
@@ -131,7 +130,7 @@ static void pack_weight_dot(const void *given, int64_t begin, int64_t end, float
       const value *rows = left + (part / 2) * left_stride + part % 2 * 8 * 32;                                         \
       float *first = sums + part / 2 * 512 + part % 2 * 128, *second = first + 256;                                    \
       __m512 a[8], b[8];                                                                                               \
-      _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                      \
+      UNROLL(8) for (int row = 0; row < 8; row++) {                                                      \
         a[row] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(first + row * 16);                                      \
         b[row] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(second + row * 16);                                     \
       }                                                                                                                \
@@ -139,13 +138,13 @@ static void pack_weight_dot(const void *given, int64_t begin, int64_t end, float
         for (int line = 0; line < TILE / width; line++) {                                                              \
           __m512i w = _mm512_loadu_si512(weight + k + line * width);                                                   \
           __m512i v = _mm512_loadu_si512(weight + weight_stride + k + line * width);                                   \
-          _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                  \
+          UNROLL(8) for (int row = 0; row < 8; row++) {                                                  \
             __m512i x = spread_32_bits(rows + k + row * 32 + line * (width / 16));                                     \
             a[row] = add(a[row], x, w);                                                                                \
             b[row] = add(b[row], x, v);                                                                                \
           }                                                                                                            \
         }                                                                                                              \
-      _Pragma("GCC unroll 8") for (int row = 0; row < 8; row++) {                                                      \
+      UNROLL(8) for (int row = 0; row < 8; row++) {                                                      \
         _mm512_storeu_ps(first + row * 16, a[row]);                                                                    \
         _mm512_storeu_ps(second + row * 16, b[row]);                                                                   \
       }                                                                                                                \
@@ -194,11 +193,10 @@ static INLINE void finish_square(const struct product_tiles *a, int64_t row, int
   }
 }
 
-#pragma GCC pop_options
+END_TARGET
 
 #if defined(__linux__)
-#pragma GCC push_options
-#pragma GCC target("amx-tile,amx-int8,amx-bf16")
+BEGIN_TARGET("amx-tile,amx-int8,amx-bf16")
 
 static INLINE void square_amx(const uint16_t *left, int64_t left_stride, const uint16_t *weight, int64_t weight_stride,
                               int64_t tiles, int64_t rows_left, int fresh, float *sums) {
@@ -230,7 +228,7 @@ static INLINE void square_amx(const uint16_t *left, int64_t left_stride, const u
   _tile_stored(3, sums + 768, 64);
 }
 
-#pragma GCC pop_options
+END_TARGET
 #else
 #define square_amx square_dot
 #endif
@@ -270,15 +268,15 @@ static int64_t product_scratch(const struct product_tiles *a) {
     }                                                                                                                  \
   }
 
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
+BEGIN_TARGET("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16" WIDEST)
 PRODUCT(product_by_dot, uint16_t, 0, square_dot)
 PRODUCT(product_of_floats, float, 1, square_float)
 #if defined(__linux__)
-#pragma GCC target("amx-tile,amx-int8,amx-bf16")
+END_TARGET
+BEGIN_TARGET("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-int8,amx-bf16" WIDEST)
 PRODUCT(product_by_amx, uint16_t, 0, square_amx)
 #endif
-#pragma GCC pop_options
+END_TARGET
 
 struct shared_product {
   const struct product_tiles *product;

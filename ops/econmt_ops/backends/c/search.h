@@ -108,7 +108,7 @@ static void NAME(embed)(const struct beam_search *a, const int64_t *words, int64
 /* Computes the words' shares of the bottom layer's gates. Threads may cache the same word at once, with the same values. */
 static void NAME(read_words)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
   const struct weight *w = a->weights + WORDS;
-  int64_t gates = 4 * a->size, *words = m->parents, unknown = 0;
+  int64_t gates = (a->cell == SSRU ? 2 : 4) * a->size, *words = m->parents, unknown = 0;
   for (int64_t row = 0; row < rows; row++) {
     int64_t word = a->ids ? a->ids[m->now.tokens[row]] : m->now.tokens[row], at = 0;
     if (a->shares) {
@@ -144,20 +144,23 @@ static void NAME(join)(float *to, const float *one, int64_t wide, const float *t
 }
 
 static void NAME(advance)(const struct beam_search *a, float *gates, float *h, float *c, int64_t rows) {
-  if (a->cell == GRU) {
+  if (a->cell == LSTM) {
+    struct lstm_forward step = {rows, a->size, 0, gates, 4 * a->size, NULL, 0, c, a->size, h, a->size, c, a->size, NULL, 0};
+    NAME(lstm_forward)(&step, 0, rows, NULL);
+  } else if (a->cell == GRU) {
     struct gru_forward step = {rows, a->size, gates, 4 * a->size, h, h};
     NAME(gru_forward)(&step, 0, rows, NULL);
-    return;
+  } else {
+    struct ssru_forward step = {rows, a->size, gates, 2 * a->size, c, c, h};
+    NAME(ssru_forward)(&step, 0, rows, NULL);
   }
-  struct lstm_forward step = {rows, a->size, 0, gates, 4 * a->size, NULL, 0, c, a->size, h, a->size, c, a->size, NULL, 0};
-  NAME(lstm_forward)(&step, 0, rows, NULL);
 }
 
 /* Attends with the rows' queries and adds the weighted values to the rows' share, followed by tanh unless plain. */
 static void NAME(look)(const struct beam_search *a, const struct search_room *m, const float *query, int64_t query_stride,
                        const float *share, int64_t share_stride, float *output, int64_t plain, int64_t rows) {
   struct attention_forward attention = {rows,    a->positions, a->compared, 0,          query,    query_stride,
-                                        a->keys, a->score,     a->padding,  m->weights, m->now.owners};
+                                        a->keys, a->score,     a->padding,  m->weights, m->now.owners, a->gain, a->shift};
   NAME(attention_forward)(&attention, 0, rows, m->product);
   struct combine_forward combine = {rows,         a->positions, a->summed, 0,         share,     share_stride, m->weights,
                                     a->positions, a->values,    output,    a->summed, m->now.owners, plain};
@@ -173,7 +176,7 @@ static void NAME(decode)(const struct beam_search *a, const struct search_room *
     NAME(join)(m->joined, m->output, size, m->h, size, size, rows);
     read = m->joined;
   }
-  NAME(apply)(a->weights + LOWEST, read, rows, m->gates, m->gates, m->product);
+  if (a->cell != SSRU) NAME(apply)(a->weights + LOWEST, read, rows, m->gates, m->gates, m->product);
   NAME(advance)(a, m->gates, m->h, m->c, rows);
   memcpy(m->top, m->h, (size_t)most * sizeof(float));
   if (a->contexts) {
@@ -193,7 +196,7 @@ static void NAME(decode)(const struct beam_search *a, const struct search_room *
       float *to = m->joined + row * wide;
       memcpy(to, m->top + row * size, (size_t)size * sizeof *to);
       if (context) memcpy(to + size, m->sums + row * a->summed + size, (size_t)context * sizeof *to);
-      memcpy(to + size + context, h + row * size, (size_t)size * sizeof *to);
+      if (a->cell != SSRU) memcpy(to + size + context, h + row * size, (size_t)size * sizeof *to);
     }
     NAME(apply)(w, m->joined, rows, NULL, m->gates, m->product);
     NAME(advance)(a, m->gates, h, c, rows);

@@ -22,8 +22,8 @@ MOST_PLACES = 64
 
 _WATCHED = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-SEARCH_CELLS = {"lstm": 0, "gru": 1}
-"""Numbers in kernels.h of the cells of decoders in searches."""
+CELL_NUMBERS = {"lstm": 0, "gru": 1, "ssru": 2}
+"""Cells that the library runs, with their numbers in kernels.h."""
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
@@ -93,8 +93,9 @@ def _array(weights: Sequence[SearchWeight | None]) -> Any:
     return (kind * len(weights))(*(kind() if weight is None else weight.structure() for weight in weights))
 
 
-def lstm_sequence(
-    recurrent: SearchWeight,
+def layer_sequence(
+    cell: int,
+    recurrent: SearchWeight | None,
     table: Tensor,
     places: Tensor,
     lengths: Tensor,
@@ -103,25 +104,26 @@ def lstm_sequence(
     *,
     backwards: bool,
 ) -> None:
-    """Runs all steps of an LSTM layer in one direction.
+    """Runs all steps of a layer with G gates in one direction.
 
     Args:
-        recurrent: (4H, H). table: (M, 4H) float32, the inputs' share of the gates.
+        cell: number of the cell. recurrent: (G H, H); None for SSRU.
+        table: (M, G H) float32, the inputs' share of the gates.
         places: (T, B), row index into ``table`` of each position. lengths: (B,), at least 1.
         outputs: (T, B, H), written at a row's own positions; may be columns of a wider tensor. last: (B, H), h after
             the last step. Both float32.
     """
     positions, rows, size = outputs.shape
-    structure = recurrent.structure()
+    structure = None if recurrent is None else recurrent.structure()
     native.call(
         "layer_sequence",
         4 * positions * rows * size,
         rows=rows,
         positions=positions,
         hidden=size,
-        cell=SEARCH_CELLS["lstm"],
+        cell=cell,
         backwards=backwards,
-        recurrent=ctypes.addressof(structure),
+        recurrent=None if structure is None else ctypes.addressof(structure),
         table=table,
         places=places,
         lengths=lengths,

@@ -11,8 +11,11 @@ static int ask_for_dot(void) { return 1; }
 #include <sys/auxv.h>
 
 static int ask_for_dot(void) { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; } /* HWCAP_ASIMDDP */
-#pragma GCC push_options
-#pragma GCC target("arch=armv8.2-a+dotprod")
+#if defined(__clang__)
+BEGIN_TARGET("dotprod")
+#else
+BEGIN_TARGET("arch=armv8.2-a+dotprod")
+#endif
 #define RESTORED 1
 #endif
 
@@ -50,6 +53,6 @@ static void sums_of_16_dot(const uint8_t *restrict left, int64_t stride, int64_t
 }
 
 #ifdef RESTORED
-#pragma GCC pop_options
+END_TARGET
 #undef RESTORED
 #endif

@@ -176,7 +176,22 @@ static INLINE void NAME(dot_scores)(const float *restrict query, const float *re
   }
 }
 
-/* scratch: A floats, and 4 A if values are narrow. */
+/* Returns the score of query + key after layer normalization. sums: A floats, which may be the keys. */
+static INLINE float NAME(normalized_score)(const struct attention_forward *a, const float *query, const float *keys, float *sums) {
+  const float *score = a->score, *gain = a->gain, *shift = a->shift;
+  float mean = 0.0f, square = 0.0f, sum = 0.0f;
+  SUM(mean) for (int64_t k = 0; k < a->size; k++) {
+    sums[k] = query[k] + keys[k];
+    mean += sums[k];
+  }
+  mean /= (float)a->size;
+  SUM(square) for (int64_t k = 0; k < a->size; k++) square += (sums[k] - mean) * (sums[k] - mean);
+  float inverse = 1.0f / sqrtf(square / (float)a->size + 1e-5f); /* as LAYER_NORM_EPSILON */
+  SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += score[k] * NAME(squash)((sums[k] - mean) * inverse * gain[k] + shift[k]);
+  return sum;
+}
+
+/* scratch: A floats, and A more with a layer normalization or 4 A if values are narrow. */
 static void NAME(attention_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct attention_forward *a = given;
   float *restrict query = scratch, *restrict wide = scratch + a->size;
@@ -198,6 +213,10 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
         keys = (const float *)a->keys + place;
       if (!score) {
         NAME(dot_scores)(query, keys, some, a->size, weights + s);
+        continue;
+      }
+      if (a->gain) {
+        weights[s] = NAME(normalized_score)(a, query, keys, wide);
         continue;
       }
       float sum = 0.0f;

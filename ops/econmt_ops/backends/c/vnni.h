@@ -3,8 +3,7 @@
 
 static int has_vnni, has_narrow, has_floats, has_amx, has_amx_narrow;
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vnni")
+BEGIN_TARGET("avx512f,avx512bw,avx512vnni")
 
 /* Sums of up to 12 rows, kept in registers. */
 static INLINE void tile_vnni(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, const int rows,
@@ -30,11 +29,11 @@ static void sums_of_16_vnni(const uint8_t *restrict left, int64_t stride, int64_
   for (; row < rows; row++) tile_vnni(left + row * stride, stride, wide, weight, 1, sums + row);
 }
 
-#pragma GCC pop_options
+END_TARGET
 
-#if __GNUC__ >= 10 /* older compilers lack these instructions; has_narrow is 0 there */
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512bf16")
+#define KNOWS_NARROW KNOWS(10, 12) /* older compilers lack these instructions; has_narrow is 0 there */
+#if KNOWS_NARROW
+BEGIN_TARGET("avx512f,avx512bw,avx512bf16")
 
 /* As tile_vnni for bfloat16, two products of a lane and their sum at a time. */
 static INLINE void tile_narrow(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, const int rows,
@@ -60,7 +59,7 @@ static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t w
   for (; row < rows; row++) tile_narrow(left + row * stride, stride, wide, weight, 1, sums + row);
 }
 
-#pragma GCC pop_options
+END_TARGET
 #else
 static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, int64_t rows,
                                   float (*sums)[16]) {
@@ -68,27 +67,20 @@ static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t w
 }
 #endif
 
-#if defined(__linux__) && __GNUC__ >= 11
-#include <cpuid.h>
+#if defined(__linux__) && KNOWS(11, 13)
 #include <sys/syscall.h>
 #include <unistd.h>
 
 /* Returns 1 if the processor has AMX tiles and the system lets this process use them. */
 static int ask_for_amx(void) {
-  const unsigned tile = 1u << 24, int8 = 1u << 25;
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (tile | int8)) != (tile | int8)) return 0;
+  if (!cpuid_bit(7, 0, EDX, 24) || !cpuid_bit(7, 0, EDX, 25)) return 0;
   const long permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
   return syscall(SYS_arch_prctl, permission, tile_data) == 0;
 }
 
-static int amx_is_narrow(void) {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 22));
-}
+static int amx_is_narrow(void) { return cpuid_bit(7, 0, EDX, 22); }
 
-#pragma GCC push_options
-#pragma GCC target("amx-tile,amx-int8,amx-bf16")
+BEGIN_TARGET("amx-tile,amx-int8,amx-bf16")
 
 /* Tile configuration: palette 1; from byte 16 on the row bytes of each tile (16 bits), from byte 48 on its rows. It is static,
  * because of a local variable the compiler keeps only the first bytes. */
@@ -143,7 +135,7 @@ static void narrow_sums_of_16_amx(const uint8_t *left, int64_t stride, int64_t i
   SUMS_BY_TILES(_tile_dpbf16ps)
 }
 
-#pragma GCC pop_options
+END_TARGET
 #else
 static int ask_for_amx(void) { return 0; }
 static void begin_tiles(void) {}

@@ -1,0 +1,52 @@
+"""In 8 bits ``econmt translate`` and the runtime compute the same numbers, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import econmt_runtime
+from econmt import api
+from econmt.export.quantize import quantize_model
+from econmt.export.runtime import export_runtime
+from tests.unit.cli.test_runtime import VARIANTS, random_model
+
+FED = {"decoder": {"size": 12, "layers": 2}, "attention": {"size": 9}}
+MODELS: dict[str, dict[str, Any]] = {
+    **VARIANTS,
+    "gru, fed": {"encoder": {"cell": "gru", "size": 10, "layers": 2}, **FED},
+    "ssru, fed": {"encoder": {"cell": "ssru", "size": 10, "layers": 2, "residual": True}, **FED},
+    "gru, average": {
+        "encoder": {"cell": "gru", "size": 8, "bidirectional": "none", "reverse_input": True},
+        "decoder": {"size": 8, "layers": 2, "input_feeding": False, "state_init": "avg"},
+        "attention": {"type": "scaled_dot"},
+    },
+}
+
+
+def some_lines(count: int) -> list[str]:
+    """Lines of one to eighteen random words."""
+    choose = random.Random(1)
+    return [" ".join(choose.choices("abcdefgh", k=choose.randint(1, 18))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["quantized", "float32"])
+@pytest.mark.parametrize("variant", MODELS)
+def test_translations_and_scores_are_equal(
+    word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, stored: bool
+) -> None:
+    monkeypatch.setitem(VARIANTS, variant, MODELS[variant])
+    folder = random_model(word_model, tmp_path / "model", variant, max_output_factor=1.5, beam_size=4)
+    if stored:
+        quantize_model(folder, tmp_path / "small")
+        folder = tmp_path / "small"
+    made = export_runtime(folder, tmp_path / "runtime", "int8")
+    lines = some_lines(220)
+    expected = api.load(folder, device="cpu", precision="int8").translate(lines)
+    found = econmt_runtime.load(made).translate(lines)
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-12)
+    assert len({each.score for each in found}) > 150
