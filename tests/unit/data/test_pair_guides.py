@@ -278,7 +278,6 @@ def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path, lines: int |
         (("data.noise={typos: 0.1}",), "data.noise changes words and cannot be combined with data.alignment"),
         (("data.weights=src",), "weights: 'src' is also the suffix of other files"),
         (("data.weights=align",), "weights: 'align' is also the suffix of other files"),
-        (("model.attention.type=fixed",), "model.attention.type fixed has no parameters"),
         (
             ("parallel.pipeline=2", "model.encoder.layers=2", "model.decoder.layers=2"),
             "cannot be combined with data.alignment",

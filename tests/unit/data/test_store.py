@@ -171,6 +171,28 @@ class TestReuse:
     def test_changed_recipe(self, made: Callable[..., str], change: dict[str, object], said: str) -> None:
         assert said in made(**change)
 
+    @pytest.mark.parametrize(("most", "said"), [(None, ""), (3, "data.filters changed from")])
+    def test_a_key_that_an_older_store_lacks_had_its_default(
+        self, made: Callable[..., str], most: int | None, said: str
+    ) -> None:
+        file = Path("store") / "meta.json"
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        del meta["data"]["filters"]["max_repeats"]
+        file.write_text(json.dumps(meta), encoding="utf-8")
+        answer = made(filters={"max_repeats": most})
+        assert said in answer if said else answer == ""
+
+    def test_another_folder_gets_the_store_that_changed_text_needs(
+        self, run: Callable[..., PreparedData], corpus: Path, make_recipe: MakeRecipe
+    ) -> None:
+        kept, elsewhere = run().folder, Path.cwd() / "elsewhere"
+        for side in ("en", "de"):
+            with (corpus / f"train.{side}").open("ab") as stream:
+                stream.write(b"ba\n")
+        found = prepare(make_recipe(), kept, [corpus], show_progress=False, instead=elsewhere)
+        assert (found.folder, len(found.train)) == (elsewhere, 201)
+        assert len(open_prepared(kept).train) == 200
+
     def test_damaged_store(self, made: Callable[..., str]) -> None:
         file = Path("store") / "train.tokens"
         file.write_bytes(file.read_bytes()[:-2])

@@ -9,6 +9,7 @@ from econmt.decoding.passages import division, plain_passage
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.sentences import sentence_spans
+from econmt.decoding.translation import NBestEntry, Translation
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError
 from tests.unit.decoding.test_markup_reader import in_capitals
@@ -71,6 +72,28 @@ def test_addresses_are_put_back_by_alignment() -> None:
     assert found.hypotheses[0].alignment == [(0, 0), (2, 2), (3, 3), (4, 4), (6, 6)]
     with pytest.raises(ValueError, match="split_sentences needs attention"):
         SearchOptions(split_sentences=True, attention=False)
+
+
+def test_an_address_ends_a_word_only_between_letters() -> None:
+    how = division(sentence_spans, "de")
+    texts = ["见https://x.com/谢谢", "见https://x.com/。", "。https://x.com/谢谢"]
+    found = [plain_passage(text, how).sentences for text in texts]
+    assert [[each.text for each in sentences] for sentences in found] == [
+        ["见 谢谢"],
+        ["见。"],
+        ["。", "谢谢"],
+    ]
+
+
+@pytest.mark.parametrize("cut", [(True, False), (False, True), (False, False)])
+def test_a_line_is_cut_if_one_of_its_sentences_is(cut: tuple[bool, bool]) -> None:
+    passage = plain_passage("A dog. It runs!", division(sentence_spans, "de"))
+    entries = [
+        NBestEntry(each.text, [], [], 0.0, 0.0, None, is_cut)
+        for each, is_cut in zip(passage.sentences, cut, strict=True)
+    ]
+    joined = passage.joined([Translation(each.text, 0.0, 0.0, [], None, [each], []) for each in entries])
+    assert joined.hypotheses[0].cut == any(cut)
 
 
 def test_constraints_are_of_one_sentence() -> None:

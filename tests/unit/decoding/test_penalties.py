@@ -107,6 +107,9 @@ def test_the_first_whole_translation_may_be_the_last_step() -> None:
     assert all(len(hypotheses) == 1 for hypotheses in found)
     assert all(one[0].score <= other[0].score for one, other in zip(found, best, strict=True))
     assert any(one[0].score < other[0].score for one, other in zip(found, best, strict=True))
+    several = ToyModel(3)
+    found = search(several, 10, beam_size=4, nbest_size=3, beam_search_stop="first")
+    assert several.steps == first.steps, "the others need not have ended"
 
 
 def test_what_lies_far_behind_is_given_up() -> None:

@@ -105,7 +105,10 @@ LINES = ["fox", "a", "", "elephant", "bee", "   ", "gnu", "hippopotamus", "\t", 
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
 def test_order_is_kept_whatever_the_batches(chunk_size: int, batch_size: int) -> None:
-    found = list(translator(chunk_size=chunk_size, batch_size=batch_size).translate(LINES))
+    done: list[int] = []
+    made = translator(chunk_size=chunk_size, batch_size=batch_size)
+    found = list(made.translate(LINES, done=done.append))
+    assert sum(done) == len(LINES), "each line counts once, whether it is translated, copied or blank"
     assert [translation.text for translation in found] == [line.strip() for line in LINES]
     assert [translation.source_tokens for translation in found] == [list(line.strip()) for line in LINES]
 

@@ -18,7 +18,7 @@ from econmt.serving.file_processes import FileProcesses
 from econmt.serving.file_worker import FileTask
 from econmt.serving.files import WORD
 from econmt.serving.models import LoadedModels
-from econmt.serving.settings import Refused, Settings
+from econmt.serving.settings import Refused, Settings, Stopping
 from tests.conftest import econmt_environment
 from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_connections import connected
@@ -75,6 +75,17 @@ PROGRAMS = [
     ("import os; os.kill(os.getpid(), 9)", 503, "no memory left"),
     ("sys.exit(3)", 500, "this is a bug in econmt: reading a file ended with code 3"),
 ]
+
+
+def test_a_stop_is_not_taken_back_by_another() -> None:
+    async def run() -> tuple[bytes, str]:
+        processes = FileProcesses()
+        processes.stop(writing=True)
+        processes.stop(writing=False)
+        return await processes.write(TEXT, b"A", [same("Ein")])
+
+    with pytest.raises(Stopping):
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize(("program", "status", "said"), PROGRAMS)
