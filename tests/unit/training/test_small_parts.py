@@ -229,6 +229,15 @@ def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
     assert found == pytest.approx(4.0)
 
 
+def test_the_pace_is_measured_over_minutes_of_long_updates_too() -> None:
+    pace, seconds = Pace(), 0.0
+    for update in range(1, 20):
+        seconds += 50.0 if update % 2 else 150.0
+        found = pace.seconds_per_update(seconds, update)
+        if seconds > 400.0:
+            assert found == pytest.approx(100.0), "of both kinds of updates, not of the last one alone"
+
+
 def test_share_done_is_that_of_the_nearest_limit() -> None:
     state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
     assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
