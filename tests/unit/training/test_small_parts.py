@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from econmt.checkpoint.state import TrainingState
-from econmt.config.recipe import EarlyStopping, Training
+from econmt.config.recipe import Averaging, EarlyStopping, Training
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import (
     give_back_library_pages,
@@ -30,8 +30,10 @@ from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_don
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.ranks import Ranks
+from econmt.training.run_average import RunAverage
 from econmt.training.update_metrics import MetricsQueue
 from econmt_ops.dispatch.device_limits import VARIABLE, _of_environment
+from tests.unit.engine.test_step import make_step, make_task
 
 CPU = torch.device("cpu")
 
@@ -308,3 +310,16 @@ def test_pages_of_libraries_are_given_back_and_come_again() -> None:
     give_back_library_pages()
     assert resident() < before
     assert torch.equal(left @ left, expected)
+
+
+@pytest.mark.parametrize(("update", "begins"), [(6, True), (7, False)])
+def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool) -> None:
+    config = Averaging(start="non-monotone", non_monotone_interval=1)
+    average = RunAverage(config, make_step(make_task()).optimizer, 2)
+    state = TrainingState(update=update)
+    perplexities = {2: 4.0, 4: 5.0, 6: 4.5, 7: 9.0}
+    state.metrics = [
+        {"update": at, "valid_perplexity": value} for at, value in perplexities.items() if at <= update
+    ]
+    assert bool(average.checkpoint(state)) == begins
+    assert state.average_from == (update if begins else None)
