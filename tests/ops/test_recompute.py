@@ -298,7 +298,7 @@ def test_stash_is_what_the_levels_say() -> None:
     batch, steps, size, positions = 4, 6, 8, 5
     make = Make("cpu", torch.float32)
     arguments = attentional_arguments(make, 2, batch, steps, size, positions)
-    own = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
+    own = [leaf.requires_grad_() for leaf in tree_leaves(arguments) if leaf is not None]
     sizes = {
         level: stashed_bytes(
             lambda level=level: econmt_ops.attentional_lstm(
@@ -450,7 +450,7 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
         "values": make(batch, positions, size),
         "weights": weights,
     }
-    leaves = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
+    leaves = [leaf.requires_grad_() for leaf in tree_leaves(arguments) if leaf is not None]
     lengths = torch.full((batch,), positions)
     calls = recorded_calls(
         lambda: econmt_ops.attentional_lstm(**arguments, lengths=lengths, implementation="recompute")[

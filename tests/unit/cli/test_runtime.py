@@ -31,6 +31,7 @@ from econmt_ops.backends.c import library as structures
 from econmt_runtime import library
 from econmt_runtime.__main__ import _listed, main
 from econmt_runtime.arrays import read_arrays
+from econmt_runtime.lines import file_chunks
 from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import RuntimeWords, normalized, one_line
 from econmt_runtime.translator import RuntimeTranslation
@@ -105,6 +106,28 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert [each.text for each in found] == [each.text for each in expected]
         assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
         assert len({each.score for each in found}) > 3
+
+
+def test_all_hypotheses_of_a_beam_are_those_of_econmt(word_model: Path, tmp_path: Path) -> None:
+    folder = random_model(word_model, tmp_path / "model", "additive", length_penalty_alpha=0.0)
+    made = export_runtime(folder, tmp_path / "runtime")
+    expected = api.load(folder, device="cpu", precision="float32").translate(LINES, beam_size=4, nbest_size=4)
+    found = econmt_runtime.load(made, beam_size=4, nbest_size=4).translate(LINES)
+    assert [[entry.text for entry in each.nbest] for each in found] == [
+        [entry.text for entry in each.hypotheses] for each in expected
+    ]
+    assert max(len(each.nbest) for each in found) == 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 1000])
+def test_lines_are_whole_however_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("econmt_runtime.lines._READ", size)
+    file = tmp_path / "text"
+    for content, wanted in (("abcdef\nx\n", ["abcdef", "x"]), ("a\n\nbcdefg", ["a", "", "bcdefg"])):
+        file.write_text(content)
+        assert [line for chunk in file_chunks(file) for line in chunk] == wanted
 
 
 def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path: Path) -> None:

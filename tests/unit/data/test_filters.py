@@ -10,7 +10,7 @@ import pytest
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
-from econmt.data.text.filters import Selection, repeats, report_lines
+from econmt.data.text.filters import LeftOut, Selection, repeats, report_lines
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
@@ -92,10 +92,24 @@ def test_the_report_names_reasons_and_examples(kept: Callable[..., tuple[list[in
     place = next(i for i, line in enumerate(lines) if "with the same text" in line)
     assert lines[place + 1].endswith("train.en:1")
     assert [line.strip() for line in lines[place + 2 : place + 4]] == ["ba de li mo"] * 2
+    place = lines.index("           2   4.17 %  where the target came before")
+    examples = [line.rpartition(":")[2] for line in lines[place + 1 : place + 7 : 3]]
+    assert examples == ["5", "6"], "each has its place, source and target"
     assert all(len(line) <= 80 for line in lines)
     assert open_prepared(store.folder).statistics["train"]["duplicate"] == 2, (
         "it is one of the store's own files"
     )
+
+
+def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make) -> None:
+    left_out = LeftOut()
+    for number in range(1, 6):
+        left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
+    data = make_recipe().pairs
+    left_out.write(tmp_path, data, 10)
+    _, reason, *examples = map(str.strip, report_lines(tmp_path))
+    assert reason.startswith("5")
+    assert examples == [line for n in (1, 2, 3) for line in (f"train.en:{n}", f"source {n}", f"target {n}")]
 
 
 @pytest.mark.parametrize("by", ["source", "target"])

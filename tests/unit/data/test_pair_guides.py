@@ -272,6 +272,17 @@ def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path, lines: int |
         made(make_recipe(SUBWORDS), text)
 
 
+def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe, text: Path) -> None:
+    put(text, "test", 9, seed=4)
+    recipe = make_recipe(WHOLE, "data.test=test")
+    prepared = made(recipe, text)
+    task = TranslationTask.of(recipe, prepared.vocabularies)
+    for split, are_aligned in (("valid", True), ("test", False)):
+        batches = list(task.evaluation(prepared, split).batches)
+        assert batches
+        assert all((batch.alignment is not None) == are_aligned for batch in batches)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

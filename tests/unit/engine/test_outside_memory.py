@@ -108,6 +108,8 @@ def test_two_readings_agree() -> None:
     assert next(readings) == 5
     falling = iter(range(20, 0, -1))
     assert outside_memory.agreed(lambda: next(falling)) == 11
+    rising = iter(range(20))
+    assert outside_memory.agreed(lambda: next(rising)) == 0, "the smallest, not the last"
 
 
 class Management:

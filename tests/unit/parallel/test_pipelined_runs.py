@@ -83,3 +83,10 @@ def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_
 def test_what_cannot_be_divided_is_refused(given: tuple[str, ...], told: str) -> None:
     with pytest.raises(InputError, match=told):
         load_recipe("quickstart", ["parallel.pipeline=2", *given])
+
+
+def test_there_may_be_as_many_stages_as_the_deeper_side_has_layers() -> None:
+    given = [*PAIRS, "model.encoder.layers=1", "parallel.pipeline=3"]
+    assert load_recipe("quickstart", given).parallel.pipeline == 3
+    with pytest.raises(InputError, match="have at most 3 layers; a pipeline"):
+        load_recipe("quickstart", [*given[:-1], "parallel.pipeline=4"])

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from econmt.checkpoint.state import TrainingState
-from econmt.config.recipe import EarlyStopping, Training
+from econmt.config.recipe import Averaging, EarlyStopping, Training
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import (
     give_back_library_pages,
@@ -30,8 +30,10 @@ from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_don
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.ranks import Ranks
+from econmt.training.run_average import RunAverage
 from econmt.training.update_metrics import MetricsQueue
 from econmt_ops.dispatch.device_limits import VARIABLE, _of_environment
+from tests.unit.engine.test_step import make_step, make_task
 
 CPU = torch.device("cpu")
 
@@ -229,6 +231,15 @@ def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
     assert found == pytest.approx(4.0)
 
 
+def test_the_pace_is_measured_over_minutes_of_long_updates_too() -> None:
+    pace, seconds = Pace(), 0.0
+    for update in range(1, 20):
+        seconds += 50.0 if update % 2 else 150.0
+        found = pace.seconds_per_update(seconds, update)
+        if seconds > 400.0:
+            assert found == pytest.approx(100.0), "of both kinds of updates, not of the last one alone"
+
+
 def test_share_done_is_that_of_the_nearest_limit() -> None:
     state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
     assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
@@ -299,3 +310,16 @@ def test_pages_of_libraries_are_given_back_and_come_again() -> None:
     give_back_library_pages()
     assert resident() < before
     assert torch.equal(left @ left, expected)
+
+
+@pytest.mark.parametrize(("update", "begins"), [(6, True), (7, False)])
+def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool) -> None:
+    config = Averaging(start="non-monotone", non_monotone_interval=1)
+    average = RunAverage(config, make_step(make_task()).optimizer, 2)
+    state = TrainingState(update=update)
+    perplexities = {2: 4.0, 4: 5.0, 6: 4.5, 7: 9.0}
+    state.metrics = [
+        {"update": at, "valid_perplexity": value} for at, value in perplexities.items() if at <= update
+    ]
+    assert bool(average.checkpoint(state)) == begins
+    assert state.average_from == (update if begins else None)
