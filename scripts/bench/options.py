@@ -1,12 +1,12 @@
-"""Times a training step of every shipped recipe, and of multi30k with each option of the model alone.
+"""Times a training step with each option of a model.
 
     python -m scripts.bench options --device cuda --precision bfloat16      # five minutes, in CUDA graphs
     python -m scripts.bench options --device cpu --precision float32
     python -m scripts.bench options --device cuda --only gru coverage       # rows whose names contain a word
 
-"reference" keeps what autograd keeps, "auto" is what users get. Columns: target tokens a second of both, in turns;
-their ratio; and on a GPU peaks of allocated memory in MB (10^6 bytes). A row whose options are refused or that fails
-prints a line, and the next one follows.
+Rows are every shipped recipe, and multi30k with each option alone. "reference" keeps what autograd keeps, "auto" is
+what users get. Columns: target tokens a second of both, in turns; their ratio; and on a GPU peaks of allocated memory
+in MB (10^6 bytes). A row whose options are refused or that fails prints a line, and the next one follows.
 """
 
 from __future__ import annotations

@@ -32,8 +32,6 @@ class Shell:
         self._socket = str(folder / "s")
         data = folder / "data"
         tiny.write_data(data)
-        (folder / ".cache" / "econmt").mkdir(parents=True)
-        (folder / ".cache" / "econmt" / "data").symlink_to(data)
         self.environment = econmt_environment(
             {
                 "ECONMT_DATA": str(data),

@@ -142,6 +142,6 @@ PARTS = [
     Case("lnlstm", "sum", width=1, normed=True, layer_norm=True, layers=1),
     Case("gru", "tanh", width=1, gated=True),
     Case("lstm", "gru", asks=False),
-    Case("gru", "tanh", normed=True, gated=True, asks=False),
+    Case("lstm", "tanh", gated=True, asks=False),
     Case("lnglstm", "gru", layer_norm=True, residual=True, dropout=0.3, full=True),
 ]

@@ -18,7 +18,13 @@ from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
 from econmt_ops.backends import BACKENDS
-from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, Read
+from econmt_ops.backends.protocol import (
+    AttentionGradients,
+    AttentionInputs,
+    CoverageInputs,
+    CoverageStep,
+    Read,
+)
 from tests.ops.helpers import Make
 
 LAYERS, BATCH, POSITIONS, HIDDEN, SIZE, WIDTH = 3, 2, 4, 5, 6, 7
@@ -33,13 +39,17 @@ class NoAttention:
     def __init__(self, keys: Tensor, projected: Tensor, score: Tensor | None) -> None:
         self.keys, self.projected, self.score = keys, projected, score
 
-    def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
+    def forward(
+        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None
+    ) -> None:
+        assert coverage is None
         calls["attention forward"] += 1
         assert both.shape == (BATCH, self.keys.shape[2] + HIDDEN)
         assert [output.shape for output in outputs] == [(BATCH, HIDDEN)] * 2
         assert weights.shape == (BATCH, POSITIONS)
 
-    def weights_of(self, queries: Tensor) -> Tensor:
+    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None) -> Tensor:
+        assert coverage is None
         calls["weights"] += 1
         return queries.new_zeros(*queries.shape[:2], POSITIONS)
 
@@ -53,10 +63,14 @@ class NoAttention:
         dweights: Tensor | None,
         dboth: Tensor,
         dscores: Tensor,
+        coverage: CoverageStep | None,
+        dcoverage: Tensor | None,
+        dstate: Tensor | None,
     ) -> None:
         calls["attention backward"] += 1
         assert all(part.stride(1) == 1 for part in (query, context, weights, output, *doutputs, dboth))
         assert dweights is None
+        assert (coverage, dcoverage, dstate) == (None, None, None)
         assert dscores.shape == (BATCH, POSITIONS)
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
@@ -70,6 +84,9 @@ class NoAttention:
         assert queries.is_contiguous()
         assert dscores.is_contiguous()
         return AttentionGradients(torch.zeros_like(self.keys), self.score, None)
+
+    def coverage_gradients(self) -> dict[str, Tensor]:
+        return {}
 
 
 class NoSteps:
@@ -119,12 +136,25 @@ class NoSteps:
         assert keep is None or (keep.shape == (BATCH, HIDDEN) and scale == 2.0)
         assert len(dh) == 2
 
-    def attention(self, inputs: AttentionInputs) -> NoAttention:
+    def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None) -> NoAttention:
         assert inputs.norm is None
+        assert coverage is None
         return NoAttention(inputs.keys, inputs.projected, inputs.score)
 
 
-VIEWS = {"view", "slice", "select", "t", "transpose", "unsqueeze", "squeeze", "unbind", "expand", "detach"}
+VIEWS = {
+    "alias",
+    "view",
+    "slice",
+    "select",
+    "t",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "unbind",
+    "expand",
+    "detach",
+}
 
 
 class Operators(TorchDispatchMode):
@@ -155,17 +185,30 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
         input_weights=[layer.input for layer in layers],
         hidden_weights=[layer.hidden for layer in layers],
         biases=[layer.bias for layer in layers],
+        recurrent_biases=[],
+        extra=[],
         query=make(SIZE, HIDDEN) if query else None,
         score=make(size),
         combine=make(HIDDEN, HIDDEN + 3),
         combine_bias=make(HIDDEN),
+        context_bias=None,
         gain=None,
         shift=None,
+        output_gain=None,
+        output_shift=None,
+        coverage_key=None,
+        coverage_shares=None,
+        coverage_attention=None,
+        coverage_state=None,
+        coverage_recurrent=None,
         lengths=None,
         places=None,
         first_h=[h for h, _ in state],
         first_c=[c for _, c in state],
         first_output=make(BATCH, HIDDEN),
+        first_coverage=None,
+        cell="lstm",
+        coverage="",
         residual=False,
         dropout=dropout,
         seed=0,
@@ -177,7 +220,6 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
         stash=stash,
         backend="toy",
         overwrites=False,
-        narrows=False,
     )
 
 

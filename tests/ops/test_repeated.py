@@ -205,9 +205,10 @@ def test_opcheck(op: str) -> None:
     else:
         attention = [leaf(make(BATCH, 4, 9)), leaf(make(BATCH, 4, 8))]
         others = [leaf(make(9, HIDDEN)), leaf(make(9)), leaf(make(HIDDEN, HIDDEN + 8)), leaf(make(HIDDEN))]
-        options = (False, 0.0, 0, None, 0, False, 1.0, False, "gates", "eager", False, False, True)
-        end = (None, None, LENGTHS, places, *state, leaf(make(BATCH, HIDDEN)), *options)
-        rest = (*attention, *weights, *others, *end)
+        options = (False, 0.0, 0, None, 0, False, 1.0, False, "gates", "eager", False, True)
+        absent = (None,) * 10  # context gate, normalisations and coverage
+        end = (*absent, LENGTHS, places, *state, leaf(make(BATCH, HIDDEN)), None, "lstm", "", *options)
+        rest = (*attention, *weights, [], [], *others, *end)
     torch.library.opcheck(getattr(torch.ops.econmt_ops, op).default, (rows, *rest))
 
 

@@ -23,7 +23,7 @@ def function_of(op: str, **options: Any) -> tuple[Callable[[Tensor], Tensor], Te
 
     def function(first: Tensor) -> Tensor:
         made = tree_leaves(call.function(**{**call.arguments, call.first: first}, **options))
-        return torch.cat([part.flatten() for part in made])
+        return torch.cat([part.flatten() for part in made if part is not None])
 
     return function, call.arguments[call.first]
 

@@ -186,8 +186,8 @@ def test_an_unknown_launcher_is_called_by_its_interface(monkeypatch: pytest.Monk
 @pytest.mark.cuda
 def test_results_do_not_depend_on_what_was_launched_before() -> None:
     """Rows are copied from tensors at aligned and other addresses, and with strides of any divisibility."""
-    types = torch.float32, torch.float16, *[torch.int32] * 9
-    launch, programs, *ends = preparation((4, 6, 20), False, 20, 24, 8, (False, False), 0, 8, types)
+    types = torch.float32, torch.float16, *[torch.int32] * 10
+    launch, programs, *ends = preparation((4, 6, 20), False, 20, 24, 8, (False, False), False, 0, 8, types)
     scratch = torch.zeros(64, dtype=torch.int32, device="cuda")
     memory = torch.randn(4096, device="cuda")
     for begin, step, row in (
@@ -195,6 +195,6 @@ def test_results_do_not_depend_on_what_was_launched_before() -> None:
     ):  # fmt: skip
         given = memory[begin:].as_strided((4, 6, 20), (step, row, 1))
         made = torch.full((24, 24), float("nan"), dtype=torch.float16, device="cuda")
-        launch(programs, [given, made, *[scratch] * 9], (4, 6, 8, *ends), (step, row, 0, 0))
+        launch(programs, [given, made, *[scratch] * 10], (4, 6, 8, *ends), (step, row, 0, 0))
         assert torch.equal(made[:, :20], given.reshape(24, 20).half())
         assert made[:, 20:].eq(0).all()
