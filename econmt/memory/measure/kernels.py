@@ -20,8 +20,8 @@ from econmt.engine.devices import shortest_seconds
 _PATTERNS = {
     "optimizer": "multi_tensor_apply|lpnorm|adam|fused_?sgd",
     "loss": "^loss_|^slice_|log_?softmax|nll_loss",
-    "recurrences": "^(cell|decoder|gru|recurrence|scan)_|rnn|lstm|elementwise_[fb]p",
-    "attention": "^attention_|^plain_attention_|softmax|fmha|flash",
+    "recurrences": "^(cell|decoder|gru|output|recurrence|scan)_|rnn|lstm|elementwise_[fb]p",
+    "attention": "^attention_|^plain_attention_|^cover(age|ed)_|softmax|fmha|flash",
     "embedding and dropout": "^embedding_|^dropout_|^reversal_|radix_?sort|compute_grad_weight|vectorized_gather"
     "|indexselect|indexing|index_elementwise|embedding|krn_partial|sum_and_scatter|dropout|distribution_|devicescan"
     "|unique",
