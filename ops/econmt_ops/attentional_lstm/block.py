@@ -41,10 +41,10 @@ class BackwardTensors(NamedTuple):
 
 
 class ShareGradients(NamedTuple):
-    """Gradients of what the stack's output is multiplied to, in a block of steps.
+    """Gradients of the products of the stack's output, in a block of steps.
 
     Attributes:
-        query: (K, B, A). share: (K, B, P). state: (K, B, P), of the coverage; or None.
+        query: (K, B, A). share: (K, B, P). state: (K, B, P'), of the coverage; or None.
     """
 
     query: Tensor

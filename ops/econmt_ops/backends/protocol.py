@@ -41,7 +41,7 @@ class AttentionInputs(NamedTuple):
 
     Attributes:
         keys: (B, S, A), zero at padded positions.
-        projected: (B, S, H), the values times their part of the combination weight, zero at padded positions.
+        projected: (B, S, P), the values times their part of the combination weight, zero at padded positions.
         score: (A,) for additive attention, score . tanh(norm(query + keys)); None: dot, scale * query . keys.
         norm: (gain (A,), bias (A,)) of the layer normalisation; or None.
         scale: Scale of dot attention.
@@ -123,7 +123,7 @@ class AttentionKernels(Protocol):
         Args:
             both: (B, A + H), the query and the share of the stack's output (and the bias) in the input of tanh; without
                 query weights, A is H and the query is the stack's output.
-            outputs: (B, H) tensors that receive the output.
+            outputs: (B, P) tensors that receive the output.
             weights: (B, S) is written, in the compute type; zero at padded positions.
             coverage: the coverage of the step, whose ``after`` is written; None without coverage.
         """
@@ -151,7 +151,7 @@ class AttentionKernels(Protocol):
         """Runs the backward pass of one step; or, with a leading axis K on all tensors, of all steps of a block.
 
         Args:
-            query: (B, A). context: (B, H), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
+            query: (B, A). context: (B, P), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
             doutputs: (B, H), one or two gradients of the output, which are added.
             dweights: (B, S), another gradient of the weights; or None.
             dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2); without
@@ -167,7 +167,7 @@ class AttentionKernels(Protocol):
         """Returns the gradient of the projected values (B, S, H): sum_t weights_t da_t.
 
         Args:
-            weights: (T, B, S). da: (T, B, H).
+            weights: (T, B, S). da: (T, B, P).
         """
 
     def coverage_gradients(self) -> dict[str, Tensor]:
