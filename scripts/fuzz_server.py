@@ -77,14 +77,12 @@ PATHS = ["/translate"] * 5 + [
     "/page.js",
     "/no",
 ]
-LABELS = re.findall(
-    r"\S+",
-    """
-    utf-8 latin1 cp1251 koi8-r shift_jis gbk big5 euc-kr iso-2022-jp utf-16 utf-16be utf-32 utf-7 idna punycode
-    unicode_escape raw_unicode_escape rot13 zip hex mbcs undefined x-user-defined
-    """,
+LABELS = (
+    *("utf-8", "latin1", "cp1251", "koi8-r", "shift_jis", "gbk", "big5", "euc-kr", "iso-2022-jp", "utf-16"),
+    *("utf-16be", "utf-32", "utf-7", "idna", "punycode", "unicode_escape", "raw_unicode_escape", "rot13"),
+    *("zip", "hex", "mbcs", "undefined", "x-user-defined"),
 )
-REPEATED = [
+REPEATED = (
     *(
         "\n",
         "<p>",
@@ -100,7 +98,7 @@ REPEATED = [
         "<x{} translate=no>",
     ),
     "<a '\">",
-]
+)
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -339,17 +337,12 @@ def encoded_files(draw: Random) -> Input:
 
 def large_files(draw: Random) -> Input:
     """Makes files of one piece again and again, which a reader should read once."""
-    piece = draw.choice(REPEATED)
-    size = draw.choice([1000, 50_000, 300_000])
+    piece, size = draw.choice(REPEATED), draw.choice([1000, 50_000, 300_000])
     pieces = [piece.replace("{}", str(number)) for number in range(size // len(piece))]
     if draw.random() < 0.5:
         return [file_request(draw, "".join(pieces).encode(), draw.choice(["text/html", "text/plain"]))]
-    runs = [
-        "<w:r><w:t>a </w:t></w:r>",
-        "<w:r><w:rPr><w:b/></w:rPr><w:t>a </w:t></w:r>",
-        "\n",
-        "<w:p><w:r><w:rPr>",
-    ]
+    run = "<w:r>{}<w:t>a </w:t></w:r>"
+    runs = [run.format(""), run.format("<w:rPr><w:b/></w:rPr>"), "\n", "<w:p><w:r><w:rPr>"]
     xml = "".join(draw.choices(runs, k=2)) * (size // 40)
     return [file_request(draw, document(draw.choice([f"<w:p>{xml}</w:p>", xml])), files_kind.WORD)]
 

@@ -25,11 +25,8 @@ def main() -> None:
     alive, status, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     for descriptor in (alive, status):
         os.set_inheritable(descriptor, False)
-    for number in (
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a program may send them to its process group
+    # A program may send these to its process group.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     _thread.start_new_thread(end_with_starter, (alive,))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, CellWeights, Result
-from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.backends.protocol import CellStep, Read, StepGradients
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.gemm import multiply
@@ -126,7 +126,7 @@ class ForwardCells:
             if read is None and not self.keep:
                 output = destination
             elif read is None:
-                read = problem.plain_read(destination)
+                read = Read((destination,))
             problem.run.step_forward_into(step, states, output, read)
 
     def finish(self) -> None:
@@ -151,7 +151,9 @@ class RebuiltCells:
         self.cell, steps = _cell(problem), end - begin
         self.each = len(stash.c) // len(problem.layers)
         self.before = tensors.before
-        self.sums, self.states, self.gradients = [], [], []
+        self.sums: list[Tensor] = []
+        self.states: list[Tensor] = []
+        self.gradients: list[Tensor] = []
         for layer, weights in enumerate(problem.layers):
             width = len(weights.input)
             sums = weights.input.new_empty(2, steps, problem.batch, width)
@@ -169,7 +171,7 @@ class RebuiltCells:
             multiply(before.reshape(-1, problem.hidden), weights.hidden, weights.recurrent_bias, rows[1])
             self.sums.append(sums)
             self.gradients.append(torch.empty_like(sums))
-            self.states.append(self._states(problem, layer, stash, number))
+            self._add_states(problem, layer, stash, number)
         self.dreads = [gradients[0] for gradients in self.gradients]
         self.drecurrents = [gradients[1] for gradients in self.gradients]
 
@@ -179,8 +181,8 @@ class RebuiltCells:
         states = before, *self.states[layer][number].unbind(0)
         return CellStep(self.cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
 
-    def _states(self, problem: AttentionalProblem, layer: int, stash: Result, number: int) -> Tensor:
-        """Returns the states beside h before and after the steps of a block."""
+    def _add_states(self, problem: AttentionalProblem, layer: int, stash: Result, number: int) -> None:
+        """Recomputes the states beside h before and after the steps of a block."""
         before = self.before[layer]
         kept = stash.c[layer * self.each : (layer + 1) * self.each, number]
         states = kept.new_empty(len(before) + 1, *kept.shape)
@@ -191,7 +193,6 @@ class RebuiltCells:
             for step in steps_of(range(len(before))):
                 after = unseen[0], *states[step + 1].unbind(0)
                 problem.run.step_forward_into(self.step(problem, layer, step), after, unseen[1])
-        return self.states.pop()
 
 
 class BackwardCells:

@@ -373,10 +373,6 @@ class AttentionalProblem:
             return None
         return Read((destination,), residual, None if mask is None else mask[0], self.scale)
 
-    def plain_read(self, destination: Tensor) -> Read:
-        """Returns that h is written to ``destination``, too."""
-        return Read((destination,))
-
     def below(self, layer: int, position: int, dread: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the gradient of the output of the layer below at a step, and the mask that dropout applies to it.
 

@@ -43,9 +43,6 @@ class CoveredAttention:
         """Gives the attention the keys of a step, given the coverage (B, S, W) before it."""
         self._attention.replace_keys(self._keys + torch.matmul(before, self._key.t()).to(self._keys.dtype))
 
-    def _masked(self, coverage: Tensor) -> Tensor:
-        return zero_padding(coverage, self._padding)
-
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
@@ -55,7 +52,7 @@ class CoveredAttention:
         self._attention.forward(both, outputs, weights)
         state = None if coverage.state is None else coverage.state.to(self._exact)
         after = coverage_forward(self._weights, coverage.before, weights.to(self._exact), state)
-        coverage.after.copy_(self._masked(after))
+        coverage.after.copy_(zero_padding(after, self._padding))
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
         """Implements `protocol.AttentionKernels.weights_of`."""
@@ -85,7 +82,7 @@ class CoveredAttention:
         assert dcoverage is not None
         before, after, state = coverage
         state = None if state is None else state.to(self._exact)
-        attended, dafter = weights.to(self._exact), self._masked(dcoverage)
+        attended, dafter = weights.to(self._exact), zero_padding(dcoverage, self._padding)
         made = coverage_backward(self._weights, before, after, attended, state, dafter)
         total = made.attention if dweights is None else made.attention + dweights
         self._take_keys(before)
