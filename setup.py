@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import runpy
+from itertools import chain
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+DISTRIBUTIONS = ("ops", "memory", "runtime")
+"""Folders of packages that have a pyproject.toml of their own and install alone, too."""
 OPS = runpy.run_path(str(Path(__file__).resolve().parent / "ops" / "setup.py"))
 
 setup(
     packages=[
-        *find_packages(include=["econmt", "econmt.*", "econmt_runtime"]),
-        *find_packages("ops"),
+        *find_packages(include=["econmt", "econmt.*", "econmt_serve", "econmt_serve.*", "econmt_distill"]),
+        *chain.from_iterable(map(find_packages, DISTRIBUTIONS)),
         "econmt._recipes",
     ],
-    package_dir={"econmt_ops": "ops/econmt_ops", "econmt._recipes": "recipes"},
+    package_dir={
+        "econmt._recipes": "recipes",
+        **{f"econmt_{name}": f"{name}/econmt_{name}" for name in DISTRIBUTIONS},
+    },
     package_data={
         "econmt": ["py.typed"],
-        "econmt.memory.report": ["page.html"],
-        "econmt.serving": ["page/*"],
+        "econmt.estimate.report": ["page.html"],
+        "econmt_serve": ["page/*"],
         "econmt._recipes": ["*.yaml"],
         **OPS["PACKAGE_DATA"],
     },

@@ -13,10 +13,12 @@ __all__ = [
     "__version__",
     "evaluate",
     "load",
+    "memory",
     "train",
 ]
 
 if TYPE_CHECKING:
+    import econmt_memory as memory
     from econmt.api import DynamicEvaluation as DynamicEvaluation
     from econmt.api import NeuralCache as NeuralCache
     from econmt.api import Request as Request
@@ -30,6 +32,10 @@ else:
         """Imports the Python interface of :mod:`econmt.api`, and with it torch, on first use."""
         if name not in __all__:
             raise AttributeError(f"module 'econmt' has no attribute '{name}'")
+        if name == "memory":
+            import econmt_memory
+
+            return econmt_memory
         from econmt import api
 
         return getattr(api, name)

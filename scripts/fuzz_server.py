@@ -37,12 +37,12 @@ from fuzz import TinyModel, any_changes, any_text, changed_data, edited, edited_
 
 import econmt
 from econmt.errors import printable
-from econmt.serving import files as files_kind
-from econmt.serving import server, unread
-from econmt.serving.access import Keys
-from econmt.serving.app import Service
-from econmt.serving.models import by_pair
-from econmt.serving.settings import Settings
+from econmt_serve import files as files_kind
+from econmt_serve import server, unread
+from econmt_serve.access import Keys
+from econmt_serve.app import Service
+from econmt_serve.models import by_pair
+from econmt_serve.settings import Settings
 
 Random = random.Random
 Input = list[bytes]

@@ -1,4 +1,4 @@
-"""Checks that HTML pages come back from econmt.decoding.markup_reader with all their text and tags.
+"""Checks that HTML pages come back from econmt_serve.text.markup_reader with all their text and tags.
 
     python -m scripts.html_pages FOLDER [--pages 50] [--model runs/mine]
 
@@ -19,10 +19,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import econmt
-from econmt.decoding.markup_reader import html_passage
-from econmt.decoding.passages import Passage, division
-from econmt.decoding.sentences import splitter_for
 from econmt.decoding.translation import NBestEntry, Translation
+from econmt_serve.text.markup_reader import html_passage
+from econmt_serve.text.passages import Passage, division
+from econmt_serve.text.sentences import splitter_for
 
 
 class Contents(HTMLParser):

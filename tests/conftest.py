@@ -19,6 +19,8 @@ from econmt.engine.outside_memory import WORKSPACE
 from tests import extras
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = os.pathsep.join(str(ROOT / folder) for folder in (".", "ops", "memory", "runtime"))
+"""The checkout's packages, as PYTHONPATH names them."""
 
 PATIENCE = 1800.0
 """Seconds after which a test fails that waits for something; none expects it sooner, since machines may be slow."""
@@ -119,7 +121,7 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     Output is held back as it is for users, whatever PYTHONUNBUFFERED says.
     """
     fixed = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "ops")]),
+        "PYTHONPATH": SOURCES,
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "COLUMNS": "120",

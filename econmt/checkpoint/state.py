@@ -107,7 +107,7 @@ def _check_allotment(row: list[Any]) -> list[Any]:
 
 
 class PlanState(Record):
-    """Plan of a memory budget, see :meth:`econmt.memory.plan.planner.MemoryPlan.state_dict`."""
+    """Plan of a memory budget, see :meth:`econmt.budget.planner.MemoryPlan.state_dict`."""
 
     made_for: str
     budget: Annotated[int, Field(ge=1, le=2**62)]

@@ -24,8 +24,8 @@ from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.errors import InputError, printable
 from econmt.export.model_folder import DerivedModel
-from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
+from econmt_memory.report.tables import format_bytes
 
 
 def compress(

@@ -11,7 +11,7 @@ from econmt.cli.option_groups import argument, option
 from econmt.config.json_reader import json_text
 from econmt.data.tables import WIDTH
 from econmt.errors import printable
-from econmt.memory.report.tables import format_bytes
+from econmt_memory.report.tables import format_bytes
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),

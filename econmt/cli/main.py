@@ -54,6 +54,8 @@ COMMANDS = {
     "doctor": "Say what this machine has for econmt, and what is missing.",
 }
 """Commands with their summaries."""
+ELSEWHERE = {"serve": "econmt_serve.command", "distill": "econmt_distill.command"}
+"""Modules of the commands that other packages of this project bring."""
 LEAST_ADDRESS_SPACE = 1_300_000_000
 """Address space, in bytes, of a process that trains a small model, mostly for libraries."""
 EXIT_INTERRUPTED = 130
@@ -326,7 +328,7 @@ def _application(words: Sequence[str]) -> typer.Typer:
         # Imports leave no garbage, and looking for it would take a tenth of their time.
         gc.disable()
         try:
-            module = importlib.import_module(f"econmt.cli.{name}")
+            module = importlib.import_module(ELSEWHERE.get(name, f"econmt.cli.{name}"))
             gc.freeze()
         finally:
             gc.enable()

@@ -16,8 +16,8 @@ from econmt.data.batching.store import META_FILE, open_prepared
 from econmt.data.text.catalog import CATALOG
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
-from econmt.memory.report.tables import format_bytes
 from econmt.training.results import ResultsFile, read_results
+from econmt_memory.report.tables import format_bytes
 
 
 class _CardFacts(NamedTuple):

@@ -25,7 +25,7 @@ from econmt.data.batching.token_store import length_quantiles
 from econmt.data.progress_bars import status_line
 from econmt.data.text.filters import report_lines
 from econmt.errors import printable
-from econmt.memory.report.tables import format_bytes
+from econmt_memory.report.tables import format_bytes
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
 """Widths of fixed buckets whose padding is printed for comparison."""

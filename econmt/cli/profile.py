@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import typer
 
+from econmt.budget.planner import describe
 from econmt.checkpoint.tensor_files import write_text
 from econmt.cli.computing import warn_of_slowness
 from econmt.cli.option_groups import option
@@ -27,27 +28,26 @@ from econmt.data.tables import print_table
 from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.freeze import fix_parameters
+from econmt.engine.machine import describe_machine
 from econmt.engine.outside_memory import ASSUMED, limit_workspaces, outside_meter
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
-from econmt.memory.account.comparison import compare
-from econmt.memory.estimate.techniques import Say, Technique, estimate, estimator, techniques
-from econmt.memory.measure.byte_budget import budget_bytes, size_text
-from econmt.memory.measure.kernels import KernelTimes
-from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import describe_machine
-from econmt.memory.plan.fit import Fit, demand, fit_all
-from econmt.memory.plan.planner import describe
-from econmt.memory.profiling import Failures, Profile, Step, kernels
-from econmt.memory.profiling import profile as measure_profile
-from econmt.memory.report.data import fit_data, report_data
-from econmt.memory.report.page import page
-from econmt.memory.report.report import Report, fit_table, print_report, row_text
+from econmt.estimate.byte_budget import budget_bytes, size_text
+from econmt.estimate.fit import Fit, demand, fit_all
+from econmt.estimate.kernels import KernelTimes
+from econmt.estimate.profiling import Failures, Profile, Step, kernels
+from econmt.estimate.profiling import profile as measure_profile
+from econmt.estimate.report.data import fit_data, report_data
+from econmt.estimate.report.page import page
+from econmt.estimate.report.report import Report, fit_table, print_report, row_text
+from econmt.estimate.techniques import Say, Technique, estimate, estimator, techniques
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
+from econmt_memory.account.comparison import compare
+from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "reference, bfloat16", "all, bfloat16")
@@ -94,7 +94,7 @@ class ProfileOutput:
     diff: bool = option(
         False,
         "--diff",
-        help="Show what changed between two files of --json or of econmt.memory, given in place of recipe and keys.",
+        help="Show what changed between two files of --json or of econmt_memory, given in place of recipe and keys.",
     )
 
 

@@ -10,7 +10,7 @@ from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.errors import printable
 from econmt.export.quantize import quantize_model
-from econmt.memory.report.tables import format_bytes
+from econmt_memory.report.tables import format_bytes
 
 
 def quantize(

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from econmt import errors
+from econmt.budget.planner import plan_table
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.next_steps import commands_for
@@ -38,8 +39,7 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.outside_memory import limit_workspaces
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
-from econmt.memory.plan.planner import plan_table
-from econmt.memory.report.report import ledger_table
+from econmt.estimate.report.report import ledger_table
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
 from econmt.parallel.simulated_rank import Rank, SimulatedRank

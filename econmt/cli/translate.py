@@ -29,11 +29,11 @@ from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.constraints.phrases import read_avoid_list
 from econmt.decoding.formats import OutputType, format_nbest, format_translation
 from econmt.decoding.requests import Request, read_request
-from econmt.decoding.sentences import Splitter, splitter_for
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
 from econmt.decoding.words import has_words
+from econmt_serve.text.sentences import Splitter, splitter_for
 
 
 @dataclass(frozen=True)

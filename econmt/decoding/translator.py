@@ -18,8 +18,6 @@ from econmt.data.text.vocabulary import Vocabularies, normalized
 from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler
-from econmt.decoding.markup_reader import line_passage
-from econmt.decoding.passages import TextDivision, division, plain_passage
 from econmt.decoding.requests import Request, check_request
 from econmt.decoding.results import copy_of, merged, translation_of
 from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_search, output_limits
@@ -33,7 +31,6 @@ from econmt.decoding.search.options import CHUNK_SIZE as CHUNK_SIZE
 from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.search.sampling import sample
 from econmt.decoding.search.shortlist import Restricted, Shortlists
-from econmt.decoding.sentences import splitter_for
 from econmt.decoding.terms import SourceTerms, annotated_source, plain_source
 from econmt.decoding.translation import (
     EMPTY,
@@ -47,6 +44,9 @@ from econmt.decoding.words import has_words
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
+from econmt_serve.text.markup_reader import line_passage
+from econmt_serve.text.passages import TextDivision, division, plain_passage
+from econmt_serve.text.sentences import splitter_for
 
 _CHARACTERS_A_TOKEN = 50
 """More characters than tokens have on average.

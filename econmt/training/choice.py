@@ -1,7 +1,7 @@
 """Chooses implementations for the ops that a recipe leaves at auto, by measuring at the start of a run.
 
 Implementations differ in rounding, so a resumed run keeps those that it began with, which are saved in its state. With
-a memory budget the plan chooses instead (`econmt.training.budget`).
+a memory budget the plan chooses instead (`econmt.budget.run_budget`).
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from econmt.budget.planner import MemoryPlan
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TrainingState
 from econmt.data.batching.batch import AnyBatch, BatchShape
 from econmt.engine.communicator import Communicator, rows_of_share
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.memory.plan.planner import MemoryPlan
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 

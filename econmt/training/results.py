@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from econmt.budget.planner import MemoryPlan
 from econmt.checkpoint.checkpoints import load_model, load_saved, load_task
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TrainingState, Update
@@ -26,8 +27,6 @@ from econmt.decoding.translator import Translator
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
-from econmt.memory.measure.ledger import Ledger, measure_step
-from econmt.memory.plan.planner import MemoryPlan
 from econmt.model import Implementations, IncrementalModel
 from econmt.parallel.pipeline.costs import PipelinePlan
 from econmt.parallel.simulated_rank import Rank, simulated_step
@@ -38,6 +37,7 @@ from econmt.training.context import RunContext
 from econmt.training.pictures import draw_learning_curve
 from econmt.training.savings import with_savings
 from econmt.training.validation import counted_sentences, make_translator, perplexity, requests_of
+from econmt_memory.measure.ledger import Ledger, measure_step
 from econmt_ops.dispatch.rule import rules_only
 
 SAMPLES = 3

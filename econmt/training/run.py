@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
+from econmt.budget.planner import plan_table
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.resume import Start, find_start
@@ -32,7 +33,6 @@ from econmt.engine.parameter_types import store_parameters
 from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
-from econmt.memory.plan.planner import plan_table
 from econmt.tasks.registry import make_task
 from econmt.training.choice import choose
 from econmt.training.context import RunContext, make_context

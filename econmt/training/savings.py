@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from econmt.budget.planner import MemoryPlan
+from econmt.budget.run_budget import first_plan
 from econmt.checkpoint.state import Saving
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData
 from econmt.engine.communicator import Communicator
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
-from econmt.memory.plan.planner import MemoryPlan
-from econmt.training.budget import first_plan
 from econmt.training.context import RunContext
 
 _IN_8_BITS = {"adam": "adam8bit", "adamw": "adamw8bit"}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt.budget.run_budget import Budget, divide
 from econmt.checkpoint.checkpoints import (
     Saved,
     load_parameters,
@@ -39,7 +40,6 @@ from econmt.engine.parameter_types import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
-from econmt.training.budget import Budget, divide
 from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.hooks import Hook

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from econmt.budget.planner import MemoryPlan
+from econmt.budget.run_budget import divide
 from econmt.checkpoint.state import COLUMNS, TrainingState
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Recipe
@@ -32,10 +34,8 @@ from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
 from econmt.evaluation.scoring import ROWS_AT_ONCE
-from econmt.memory.plan.planner import MemoryPlan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.tasks.protocol import Evaluation
-from econmt.training.budget import divide
 from econmt.training.hooks import Hook, HookError, Judged
 from econmt.training.progress import Progress
 from econmt.training.progress import perplexity as perplexity_of

@@ -22,7 +22,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from econmt import memory
 from econmt.data.tables import print_table
-from econmt.memory.report.tables import ReportTable
+from econmt_memory.report.tables import ReportTable
 from scripts.bench.account_models import CASES, Case
 from scripts.bench.arguments import parser_of
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt import memory
 from econmt.data.tables import print_table
-from econmt.memory.report.tables import ReportTable
+from econmt_memory.report.tables import ReportTable
 from scripts.bench.account import SIZES
 from scripts.bench.account_models import CASES, LONG, Case
 from scripts.bench.arguments import parser_of

@@ -20,13 +20,13 @@ from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import NAMED
-from econmt.memory.estimate.techniques import Technique, estimate, estimator, techniques
-from econmt.memory.measure.ledger import Ledger
-from econmt.memory.plan.fit import fit
-from econmt.memory.report.tables import format_bytes
+from econmt.estimate.fit import fit
+from econmt.estimate.techniques import Technique, estimate, estimator, techniques
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import task_of_sizes
+from econmt_memory.measure.ledger import Ledger
+from econmt_memory.report.tables import format_bytes
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench import buckets, filters

@@ -48,7 +48,7 @@ PRELOADED = (
     "econmt.cli.standard_streams",
     "econmt.cli.train",
     "econmt.cli.translate",
-    "econmt.memory.report",
+    "econmt.estimate.report",
     "econmt.training.run",
     "matplotlib.figure",
     "numpy.random",

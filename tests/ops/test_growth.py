@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import SOURCES
 
 GROWTH = """
 import ctypes, torch, econmt_ops
@@ -39,7 +39,7 @@ for dtype in (torch.float32, torch.bfloat16):
 def test_products_of_many_shapes_leave_nothing_behind() -> None:
     # PyTorch keeps 0.3 MB of each shape, 1,024 of them, unless it is told not to: 60 MB here, for each type.
     kept = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "ops")])
+    path = SOURCES
     found = subprocess.run(
         [sys.executable, "-c", GROWTH],
         env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.bench.selection import choose, rows_of
+from econmt.budget.prices import settings
 from econmt.config.recipe import Recipe, implementation_names, load_recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
-from econmt.memory.estimate.techniques import techniques
-from econmt.memory.estimate.training_step import estimate_step
-from econmt.memory.plan.prices import settings
+from econmt.estimate.techniques import techniques
+from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations, build_model
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask

@@ -14,10 +14,10 @@ from torch import nn
 from econmt.decoding.batches import evaluation_mode
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import Precision
-from econmt.memory.estimate.fake import _without_launches
-from econmt.memory.measure.tracker import Tracker
 from econmt.model.layers import draw_seed, drawing_from
 from econmt.parallel.processes import _limited
+from econmt_memory.estimate.fake import _without_launches
+from econmt_memory.measure.tracker import Tracker
 
 CPU, MODULE, TRACKER = torch.device("cpu"), nn.Linear(1, 1), Tracker(torch.device("cpu"))
 

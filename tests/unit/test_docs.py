@@ -165,7 +165,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    folders = "econmt|econmt_runtime|ops|scripts|tests|recipes|docs"
+    folders = "econmt|econmt_distill|econmt_serve|memory|runtime|ops|scripts|tests|recipes|docs"
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         if page.name in ("lab-notes.md", "coming-from.md"):  # the past; files of other toolkits
             continue

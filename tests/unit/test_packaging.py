@@ -29,7 +29,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
 
 def copy_sources(folder: Path) -> None:
     """Copies what is packaged, so that the checkout stays clean, but nothing that was built in it."""
-    for name in ("econmt", "econmt_runtime", "ops", "recipes"):
+    for name in ("econmt", "econmt_distill", "econmt_serve", "memory", "ops", "recipes", "runtime"):
         shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -83,20 +83,22 @@ def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.Complete
 @pytest.mark.slow
 def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     names = held(wheel)
-    modules = {file.relative_to(ROOT) for file in (ROOT / "econmt").rglob("*.py")}
-    modules |= {file.relative_to(ROOT) for file in (ROOT / "econmt_runtime").rglob("*.py")}
-    modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops" / "econmt_ops").rglob("*.py")}
+    modules = {
+        file.relative_to(folder)
+        for folder in (ROOT, ROOT / "memory", ROOT / "ops", ROOT / "runtime")
+        for file in folder.glob("econmt*/**/*.py")
+    }
     assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in modules}
     recipes = {f"econmt/_recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
     assert len(recipes) >= 6
     assert recipes <= names
     assert {"econmt/py.typed", "econmt_ops/py.typed"} <= names
     assert {name for name in names if name.endswith(".html")} == {
-        "econmt/memory/report/page.html",
-        "econmt/serving/page/index.html",
-        "econmt/serving/page/docs.html",
+        "econmt/estimate/report/page.html",
+        "econmt_serve/page/index.html",
+        "econmt_serve/page/docs.html",
     }
-    page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "econmt/serving/page").iterdir()}
+    page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "econmt_serve/page").iterdir()}
     assert page <= names
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()

@@ -31,7 +31,7 @@ class SearchOptions(recipe.Decoding):
         beam_groups: number of groups of the beam, see :mod:`econmt.decoding.search.diversity`; 1: no groups.
         diversity_strength: penalty of a token for each earlier group that has chosen it.
         markup: True if tags and placeholders are removed before translation and inserted into it, see
-            :mod:`econmt.decoding.markup_reader`; needs ``attention``.
+            :mod:`econmt_serve.text.markup_reader`; needs ``attention``.
         split_sentences: True if lines are split into sentences, which are translated one by one, and URLs and e-mail
             addresses are put back by the ``attention``.
         lm_weight: weight of a language model's log-probabilities in scores, see

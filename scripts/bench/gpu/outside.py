@@ -20,8 +20,8 @@ from rich.console import Console
 from econmt.bench.rows import Row, table
 from econmt.config.recipe import load_recipe
 from econmt.engine.outside_memory import limit_workspaces, outside_meter, taken_by_all
-from econmt.memory.report.tables import format_bytes
 from econmt.tasks.translation import TranslationTask
+from econmt_memory.report.tables import format_bytes
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.arguments import parser_of
 from scripts.bench.gpu.step import DEVICE, PRECISIONS, VARIANTS, WORKLOADS, batches_of, prepare

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from econmt_ops.dispatch.device_limits import SHARED
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, SOURCES, econmt_environment
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 """Compute capabilities for which all kernels are compiled."""
@@ -26,7 +26,7 @@ def assert_fits(capability: int, found: dict[str, Any], spilled: int = 0) -> Non
 
 def compiled(module: str, capability: int, names: Iterable[str] = ()) -> dict[str, Any]:
     """What ``python -m MODULE CAPABILITY NAME...`` prints last: by call, what its kernels take."""
-    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
+    environment = {**econmt_environment(), "PYTHONPATH": SOURCES}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, "-m", f"tests.ops.triton.{module}", str(capability), *names],

@@ -13,8 +13,8 @@ import econmt
 from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary, parse_glossary
 from econmt.errors import InputError
-from econmt.serving.models import LoadedModels, TranslationJob
-from econmt.serving.settings import Settings
+from econmt_serve.models import LoadedModels, TranslationJob
+from econmt_serve.settings import Settings
 from tests.unit.cli.conftest import SUBWORDS, Call
 from tests.unit.cli.test_translate import failure
 from tests.unit.training.tiny import Run

@@ -26,7 +26,7 @@ print(*({"triton", "torch._dynamo", "torch._inductor", "matplotlib", "tensorboar
 def test_measuring_a_step_leaves_the_compiler_alone() -> None:
     code = """
 import sys, torch
-from econmt.memory.measure.tracker import Tracker
+from econmt_memory.measure.tracker import Tracker
 weight = torch.ones(4, 4, requires_grad=True)
 tracker = Tracker(torch.device("cpu"))
 with tracker.recording():

@@ -13,11 +13,11 @@ from econmt.cli import profile as verb
 from econmt.config.recipe import load_recipe, shipped_recipes
 from econmt.engine.outside_memory import ASSUMED
 from econmt.engine.precision import NAMED
-from econmt.memory import profiling
-from econmt.memory.estimate.techniques import Technique
-from econmt.memory.measure.ledger import Ledger
-from econmt.memory.report.tables import format_bytes
+from econmt.estimate import profiling
+from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
+from econmt_memory.measure.ledger import Ledger
+from econmt_memory.report.tables import format_bytes
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
 
@@ -171,7 +171,7 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
         asked.append(bucket)
         return verb.Fit(*bucket, 7, 1000)
 
-    monkeypatch.setattr("econmt.memory.plan.fit.fit", fake)
+    monkeypatch.setattr("econmt.estimate.fit.fit", fake)
     ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare")
     assert ended.code == 0
     assert asked == [(9, 9), (8, 8), (4, 4)] * 4

@@ -247,7 +247,13 @@ def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
 
 
-FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
+FILES = [
+    "model.json",
+    "arrays.safetensors",
+    "vocab.source.txt",
+    "econmt_runtime/search.py",
+    "LIBRARY",
+]
 
 
 @pytest.mark.sampled(8)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli.serve import _is_tiny, _proxies
 from econmt.config.recipe import load_recipe, recipe_text
-from econmt.serving.server import Server
+from econmt_serve.command import _is_tiny, _proxies
+from econmt_serve.server import Server
 from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder

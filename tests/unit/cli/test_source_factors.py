@@ -16,8 +16,8 @@ from econmt.data.text.subwords import load_vocabularies
 from econmt.errors import InputError
 from econmt.evaluation.scoring import Scorer
 from econmt.model import TranslationModel
-from econmt.serving.models import Served
-from econmt.serving.settings import Settings
+from econmt_serve.models import Served
+from econmt_serve.settings import Settings
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, snapshot
 

@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.conftest import SOURCES
 
 
 @pytest.mark.thorough
@@ -18,7 +17,7 @@ def test_small_run() -> None:
     command = [sys.executable, "-m", "scripts.bench.data", "--cold"]
     run = subprocess.run(
         [*command, "--pairs", "3000", "--batches", "0"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "ops")))},
+        env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
         check=True,

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.pair_flops import PairFlops, pair_flops
-from econmt.memory.measure.flops import flops_formula
 from econmt.model import Implementations, build_model
+from econmt_memory.measure.flops import flops_formula
 
 MODELS = {
     "input feeding": (),

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
-from econmt.decoding.markup import Marked, put_back
-from econmt.decoding.markup_reader import line_passage
-from econmt.decoding.passages import Passage, TextDivision
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translation import NBestEntry, Translation
 from econmt.decoding.translator import Translator
+from econmt_serve.text.markup import Marked, put_back
+from econmt_serve.text.markup_reader import line_passage
+from econmt_serve.text.passages import Passage, TextDivision
 from tests.unit.decoding.test_translator import Copying
 
 

@@ -6,10 +6,10 @@ from html import unescape
 
 import pytest
 
-from econmt.decoding.markup_reader import html_passage, line_passage
-from econmt.decoding.passages import Passage, TextDivision, division
-from econmt.decoding.sentences import sentence_spans
 from econmt.decoding.translation import NBestEntry, Translation
+from econmt_serve.text.markup_reader import html_passage, line_passage
+from econmt_serve.text.passages import Passage, TextDivision, division
+from econmt_serve.text.sentences import sentence_spans
 
 SPLIT = division(sentence_spans, "de")
 

@@ -8,8 +8,8 @@ import torch
 from econmt.api import Request, TrainedModel
 from econmt.data.text.vocabulary import BOS
 from econmt.decoding.batches import pad_sources
-from econmt.decoding.next_words import NextWords
 from econmt.errors import InputError
+from econmt_serve.next_words import NextWords
 from tests.unit.serving.conftest import folder as folder
 from tests.unit.serving.conftest import model as model
 

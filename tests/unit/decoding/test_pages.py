@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from econmt.decoding.markup_reader import html_passage
-from econmt.decoding.passages import division
-from econmt.decoding.sentences import sentence_spans
+from econmt_serve.text.markup_reader import html_passage
+from econmt_serve.text.passages import division
+from econmt_serve.text.sentences import sentence_spans
 from scripts.html_pages import problems
 
 NEWS = """<!DOCTYPE html>

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
-from econmt.decoding.passages import division, plain_passage
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
-from econmt.decoding.sentences import sentence_spans
 from econmt.decoding.translation import NBestEntry, Translation
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError
+from econmt_serve.text.passages import division, plain_passage
+from econmt_serve.text.sentences import sentence_spans
 from tests.unit.decoding.test_markup_reader import in_capitals
 from tests.unit.decoding.test_translator import Copying
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.decoding.sentences import Splitter, sentence_spans, splitter_for
+from econmt_serve.text.sentences import Splitter, sentence_spans, splitter_for
 
 PARAGRAPH = "Tom bought a new car.|He likes it very much.|His sister wants one, too.|They live in Boston."
 TEXTS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from econmt.cli.main import main
-from econmt.distillation.teachers import TeacherChoice
+from econmt_distill.teachers import TeacherChoice
 from tests.unit.cli.conftest import Call, _calling, _idle_machine, text, word_model  # noqa: F401
 
 STUDENT = """

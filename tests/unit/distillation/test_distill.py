@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from econmt.config.recipe import load_recipe
-from econmt.distillation import measuring, stages, timing
-from econmt.distillation.teachers import TeacherChoice
-from econmt.distillation.timing import TimedTranslations
+from econmt_distill import measuring, stages, timing
+from econmt_distill.teachers import TeacherChoice
+from econmt_distill.timing import TimedTranslations
 from tests.unit.cli.conftest import Call
 from tests.unit.distillation.conftest import STUDENT, calls
 from tests.unit.training.tiny import write_text

@@ -13,10 +13,10 @@ import sentencepiece
 import torch
 import transformers
 
-from econmt.distillation.foreign import _needs_end
-from econmt.distillation.opening import open_teacher
-from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import InputError
+from econmt_distill.foreign import _needs_end
+from econmt_distill.opening import open_teacher
+from econmt_distill.teachers import TeacherChoice
 
 LINES = ["a dog runs in the park", "", "two cats", "a man sleeps at home by the sea", "the boy sings"]
 BEGINNING = 20

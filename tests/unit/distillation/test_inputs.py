@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.distillation import inputs
-from econmt.distillation.inputs import StageInputs, differences, read_inputs, take_inputs, write_inputs
 from econmt.errors import InputError
+from econmt_distill import inputs
+from econmt_distill.inputs import StageInputs, differences, read_inputs, take_inputs, write_inputs
 
 
 def take(folder: Path, recorded: StageInputs | None = None, **settings: str) -> StageInputs:

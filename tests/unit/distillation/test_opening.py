@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 import econmt
-from econmt.distillation.opening import open_teacher
-from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import InputError
+from econmt_distill.opening import open_teacher
+from econmt_distill.teachers import TeacherChoice
 
 LINES = ["a b c", "", "d e", "a " * 1200, "h g f e d c b a", "b " * 1001]
 

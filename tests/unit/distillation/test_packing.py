@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from econmt.distillation import packing
-from econmt.distillation.packing import PackedStudent, pack
+from econmt_distill import packing
+from econmt_distill.packing import PackedStudent, pack
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from econmt.distillation.nearest import Candidates, choose, nearest
-from econmt.distillation.selection import make_text
 from econmt.errors import InputError
+from econmt_distill.nearest import Candidates, choose, nearest
+from econmt_distill.selection import make_text
 
 LISTS = [
     ("a dog runs", ["ein Hund", "ein Hund rennt schnell", "der Hund rennt schnell los"]),

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from econmt.distillation.opening import open_teacher
-from econmt.distillation.shards import Shards, _Estimate, duration
-from econmt.distillation.teachers import TeacherChoice
 from econmt.errors import InputError
+from econmt_distill.opening import open_teacher
+from econmt_distill.shards import Shards, _Estimate, duration
+from econmt_distill.teachers import TeacherChoice
 from tests.unit.distillation.conftest import calls
 
 LINES = ["a b", "", "c", "d e f", "  ", "g", "h"]
@@ -172,7 +172,7 @@ def test_durations() -> None:
 def test_the_time_left_is_told_when_a_hundredth_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 10.0, 20.0, 20.0])
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
-    monkeypatch.setattr("econmt.distillation.shards.time", clock)
+    monkeypatch.setattr("econmt_distill.shards.time", clock)
     told: list[str] = []
     estimate = _Estimate(1000, told.append)
     estimate.done(1)

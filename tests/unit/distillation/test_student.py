@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.distillation.student import StudentChoice
 from econmt.errors import InputError
+from econmt_distill.student import StudentChoice
 
 TEACHER = load_recipe("multi30k", ["data.source=fr", "data.target=cs", "data.valid=v", "data.test=t"])
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from econmt.distillation import timing
-from econmt.distillation.teachers import TeacherChoice
-from econmt.distillation.timing import TimedTranslations
 from econmt.errors import EconmtError
+from econmt_distill import timing
+from econmt_distill.teachers import TeacherChoice
+from econmt_distill.timing import TimedTranslations
 
 
 def run(monkeypatch: pytest.MonkeyPatch, lines: list[str], seconds: list[float]) -> list[list[str]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from econmt.engine.precision import NAMED
-from econmt.memory.estimate.techniques import Technique
-from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
-from econmt.memory.profiling import Profile
-from econmt.memory.report.report import Report
+from econmt.estimate.profiling import Profile
+from econmt.estimate.report.report import Report
+from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
+from econmt_memory.measure.ledger import Ledger, Moment, TensorAtPeak
 
 SHAPE = Shape(4, 30, 20)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
+from econmt_memory.estimate.allocator import BLOCK, CachingAllocator
 
 MIB = 1 << 20
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.budget.planner import Planner, estimator, usable
+from econmt.budget.prices import settings
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batches import BatchShape
+from econmt.engine.machine import total_memory
 from econmt.engine.precision import precision_of
-from econmt.memory.measure.byte_budget import AUTO_SHARE
-from econmt.memory.measure.machine import total_memory
-from econmt.memory.plan.planner import Planner, estimator, usable
-from econmt.memory.plan.prices import settings
+from econmt.estimate.byte_budget import AUTO_SHARE
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.triton import partition as division

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import econmt_ops
-from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors, onednn_workspace
-from econmt.memory.measure.tracker import Tracker
+from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors, onednn_workspace
+from econmt_memory.measure.tracker import Tracker
 
 
 @pytest.mark.parametrize(

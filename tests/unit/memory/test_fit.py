@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from econmt.config.recipe import load_recipe
 from econmt.engine.precision import NAMED
-from econmt.memory.estimate.techniques import Technique, estimate
-from econmt.memory.measure.ledger import Ledger
-from econmt.memory.plan.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
+from econmt.estimate.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
+from econmt.estimate.techniques import Technique, estimate
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_memory.measure.ledger import Ledger
 
 SMALL = ("model.embedding=8", "model.encoder.size=16", "model.decoder.size=16", "model.attention.size=8")
 
@@ -81,7 +81,7 @@ def test_buckets_tell_where_to_look_in_the_next(monkeypatch: pytest.MonkeyPatch)
         each = 900 + 700 * shape.source + 2100 * shape.target + 30 * shape.source * shape.target
         return Ledger(peak=10**6 + each * shape.rows)
 
-    monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
+    monkeypatch.setattr("econmt.estimate.fit.estimate", fake)
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
     technique = Technique("reference", Implementations(), NAMED["float32"])
     buckets = [(size, size) for size in range(100, 0, -10)]
@@ -97,7 +97,7 @@ def test_buckets_of_one_size_and_none_that_fits(monkeypatch: pytest.MonkeyPatch)
     def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str, rank: Rank) -> Ledger:
         return Ledger(peak=100 * shape.rows * shape.source)
 
-    monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
+    monkeypatch.setattr("econmt.estimate.fit.estimate", fake)
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
     technique = Technique("reference", Implementations(), NAMED["float32"])
     buckets = [(9, 9), (4, 14), (14, 4), (2, 2)]
@@ -138,7 +138,7 @@ def test_each_batch_is_estimated_once_for_its_device(monkeypatch: pytest.MonkeyP
         asked.append((shape, device))
         return Ledger(peak=shape.rows, allocated=shape.rows, reserved=1000 + 64 * (shape.rows // 8))
 
-    monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
+    monkeypatch.setattr("econmt.estimate.fit.estimate", fake)
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
     technique = Technique("reference", Implementations(), NAMED["float32"])
     found = fit(task, technique, (30, 20), 1000 + 64 * 10, "cuda", start=64)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt import memory
-from econmt.memory.estimate.fake import ON_GPU, fake_tensors
-from econmt.memory.estimate.gpu_convolutions import convolution, convolution_backward
-from econmt.memory.estimate.gpu_dispatch import attention_backend
-from econmt.memory.estimate.gpu_reductions import reduction_buffers
-from econmt.memory.measure.tracker import Tracker
+from econmt_memory.estimate.fake import ON_GPU, fake_tensors
+from econmt_memory.estimate.gpu_convolutions import convolution, convolution_backward
+from econmt_memory.estimate.gpu_dispatch import attention_backend
+from econmt_memory.estimate.gpu_reductions import reduction_buffers
+from econmt_memory.measure.tracker import Tracker
 
 
 def followed(run: Any) -> tuple[list[str], Tracker]:

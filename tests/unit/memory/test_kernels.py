@@ -15,9 +15,8 @@ from torch import Tensor, nn
 import econmt_ops
 from econmt.data.batching.batches import Batch
 from econmt.engine.precision import NAMED
-from econmt.memory import profiling
-from econmt.memory.estimate.techniques import Technique
-from econmt.memory.measure.kernels import (
+from econmt.estimate import profiling
+from econmt.estimate.kernels import (
     CLASSES,
     KernelRow,
     KernelTimes,
@@ -25,8 +24,9 @@ from econmt.memory.measure.kernels import (
     optimizer_bytes,
     summarise,
 )
-from econmt.memory.report.kernel_tables import classes_table, kernels_data, launches_table
-from econmt.memory.report.page import kernel_section
+from econmt.estimate.report.kernel_tables import classes_table, kernels_data, launches_table
+from econmt.estimate.report.page import kernel_section
+from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask

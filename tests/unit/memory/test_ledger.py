@@ -16,7 +16,11 @@ from torch import Tensor
 
 from econmt.config import recipe
 from econmt.engine.step import TrainingStep
-from econmt.memory.measure.ledger import (
+from econmt.estimate.report.report import ledger_table
+from econmt.model import Implementations, TranslationModel, layers
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from econmt_memory.measure.ledger import (
     CATEGORIES,
     LAYERS,
     Ledger,
@@ -24,12 +28,8 @@ from econmt.memory.measure.ledger import (
     measure_step,
     track_step,
 )
-from econmt.memory.measure.tracker import Tracker
-from econmt.memory.report.report import ledger_table
-from econmt.memory.report.tables import format_bytes
-from econmt.model import Implementations, TranslationModel, layers
-from econmt.tasks.protocol import Shape
-from econmt.tasks.translation import TranslationTask
+from econmt_memory.measure.tracker import Tracker
+from econmt_memory.report.tables import format_bytes
 from econmt_ops.backends import c as library
 from econmt_ops.core.scopes import layer
 from econmt_ops.dispatch.capture import release_workspaces

@@ -18,28 +18,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from econmt.config.marks import KeyMark, marked_keys
-from econmt.config.recipe import Recipe, load_recipe
-from econmt.config.yaml_reader import leaves, parse_size
-from econmt.data.batching.batches import Batch, BatchShape, pad_batch
-from econmt.decoding.search.beam import SearchOptions, beam_search, output_limits
-from econmt.engine.precision import NAMED
-from econmt.engine.step import TrainingStep
-from econmt.errors import InputError
-from econmt.memory.estimate.beam_search import estimate_search, search_rows
-from econmt.memory.measure import byte_budget as budgets
-from econmt.memory.measure.byte_budget import (
-    AUTO_SHARE,
-    budget_bytes,
-    group_memory,
-    nearest_budget,
-    size_text,
-)
-from econmt.memory.measure.ledger import measure_step
-from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan import planner as planner_module
-from econmt.memory.plan.peaks import PeakModel
-from econmt.memory.plan.planner import (
+from econmt.budget import planner as planner_module
+from econmt.budget.peaks import PeakModel
+from econmt.budget.planner import (
     RESERVE,
     BatchBudget,
     MemoryPlan,
@@ -49,10 +30,29 @@ from econmt.memory.plan.planner import (
     plan_table,
     usable,
 )
-from econmt.memory.plan.prices import PRICES, settings
+from econmt.budget.prices import PRICES, settings
+from econmt.config.marks import KeyMark, marked_keys
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.config.yaml_reader import leaves, parse_size
+from econmt.data.batching.batches import Batch, BatchShape, pad_batch
+from econmt.decoding.search.beam import SearchOptions, beam_search, output_limits
+from econmt.engine.precision import NAMED
+from econmt.engine.step import TrainingStep
+from econmt.errors import InputError
+from econmt.estimate import byte_budget as budgets
+from econmt.estimate.beam_search import estimate_search, search_rows
+from econmt.estimate.byte_budget import (
+    AUTO_SHARE,
+    budget_bytes,
+    group_memory,
+    nearest_budget,
+    size_text,
+)
 from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_memory.measure.ledger import measure_step
+from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.rule import rules_only
 
 AUTO = Implementations()

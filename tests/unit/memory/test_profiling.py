@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
+from econmt.engine.machine import describe_machine, free_memory, total_memory
 from econmt.engine.outside_memory import ASSUMED, outside_meter
 from econmt.engine.precision import NAMED
-from econmt.memory import profiling
-from econmt.memory.estimate.techniques import Technique, estimate, techniques
-from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import describe_machine, free_memory, total_memory
-from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
+from econmt.estimate import profiling
+from econmt.estimate.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
+from econmt.estimate.techniques import Technique, estimate, techniques
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.device_limits import H200, playing
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import rules_only
@@ -364,7 +364,7 @@ def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
 
 
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from econmt.memory.measure import machine
+    from econmt.engine import machine
 
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")
     monkeypatch.setattr(machine, "_SYSTEM", tmp_path)

@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 
 from econmt.engine.outside_memory import OutsideMemory
-from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
-from econmt.memory.plan.fit import Fit
-from econmt.memory.report.data import downsample, fit_data, report_data
-from econmt.memory.report.report import (
+from econmt.estimate.fit import Fit
+from econmt.estimate.report.data import downsample, fit_data, report_data
+from econmt.estimate.report.report import (
     comparison_table,
     fit_table,
     grouped,
@@ -27,7 +26,8 @@ from econmt.memory.report.report import (
     stash_table,
     summary,
 )
-from econmt.memory.report.tables import ReportTable, faster, format_rate, less, shape_text
+from econmt_memory.measure.ledger import Ledger, Moment, TensorAtPeak
+from econmt_memory.report.tables import ReportTable, faster, format_rate, less, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
 
 

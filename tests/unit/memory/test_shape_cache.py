@@ -14,12 +14,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from econmt.config.recipe import load_recipe
-from econmt.memory.estimate import shape_cache, training_step
-from econmt.memory.estimate.shape_cache import ShapeCache
-from econmt.memory.estimate.techniques import Technique, estimate, techniques
-from econmt.memory.measure.ledger import Ledger
+from econmt.estimate import training_step
+from econmt.estimate.techniques import Technique, estimate, techniques
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_memory.estimate import shape_cache
+from econmt_memory.estimate.shape_cache import ShapeCache
+from econmt_memory.measure.ledger import Ledger
 from econmt_ops.core import chunks
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.memory.measure.tracker import Tracker
+from econmt_memory.measure.tracker import Tracker
 from econmt_ops import LSTMWeights, lstm
 from econmt_ops.core.scopes import layer
 

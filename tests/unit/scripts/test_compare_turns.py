@@ -24,7 +24,7 @@ from scripts.bench.compare.turns import (
     take_turns,
     train_in_turns,
 )
-from tests.conftest import PATIENCE, ROOT
+from tests.conftest import PATIENCE, SOURCES
 
 READING = TOOLKITS["plain"]().reading
 # A toolkit of which each update has 100 target tokens; it writes down its process.
@@ -253,7 +253,7 @@ train_in_turns({name: fakes.trainee(folder, name) for name in "ab"}, seconds=1e6
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that lets two take turns for ever."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'ops'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
     with subprocess.Popen(
         [sys.executable, "-c", RUNNER, str(tmp_path)],
         env=environment,

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 
 import econmt
-from econmt.serving.access import Keys
-from econmt.serving.app import Service
-from econmt.serving.models import by_pair
-from econmt.serving.server import Server, bind
-from econmt.serving.settings import Settings
+from econmt_serve.access import Keys
+from econmt_serve.app import Service
+from econmt_serve.models import by_pair
+from econmt_serve.server import Server, bind
+from econmt_serve.settings import Settings
 from tests.conftest import PATIENCE
 from tests.unit.training.tiny import Run, write_text
 

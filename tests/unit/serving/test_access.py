@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from econmt.errors import InputError
-from econmt.serving import access
-from econmt.serving.access import Keys, Rates, read_keys
-from econmt.serving.settings import Refused, Settings
+from econmt_serve import access
+from econmt_serve.access import Keys, Rates, read_keys
+from econmt_serve.settings import Refused, Settings
 from tests.unit.serving.conftest import serving
 
 

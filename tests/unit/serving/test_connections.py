@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.serving import bodies, server, unread
-from econmt.serving.access import Keys
-from econmt.serving.settings import Settings
+from econmt_serve import bodies, server, unread
+from econmt_serve.access import Keys
+from econmt_serve.settings import Settings
 from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_server import exchange

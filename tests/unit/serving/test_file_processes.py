@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from econmt.decoding.translation import Translation
-from econmt.serving import file_processes, server
-from econmt.serving.file_processes import FileProcesses
-from econmt.serving.file_worker import FileTask
-from econmt.serving.files import WORD
-from econmt.serving.models import LoadedModels
-from econmt.serving.settings import Refused, Settings, Stopping
+from econmt_serve import file_processes, server
+from econmt_serve.file_processes import FileProcesses
+from econmt_serve.file_worker import FileTask
+from econmt_serve.files import WORD
+from econmt_serve.models import LoadedModels
+from econmt_serve.settings import Refused, Settings, Stopping
 from tests.conftest import econmt_environment
 from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_connections import connected
 from tests.unit.serving.test_files import document, same, send
 
-BEFORE = "import sys; sys.path[:] = sys.argv[1:]; import econmt.serving.file_worker as worker; "
+BEFORE = "import sys; sys.path[:] = sys.argv[1:]; import econmt_serve.file_worker as worker; "
 TEXT = FileTask("text/plain", ("en", "de"), 1000)
 LIMITS = Settings(most_file_characters=100, read_seconds=60.0)
 
@@ -40,7 +40,7 @@ def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:
 
 def test_a_process_starts_without_large_packages() -> None:
     large = ["torch", "numpy", "sentencepiece", "pydantic", "rich", "asyncio", "starlette"]
-    program = f"import sys, econmt.serving.file_worker; print([m for m in {large} if m in sys.modules])"
+    program = f"import sys, econmt_serve.file_worker; print([m for m in {large} if m in sys.modules])"
     said = subprocess.run(
         [sys.executable, "-c", program], env=econmt_environment(), capture_output=True, text=True, check=True
     )

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.decoding.passages import Hypothesis, TextDivision, division
-from econmt.decoding.sentences import sentence_spans
-from econmt.serving import docx, encodings
-from econmt.serving.access import Keys
-from econmt.serving.docx import WordDocument
-from econmt.serving.files import WORD, read_file
-from econmt.serving.settings import Refused, Settings
+from econmt_serve import docx, encodings
+from econmt_serve.access import Keys
+from econmt_serve.docx import WordDocument
+from econmt_serve.files import WORD, read_file
+from econmt_serve.settings import Refused, Settings
+from econmt_serve.text.passages import Hypothesis, TextDivision, division
+from econmt_serve.text.sentences import sentence_spans
 from tests.unit.serving.conftest import Answer, Client, serving
 
 HEAD = (
@@ -233,7 +233,7 @@ def send(client: Client, content: bytes, kind: str, query: str = "", key: str = 
 def test_the_server_translates_files(
     client: Client, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("econmt.serving.app._FILE_SENTENCES", 2)
+    monkeypatch.setattr("econmt_serve.app._FILE_SENTENCES", 2)
     one, two, three = (each.text for each in model.translate(["a b!", "C d", "e"]))
     answer = send(client, b"a b! C d\n\n e\n", "text/plain; charset=utf-8", "?source=src&target=trg")
     assert (answer.status, answer.content.decode()) == (200, f"{one} {two}\n\n {three}\n")

@@ -15,12 +15,12 @@ from econmt.api import TrainedModel
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.decoding.translation import Translation
 from econmt.errors import InputError
-from econmt.serving import models
-from econmt.serving.access import Keys
-from econmt.serving.app import Service
-from econmt.serving.models import LoadedModels, Served, TranslationJob, by_pair
-from econmt.serving.server import Server, bind
-from econmt.serving.settings import Refused, Settings
+from econmt_serve import models
+from econmt_serve.access import Keys
+from econmt_serve.app import Service
+from econmt_serve.models import LoadedModels, Served, TranslationJob, by_pair
+from econmt_serve.server import Server, bind
+from econmt_serve.settings import Refused, Settings
 from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import MORE, Client, serving
 from tests.unit.training.tiny import Run

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from econmt.api import Request, TrainedModel
-from econmt.serving.files import WORD
+from econmt_serve.files import WORD
 from tests.unit.serving.conftest import Client
 from tests.unit.serving.test_files import document
 

@@ -12,10 +12,10 @@ import pytest
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY
 from econmt.errors import EconmtError, InputError
-from econmt.serving.metrics import Metrics
-from econmt.serving.models import TranslationJob
-from econmt.serving.scheduler import Job, Scheduler
-from econmt.serving.settings import Refused, Settings
+from econmt_serve.metrics import Metrics
+from econmt_serve.models import TranslationJob
+from econmt_serve.scheduler import Job, Scheduler
+from econmt_serve.settings import Refused, Settings
 
 
 class Fake:

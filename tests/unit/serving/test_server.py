@@ -18,14 +18,14 @@ import pytest
 
 from econmt.api import TrainedModel
 from econmt.data.text.glossary import Glossary
-from econmt.decoding.passages import TextDivision
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
-from econmt.serving import answers, queries, server
-from econmt.serving.app import Service, _answers
-from econmt.serving.models import TranslationJob, by_pair
-from econmt.serving.settings import Settings
+from econmt_serve import answers, queries, server
+from econmt_serve.app import Service, _answers
+from econmt_serve.models import TranslationJob, by_pair
+from econmt_serve.settings import Settings
+from econmt_serve.text.passages import TextDivision
 from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import Client, serving
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from econmt.serving.access import Keys
-from econmt.serving.app import Service
-from econmt.serving.pages import page_files, specification
-from econmt.serving.settings import Settings
+from econmt_serve.access import Keys
+from econmt_serve.app import Service
+from econmt_serve.pages import page_files, specification
+from econmt_serve.settings import Settings
 from tests.unit.serving.conftest import Client
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.budget.planner import BatchBudget, Planner
 from econmt.data.batching.batches import Batch
 from econmt.engine.devices import trims_batches
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.memory.plan.planner import BatchBudget, Planner
 from econmt.model import Implementations
 from tests.unit.training.tiny import Run, metrics, snapshot
 
@@ -129,7 +129,7 @@ def test_parts_of_a_divided_batch_are_trimmed_by_themselves(
 
     monkeypatch.setattr(Planner, "allot", allot)
     monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
-    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
     make_run(*DERIVED, "training.memory_budget=1GiB", "training.max_updates=2").train()
     parts = computed[1:]  # the first one is the rehearsal
     assert {len(batch.indices) for batch in parts} == {1}

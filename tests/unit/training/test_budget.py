@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.budget.planner import BatchBudget, MemoryPlan, Planner
+from econmt.budget.run_budget import Budget, divide, first_plan
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.state import TrainingState
 from econmt.config.parallel import ParallelSection
@@ -22,18 +24,16 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.engine.outside_memory import OutsideMemory
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
-from econmt.memory.measure.byte_budget import AUTO_SHARE
-from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan.planner import BatchBudget, MemoryPlan, Planner
+from econmt.estimate.byte_budget import AUTO_SHARE
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
-from econmt.training.budget import Budget, divide, first_plan
 from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Watch, validate
+from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.device_limits import H200, playing
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
@@ -66,7 +66,7 @@ def use_rows(monkeypatch: pytest.MonkeyPatch) -> Use:
             ]
 
         monkeypatch.setattr(Planner, "allot", allot)
-        monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: decoding_rows)
+        monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: decoding_rows)
 
     return use
 
@@ -428,7 +428,7 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
 def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("econmt.training.budget.estimator", None)  # it would be asked before anything else
+    monkeypatch.setattr("econmt.budget.run_budget.estimator", None)  # it would be asked before anything else
     with pytest.raises(InputError, match=r"20 KiB: the parameters and the optimizer's state alone take"):
         make_run("training.memory_budget=20KiB", *REAL).trainer()
 
@@ -439,7 +439,7 @@ def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> 
     meter = SimpleNamespace(
         expected=lambda graphs: asked.append(graphs) or expected, source="measured somehow"
     )
-    monkeypatch.setattr("econmt.training.budget.outside_meter", lambda device: meter)
+    monkeypatch.setattr("econmt.budget.run_budget.outside_meter", lambda device: meter)
     return asked
 
 
@@ -477,7 +477,7 @@ def test_advice_for_a_gpu_counts_what_is_outside_too(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, search: int, refused: str
 ) -> None:
     memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
-    monkeypatch.setattr("econmt.training.budget.estimate_search", lambda *_: search)
+    monkeypatch.setattr("econmt.budget.run_budget.estimate_search", lambda *_: search)
 
     def made(budget: str) -> Budget:
         run = make_run(f"training.memory_budget={budget}", "training.cuda_graphs=off", *REAL)
@@ -498,18 +498,18 @@ def test_auto_is_what_the_device_has(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
-    monkeypatch.setattr("econmt.memory.measure.byte_budget.free_memory", lambda device: 10**9)
-    monkeypatch.setattr("econmt.memory.measure.byte_budget.group_memory", lambda: None)
+    monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**9)
+    monkeypatch.setattr("econmt.estimate.byte_budget.group_memory", lambda: None)
     run = make_run("training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
     assert plan_of(trainer).budget == int(AUTO_SHARE * (10**9 + weights))
     run.train()
     # A run that goes on keeps its plan, though other programs have come and gone.
-    monkeypatch.setattr("econmt.memory.measure.byte_budget.free_memory", lambda device: 10**8)
+    monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**8)
     assert plan_of(run.trainer()).budget == plan_of(trainer).budget
     # Unless the machine is another one.
-    monkeypatch.setattr("econmt.training.budget.total_memory", lambda device: 10**9)
+    monkeypatch.setattr("econmt.budget.run_budget.total_memory", lambda device: 10**9)
     assert plan_of(run.trainer()).budget < plan_of(trainer).budget
 
 
@@ -517,8 +517,8 @@ def test_a_search_that_does_not_fit_is_refused(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
-    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 0)
-    monkeypatch.setattr("econmt.training.budget.estimate_search", lambda *_: 10**9)
+    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 0)
+    monkeypatch.setattr("econmt.budget.run_budget.estimate_search", lambda *_: 10**9)
     with pytest.raises(
         InputError, match=r"with decoding\.beam_size=2 needs .*; set training\.memory_budget=.* or a"
     ):
@@ -624,7 +624,7 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
 ) -> None:
     limits: list[tuple[float, object]] = []
     real = H200._replace(memory=4 << 30)
-    monkeypatch.setattr("econmt.training.budget.real_limits", lambda _: real)
+    monkeypatch.setattr("econmt.budget.run_budget.real_limits", lambda _: real)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit))
     budget = make_run(BUDGET).trainer().budget

@@ -19,7 +19,7 @@ from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
 from econmt.errors import InputError
-from econmt.memory.estimate.training_step import estimate_step
+from econmt.estimate.training_step import estimate_step
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt.training import validation

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.budget.planner import Planner
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.communicator import Communicator
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError
-from econmt.memory.plan.planner import Planner
 from econmt.training import savings as module
 from econmt.training.savings import choose_savings, with_savings
 from tests.unit.training.test_hooks import MakeRun

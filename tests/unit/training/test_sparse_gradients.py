@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from econmt.budget.planner import BatchBudget, Planner
+from econmt.budget.run_budget import divide
 from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
-from econmt.memory.plan.planner import BatchBudget, Planner
 from econmt.model import Implementations, layers
-from econmt.training.budget import divide
 from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
@@ -57,7 +57,7 @@ def test_a_run_learns_the_same(
         return [BatchBudget(*shape, 2, 1, Implementations()) for shape in planner._shapes]
 
     monkeypatch.setattr(Planner, "allot", allot)
-    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
     rows = []
     for few in (0, 10**9):
         monkeypatch.setattr(layers, "_FEW", few)
@@ -104,7 +104,7 @@ def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
             return [BatchBudget(*shape, rows, 1, Implementations()) for shape in planner._shapes]
 
         monkeypatch.setattr(Planner, "allot", allot)
-        monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+        monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
         run = make_run("training.memory_budget=1GiB", "model.dropout=0.0", name=f"rows{rows}")
         trainer = run.trainer()
         parts: list[int] = []

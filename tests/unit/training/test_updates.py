@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional, utils
 
+from econmt.budget.planner import BatchBudget, Planner
 from econmt.checkpoint.tensor_files import read_tensors
 from econmt.config.recipe import Training
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.text_batches import TextBatch
-from econmt.memory.plan.planner import BatchBudget, Planner
 from econmt.model import Implementations
 from tests.unit.training.tiny import Run, metrics, write_text
 from tests.unit.training.tiny_text import TextRun, write_lines
@@ -364,7 +364,7 @@ def test_updates_of_translation(
 
     monkeypatch.setattr(Planner, "allot", allot)
     monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
-    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
     row, plain = TRANSLATION[name]
     text = "-".join(re.findall(r"data\.(\w+)", row))
     none = ("model.dropout=0.0", "training.decode_and_evaluate=0", f"data.prepared={folder}/prepared-{text}")

@@ -15,9 +15,9 @@ from torch.cuda import _memory_viz
 
 from econmt import memory
 from econmt.errors import InputError
-from econmt.memory.account.advice import advise
-from econmt.memory.account.comparison import AccountComparison
-from econmt.memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
+from econmt_memory.account.advice import advise
+from econmt_memory.account.comparison import AccountComparison
+from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
 from scripts.bench.account_models import GPT, Case, adam, gpt, next_word_loss
 
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
 from econmt.errors import InputError
-from econmt.memory.estimate.fake import REPLACEMENTS
-from econmt.memory.measure.tracker import Tracker
+from econmt_memory.estimate.fake import REPLACEMENTS
+from econmt_memory.measure.tracker import Tracker
 
 
 def perceptron() -> nn.Sequential:

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
-from econmt.memory.account.module_scopes import ModuleScopes
-from econmt.memory.account.step_recorder import StepRecorder, _StepMemory
-from econmt.memory.account.tracking import nested_hooks
-from econmt.memory.measure.layer_times import Clock
+from econmt_memory.account.module_scopes import ModuleScopes
+from econmt_memory.account.step_recorder import StepRecorder, _StepMemory
+from econmt_memory.account.tracking import nested_hooks
+from econmt_memory.measure.layer_times import Clock
 from scripts.bench.account_models import Case, gpt
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from econmt import memory
 from econmt.errors import InputError
-from econmt.memory.account import exports
+from econmt_memory.account import exports
 
 
 class Exponential(nn.Module):

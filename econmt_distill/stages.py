@@ -1,0 +1,212 @@
+"""The way from a teacher to a student: translate, choose, train, pack, measure."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.resume import changed_keys
+from econmt.config.recipe import Recipe, find_recipe
+from econmt.data.files import notice, writing
+from econmt.data.progress_bars import seen, status_line
+from econmt.data.text.corpus import count_lines, find_corpus, read_lines, search_path
+from econmt.engine.devices import resolve_device
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
+from econmt.engine.threads import usable_cores
+from econmt.errors import InputError
+from econmt.export.runtime import check_supported
+from econmt.training.initialization import parameters_to_start_from
+from econmt.training.run import check_run, run_recipe
+from econmt_distill.inputs import read_inputs, write_inputs
+from econmt_distill.measuring import DistillationResults, measure
+from econmt_distill.packing import PackedStudent, pack
+from econmt_distill.selection import MODEL, different_lines, make_text
+from econmt_distill.shards import Shards
+from econmt_distill.student import StudentChoice
+from econmt_distill.teachers import TeacherChoice
+
+TRANSLATIONS = "translations"
+"""Name of the folder of translations, the first that is made."""
+TEXT = "text/train"
+"""Prefix of the student's text in its recipe, in the folder of the distillation, so that this folder may be moved."""
+TRAINED_ON = "trained-on.json"
+"""Name of the file of what the text was made from that the student is trained on."""
+
+
+class Distillation(NamedTuple):
+    """Inputs of a distillation.
+
+    Attributes:
+        teacher: The teacher. student: The student's recipe.
+        source: Text to translate. target: References of it, by which translations are chosen; None: none.
+        output: Folder of everything that is made.
+        shard_lines: Lines in a shard of translations; None: 32,768 on a GPU and 2,048 elsewhere.
+        shortlist: Number of target words that each source word adds to a shortlist.
+        data_dir: Folder in which text is searched first.
+    """
+
+    teacher: TeacherChoice
+    student: StudentChoice
+    source: Path
+    target: Path | None
+    output: Path
+    shard_lines: int | None = None
+    shortlist: int = 30
+    data_dir: Path | None = None
+
+
+class Distilled(NamedTuple):
+    """Outcome: figures of teacher and student, the student's forms, and its recipe."""
+
+    results: DistillationResults
+    student: PackedStudent
+    recipe: Recipe
+
+
+def distill(wanted: Distillation, console: Console) -> Distilled:
+    """Makes a student of a teacher, or goes on where an earlier call with the same inputs was stopped.
+
+    Finished shards are not translated again, training resumes, and later stages redo what is missing.
+
+    Args:
+        wanted: The inputs. console: Console for the messages of training.
+
+    Raises:
+        InputError: An input cannot be used, or differs from that of the work in the folder.
+        EconmtError: The teacher or training had to stop.
+        Interrupted: SIGTERM or Ctrl-C was received during training; everything is saved.
+    """
+    output, teacher = wanted.output, wanted.teacher
+    search = [output.resolve(), *search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)]
+    model, trained_on = ModelFolder(output / MODEL), output / TRAINED_ON
+    text_folder = (output / TEXT).parent
+
+    def recipe_with(ratio: float) -> Recipe:
+        suffixes = _suffixes(wanted.source, wanted.target)
+        return wanted.student.load(model.path, TEXT, teacher.recipe, suffixes, ratio)
+
+    recipe = recipe_with(1.0)
+    _check_early(wanted, recipe, search)
+    if not model.commits():  # later the file may be gone
+        parameters_to_start_from(recipe)
+    _begin_gpu(recipe)
+    with _locked(output):
+        with status_line() as say:
+            shards = Shards(output / TRANSLATIONS, teacher, wanted.source, wanted.shard_lines)
+            if shards.missing() and not model.commits():
+                # A program may have changed behind the same command.
+                shutil.rmtree(text_folder, ignore_errors=True)
+            shards.translate(say)
+            _free_gpu()
+            trained = read_inputs(trained_on, trained_on) if model.commits() else None
+            languages = recipe.pairs.source, recipe.pairs.target
+            processes = teacher.threads or usable_cores()
+            text = make_text(text_folder, shards, languages, wanted.target, trained, processes, say)
+        write_inputs(trained_on, text.inputs)
+        recipe = recipe_with(text.statistics.ratio)
+        _check_resumable(recipe, model)
+        statistics = text.statistics
+        if 2 * statistics.copies > statistics.pairs - statistics.blank:
+            share = f"{statistics.copies:,} of {statistics.pairs - statistics.blank:,} lines"
+            notice(f"warning: {teacher.name}: many translations are copies of their source, {share}")
+        if wanted.target is not None:
+            count = f"{statistics.chosen:,} of {statistics.pairs:,} lines"
+            notice(f"the references chose another translation than the teacher's best for {count}")
+            if kept := statistics.kept:
+                notice(
+                    f"the reference itself is learnt for {kept:,} line{'s' * (kept > 1)}, longer than data.max_length "
+                    "of the teacher or without a translation"
+                )
+        notice(f"training the student in {model.path}")
+        run_recipe(recipe, search, console=console)
+        with status_line() as say:
+            packed = pack(output, recipe, search, wanted.shortlist, say)
+            results = measure(output, teacher, recipe, packed, say)
+    return Distilled(results, packed, recipe)
+
+
+def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -> None:
+    """Checks before hours of translation that the student can be trained and packed.
+
+    Raises:
+        InputError: A text is not found, the recipe cannot be trained, or the runtime does not support the model.
+    """
+    lines = count_lines(wanted.source)
+    if not lines:
+        next(read_lines(wanted.source))  # says what is wrong with it
+    elif wanted.target is not None:
+        next(read_lines(wanted.target))
+        references = count_lines(wanted.target) or 0
+        if references != lines:
+            raise different_lines(wanted.target, "more" if references > lines else "fewer", lines)
+    data = recipe.pairs
+    if data.source_factors:
+        raise InputError("data.source_factors: a distilled text has none; give another student's recipe")
+    if data.source == data.target:
+        raise InputError(
+            f"data.source and data.target are both {data.source}, and each names a file of the distilled text; give "
+            "data.source=LANGUAGE and data.target=LANGUAGE"
+        )
+    for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
+        if os.path.normpath(prefix) == TEXT:
+            raise InputError(
+                f"{prefix}: the student's recipe names the distilled text so; give {Path(prefix).absolute()}"
+            )
+    check_run(recipe)
+    check_supported(recipe, Path(recipe.output))
+    for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
+        find_corpus(prefix, data.source, data.target, search, progress=seen())
+
+
+def _begin_gpu(recipe: Recipe) -> None:
+    """Prepares a GPU as a training command does, before the teacher uses it."""
+    device = resolve_device(recipe.training.device)
+    if device.type == "cuda":
+        limit_workspaces(recipe.training.precision)
+        outside_meter(device)
+
+
+def _free_gpu() -> None:
+    """Gives back the memory that the teacher's searches have left."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _check_resumable(recipe: Recipe, model: ModelFolder) -> None:
+    """Raises InputError if the student's training has begun with another recipe."""
+    if model.commits() and (changes := changed_keys(recipe, model)):
+        raise InputError(
+            f"{model.path}: is trained with another recipe: {'; '.join(changes)}; give the same, another --output, or "
+            f"delete {model.path} to train again"
+        )
+
+
+def _suffixes(source: Path, target: Path | None) -> dict[str, str]:
+    """Returns the languages that the names of the text files end with, by the key of the data section."""
+    files = {"source": source, "target": target}
+    names = {key: path.name.removesuffix(".gz") for key, path in files.items() if path is not None}
+    return {key: name.rpartition(".")[2] for key, name in names.items() if "." in name}
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Creates the folder and locks it against a second process."""
+    held = (
+        [] if not output.is_dir() else sorted(path.name for path in output.iterdir() if path.name != ".lock")
+    )
+    if held and not {TRANSLATIONS, TRAINED_ON}.intersection(held):
+        raise InputError(f"{output}: holds {held[0]} and no distillation; give another --output")
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with ModelFolder(output).locked():
+        yield

@@ -1,0 +1,473 @@
+"""HTTP interface of the server: LibreTranslate's paths with further fields, next words, metrics, and a page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from econmt.config.json_reader import json_text
+from econmt.config.yaml_reader import shortened
+from econmt.data.files import notice
+from econmt.decoding import requests
+from econmt.decoding.translation import EMPTY, Translation
+from econmt.errors import EconmtError
+from econmt_serve import answers, files, queries
+from econmt_serve.access import Keys, Rates
+from econmt_serve.bodies import Bodies
+from econmt_serve.file_processes import FileProcesses
+from econmt_serve.file_worker import FileTask
+from econmt_serve.metrics import Metrics
+from econmt_serve.models import Answer, Served, TranslationJob
+from econmt_serve.pages import page_files, specification
+from econmt_serve.scheduler import Job, Scheduler
+from econmt_serve.settings import Refused, Settings, Stopping, bug
+from econmt_serve.text.passages import Hypothesis, hypothesis_of
+from econmt_serve.unread import CloseUnread
+
+_MOST_BYTES_A_CHARACTER = 12
+"""Largest number of body bytes for a character: JSON writes one beyond U+FFFF as two escapes of six."""
+_OTHER_BYTES = 1 << 18
+"""Bytes of a body for more than the text, such as glossaries and constraints."""
+_ADDRESS_CHARACTERS = 64
+"""Characters kept of a client's address, which may be any text of a proxy."""
+_FILE_BYTES = 1 << 24
+"""Maximum number of bytes of a file."""
+_FILE_SENTENCES = 500
+"""Number of sentences of a file that wait at once, so that other clients' find room."""
+_LEFT = 499
+"""Status in the metrics of a request whose client left before its answer, as in nginx."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
+
+
+class Service:
+    """Service that answers requests.
+
+    Args:
+        models: the models of each language pair. settings: limits of the server. keys: API keys.
+
+    Attributes:
+        failure: error that stopped the translating, or None.
+        refused: number of requests that were refused because the server was stopping.
+    """
+
+    def __init__(self, models: Sequence[Served], settings: Settings, keys: Keys) -> None:
+        self._models, self._settings, self._keys = list(models), settings, keys
+        self._metrics = Metrics()
+        self._rates = Rates(settings.requests_a_minute)
+        self._begun = time.time()
+        self._bodies = Bodies(settings.read_seconds)
+        self._scheduler: Scheduler | None = None
+        self._files: FileProcesses | None = None
+        self.failure: BaseException | None = None
+        self.refused = 0
+
+    def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
+        """Makes the ASGI application; calls ``stop`` if translating fails for good."""
+        endpoints: dict[tuple[str, str], Endpoint] = {
+            ("POST", "/translate"): self._translate,
+            ("POST", "/translate_file"): self._translate_file,
+            ("POST", "/alternatives"): self._alternatives,
+            ("POST", "/detect"): self._detect,
+            ("GET", "/languages"): self._languages,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._show_metrics,
+            ("GET", "/frontend/settings"): self._frontend,
+            ("GET", "/spec"): self._specification,
+            **{("GET", path): _page(*file) for path, file in page_files().items()},
+        }
+
+        @contextlib.asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            self._scheduler = Scheduler(self._settings, self._metrics)
+            self._files = FileProcesses()
+            tasks = [asyncio.create_task(self._scheduler.run()), asyncio.create_task(self._watch())]
+
+            def ended(task: asyncio.Task[None]) -> None:
+                if not task.cancelled():
+                    self.failure = task.exception()
+                    stop()
+
+            for task in tasks:
+                task.add_done_callback(ended)
+            yield
+            self.refuse_rest()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        application = Starlette(
+            routes=[
+                Route(path, self._counted(path, endpoint), methods=[method])
+                for (method, path), endpoint in endpoints.items()
+            ],
+            exception_handlers={HTTPException: _http_error, 500: _bug},
+            middleware=[Middleware(CloseUnread)],
+            lifespan=lifespan,
+        )
+        application.router.redirect_slashes = False  # a redirect repeats the whole address
+        return application
+
+    def refuse_files(self) -> None:
+        """Refuses all files that are still being read, since the server is stopping."""
+        if self._files is not None:
+            self._files.stop(writing=False)
+
+    def refuse_rest(self) -> None:
+        """Refuses all requests that are not answered yet, since the server is stopping."""
+        if self._files is not None and self._scheduler is not None:
+            self._files.stop(writing=True)
+            self._scheduler.stop()
+
+    async def _watch(self) -> None:
+        """Reloads models whenever their folders hold other parameters."""
+        while True:
+            await asyncio.sleep(self._settings.watch_seconds)
+            for served in self._models:
+                try:
+                    if change := await asyncio.to_thread(served.reload):
+                        self._metrics.reloads.labels("done").inc()
+                        notice(change)
+                except (EconmtError, OSError, RuntimeError, MemoryError) as error:
+                    self._metrics.reloads.labels("failed").inc()
+                    notice(f"warning: the parameters before go on: {error}")
+
+    def _counted(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Returns an endpoint that turns errors into responses, and counts responses."""
+
+        async def counted(request: Request) -> Response:
+            begun, status = time.monotonic(), 500
+            try:
+                response = await endpoint(request)
+                status = response.status_code
+            except ClientDisconnect:
+                response = Response(status_code=_LEFT)
+                status = _LEFT
+            except EconmtError as error:
+                self.refused += isinstance(error, Stopping)
+                response = answers.refusal(error)
+                status = response.status_code
+            finally:
+                self._metrics.requests.labels(path, status).inc()
+                self._metrics.seconds.labels(path).observe(time.monotonic() - begun)
+            return response
+
+        return counted
+
+    async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
+        """Returns the body of a request after checking the client's key and its rate.
+
+        A key in the head, or the rate where no key is needed, is checked before the body is read. For a key in the body
+        the client's address must have requests left, and requests with a wrong key count.
+        """
+        key, address = _client(request)
+        if key or not self._keys.wanted:
+            self._admit(key, address)
+            return queries.checked_body(kind, await self._tree(request))
+        self._rates.check(address)
+        try:
+            tree = await self._tree(request)
+            key = tree["api_key"] if isinstance(tree.get("api_key"), str) else ""
+            self._keys.check(key)
+        except EconmtError:
+            self._rates.take(address)
+            raise
+        self._rates.take(key)
+        return queries.checked_body(kind, tree)
+
+    def _admit(self, key: str, address: str) -> None:
+        """Counts a request by its key, or by its address if the key is wrong or none is needed."""
+        try:
+            self._keys.check(key)
+        except Refused:
+            self._rates.take(address)
+            raise
+        self._rates.take(key if self._keys.wanted else address)
+
+    async def _tree(self, request: Request) -> dict[str, Any]:
+        """Reads the fields of a request's body without checking them."""
+        most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
+        async with self._bodies.received(request, most) as content:
+            return queries.read_tree(content, request.headers.get("content-type", ""))
+
+    def _model(self, source: str, target: str) -> Served:
+        """Returns the models of a language pair; "auto" and "" fit any source and target."""
+        fits = [
+            each for each in self._models if source in ("auto", each.source) and target in ("", each.target)
+        ]
+        pairs = ", ".join(f"{each.source} to {each.target}" for each in self._models)
+        if not fits:
+            pair = f"{shortened(source)} to {shortened(target) or 'anything'}"
+            raise Refused(400, f"nothing translates {pair} here; this server has {pairs}")
+        if len(fits) > 1:
+            pair = f"source {source} and target {target or 'none'}"
+            raise Refused(400, f"{pair} fit several of {pairs}; name both")
+        return fits[0]
+
+    async def _translate(self, request: Request) -> Response:
+        begun = time.monotonic()
+        body = await self._read(request, queries.TranslateBody)
+        served = self._model(body.source, body.target)
+        nbest, beam = body.alternatives + 1, served.loaded.beam
+        if nbest > beam:
+            most = f"at most {beam - 1}, the beam keeps {beam} hypotheses"
+            raise Refused(400, f"alternatives {body.alternatives}: {most}")
+        texts = queries.texts_of(body, self._settings.most_characters, served.division, served.source)
+        lines = [line for text in texts for line in text.sentences]
+        needs_attention = [
+            body.details or bool(each.marks) for text in texts for each in text.passage.sentences
+        ]
+        tasks = [TranslationJob(nbest, attention) for attention in needs_attention]
+        futures = self._submit(served, lines, tasks)
+        if body.stream:
+            stream, kind = self._streamed(texts, futures, body, begun), "application/x-ndjson"
+            return StreamingResponse(stream, media_type=kind, headers=answers.SAFE_HEADERS)
+        translated = await _answers(request, futures)
+        return answers.JsonResponse(_translations(texts, translated, body, served, begun))
+
+    async def _translate_file(self, request: Request) -> Response:
+        """Translates a file in the body; languages are in the query, the key is in the head."""
+        self._admit(*_client(request))
+        source, target = (request.query_params.get(name, "") for name in ("source", "target"))
+        served = self._model(source or "auto", target)
+        content_type = request.headers.get("content-type", "")
+        files.media_type(content_type)
+        task = FileTask(content_type, served.split_languages, self._settings.most_file_characters)
+        assert self._files is not None
+        async with self._bodies.received(request, _FILE_BYTES) as content:
+            sentences = await _unless_left(request, self._files.read(task, content))
+            translations: list[Hypothesis] = []
+            for first in range(0, len(sentences), _FILE_SENTENCES):
+                part = sentences[first : first + _FILE_SENTENCES]
+                lines = [requests.Request(text) for text, _ in part]
+                tasks = [TranslationJob(attention=marked) for _, marked in part]
+                found = await _answers(request, self._submit(served, lines, tasks))
+                translations += [hypothesis_of(each) for each in found if isinstance(each, Translation)]
+            written, kind = await _unless_left(request, self._files.write(task, content, translations))
+        headers = {**answers.SAFE_HEADERS, "Content-Disposition": "attachment", "Content-Type": kind}
+        return Response(written, headers=headers)
+
+    def _submit(
+        self, served: Served, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
+    ) -> list[asyncio.Future[Answer]]:
+        """Queues lines; returns a future for each, which is done at once for a blank line."""
+        assert self._scheduler is not None
+        futures: list[asyncio.Future[Answer]] = []
+        jobs: list[Job] = []
+        for number, (line, task) in enumerate(zip(lines, tasks, strict=True)):
+            tokens = served.loaded.tokens(line.text, f"sentence {number + 1}")
+            if tokens and line.text.strip():
+                constrained = task._replace(constrained=not line.is_plain)
+                jobs.append(Job(served, line, constrained, tokens, len(jobs)))
+                futures.append(jobs[-1].answer)
+            else:
+                futures.append(asyncio.get_running_loop().create_future())
+                futures[-1].set_result(EMPTY)
+        self._scheduler.submit(jobs)
+        return futures
+
+    async def _streamed(
+        self,
+        texts: Sequence[queries.Text],
+        futures: Sequence[asyncio.Future[Answer]],
+        body: queries.TranslateBody,
+        begun: float,
+    ) -> AsyncIterator[str]:
+        """Yields a line of JSON for each sentence, in order, as soon as it is translated."""
+        waiting = iter(futures)
+        try:
+            line = 0
+            for text in texts:
+                for number, request, future in zip(text.passage.lines, text.sentences, waiting, strict=False):
+                    translation = await future
+                    assert isinstance(translation, Translation)
+                    fields = _streamed_fields(translation, request, body)
+                    yield json_text({"line": line + number, **fields}) + "\n"
+                line += text.passage.line_count
+            yield json_text({"done": True, "milliseconds": _milliseconds(begun)}) + "\n"
+        except EconmtError as error:
+            self.refused += isinstance(error, Stopping)
+            yield json_text(answers.complaint(error)) + "\n"
+        finally:
+            _forget(futures)
+
+    async def _alternatives(self, request: Request) -> Response:
+        begun = time.monotonic()
+        body = await self._read(request, queries.WordsBody)
+        served = self._model(body.source, body.target)
+        line = queries.word_request(body, self._settings.most_characters, served.source)
+        futures = self._submit(served, [line], [TranslationJob(words=body.alternatives)])
+        (answer,) = await _answers(request, futures)
+        following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
+        content = {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
+        return answers.JsonResponse(content)
+
+    async def _detect(self, request: Request) -> Response:
+        await self._read(request, queries.DetectBody)
+        sources = sorted({served.source for served in self._models})
+        if len(sources) > 1:
+            problem = f"this server does not tell {', '.join(sources)} apart"
+            raise Refused(501, f"{problem}; give the source language")
+        note = f"not detected: {sources[0]} is the only source language of this server"
+        return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
+
+    async def _specification(self, _: Request) -> Response:
+        return answers.JsonResponse(specification(keys=self._keys.wanted))
+
+    async def _languages(self, _: Request) -> Response:
+        return answers.JsonResponse(answers.languages(self._models))
+
+    async def _health(self, _: Request) -> Response:
+        models = [
+            {
+                "source": each.source,
+                "target": each.target,
+                "parameters": each.loaded.parameters,
+                "bytes": each.loaded.size,
+            }
+            for each in self._models
+        ]
+        seconds = round(time.time() - self._begun, 1)
+        return answers.JsonResponse({"status": "ok", "seconds": seconds, "models": models})
+
+    async def _show_metrics(self, _: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _frontend(self, _: Request) -> Response:
+        most = min(served.loaded.beam for served in self._models) - 1
+        keys = dict.fromkeys(("apiKeys", "keyRequired"), self._keys.wanted)
+        limits = {"charLimit": self._settings.most_characters, "alternatives": most}
+        return answers.JsonResponse({**keys, **limits})
+
+
+def _page(content: bytes, media_type: str) -> Endpoint:
+    """Returns the endpoint of a file of the page."""
+
+    async def page(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=answers.SAFE_HEADERS)
+
+    return page
+
+
+def _client(request: Request) -> tuple[str, str]:
+    """Returns the API key in the head of a request, and the client's address."""
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    key = credentials.strip() if scheme.lower() == "bearer" else ""
+    return key, request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
+
+
+async def _answers(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
+    """Waits for the answer to each sentence, and cancels them if the client leaves."""
+    try:
+        return await _unless_left(request, asyncio.gather(*futures))
+    finally:
+        _forget(futures)
+
+
+async def _unless_left(request: Request, result: Awaitable[Result]) -> Result:
+    """Waits for a result; cancels it and raises ClientDisconnect if the client leaves."""
+    leaving, waiting = asyncio.ensure_future(_leaves(request)), asyncio.ensure_future(result)
+    leaving.add_done_callback(lambda _: waiting.cancel())
+    try:
+        return await waiting
+    except asyncio.CancelledError:
+        if leaving.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        leaving.cancel()
+
+
+def _forget(futures: Sequence[asyncio.Future[Answer]]) -> None:
+    """Cancels what is not done yet."""
+    for future in futures:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # asyncio logs errors that nobody has retrieved
+
+
+async def _leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _milliseconds(begun: float) -> float:
+    return round(1000.0 * (time.monotonic() - begun), 1)
+
+
+def _streamed_fields(
+    translation: Translation, line: requests.Request, body: queries.TranslateBody
+) -> dict[str, Any]:
+    """Returns the fields of one sentence of a stream."""
+    fields: dict[str, Any] = {"translatedText": translation.text}
+    if body.alternatives:
+        fields["alternatives"] = [other.text for other in translation.hypotheses[1:]]
+    if body.details:
+        answers.check_details([translation])
+        fields["details"] = answers.sentence(translation, line.passed)
+    return fields
+
+
+def _translations(
+    texts: Sequence[queries.Text],
+    found: Sequence[Answer],
+    body: queries.TranslateBody,
+    served: Served,
+    begun: float,
+) -> dict[str, Any]:
+    """Returns the content of the response to a request, in LibreTranslate's form with the further fields."""
+    translations = [each for each in found if isinstance(each, Translation)]
+    if body.details:
+        answers.check_details(translations)
+    rest = iter(translations)
+    written, others, details = [], [], []
+    for text in texts:
+        sentences = [next(rest) for _ in text.sentences]
+        written.append(text.passage.written(sentences))
+        ranks = range(1, max((len(each.hypotheses) for each in sentences), default=0))
+        others.append([text.passage.written(sentences, rank) for rank in ranks])
+        if body.details:
+            details.append(
+                [
+                    {
+                        "line": line,
+                        "before": before,
+                        "source": request.text,
+                        **answers.sentence(each, request.passed),
+                    }
+                    for each, request, line, before in zip(
+                        sentences, text.sentences, text.passage.lines, text.passage.gaps, strict=False
+                    )
+                ]
+            )
+    content: dict[str, Any] = {"translatedText": written}
+    if body.alternatives:
+        content["alternatives"] = others
+    if body.source == "auto":
+        content["detectedLanguage"] = [{"language": served.source, "confidence": 0.0}] * len(texts)
+    if body.details:
+        content["details"] = details
+    if not isinstance(body.q, list):
+        content = {name: values[0] for name, values in content.items()}
+    return {**content, "milliseconds": _milliseconds(begun)} if body.details else content
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """Returns the response to an error of the router."""
+    assert isinstance(error, HTTPException)
+    return answers.JsonResponse({"error": error.detail}, error.status_code, dict(error.headers or {}))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    """Returns the response after a bug of this program; the traceback goes to standard error."""
+    return answers.JsonResponse({"error": bug(error)}, 500)

@@ -1,0 +1,206 @@
+"""``econmt serve``: serves trained models over HTTP, with a page for the browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import Field
+
+from econmt.api import TrainedModel
+from econmt.checkpoint.folder import ModelFolder
+from econmt.cli.computing import load_models
+from econmt.cli.option_groups import option, recipe_option
+from econmt.cli.search_options import RestoreCase, SearchComputing, WordLists
+from econmt.config import limits
+from econmt.config.recipe import read_recipe
+from econmt.config.yaml_reader import shortened
+from econmt.data.files import notice
+from econmt.data.text.glossary import read_glossary
+from econmt.decoding.constraints.phrases import read_avoid_list
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import LEAST_SIZE, int8_pays
+from econmt.errors import InputError
+from econmt.training.interrupts import Interrupts
+from econmt_serve.settings import Settings
+
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+_DEFAULTS = Settings()
+
+
+@dataclass(frozen=True)
+class ServeComputing(SearchComputing):
+    """Device, threads and precision of a server."""
+
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = option(
+        "auto",
+        help="Precision of matrix products; auto picks the fastest one on this device, on a CPU often int8. "
+        "16 and 8 bits move scores by some hundredths.",
+    )
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Search options and limits of requests."""
+
+    beam_size: int | None = recipe_option("decoding.beam_size", "--beam-size", "-b")
+    batch_size: int | None = recipe_option("decoding.batch_size")
+    wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = option(
+        1000.0 * _DEFAULTS.wait_seconds, help="Milliseconds that a sentence waits for others to fill a batch."
+    )
+    max_characters: int = option(
+        _DEFAULTS.most_characters,
+        help="Maximum number of characters of a request.",
+        min=1,
+        max=limits.LINE_BYTES,
+    )
+    max_file_characters: int = option(
+        _DEFAULTS.most_file_characters,
+        help="Maximum number of characters in the text of a file.",
+        min=1,
+        max=limits.LINE_BYTES,
+    )
+    max_waiting: int = option(
+        _DEFAULTS.most_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
+    )
+    requests_per_minute: int | None = option(
+        None,
+        help="Maximum number of requests per minute of a client.",
+        min=1,
+        max=limits.LINES,
+        show_default="any number",
+    )
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the server."""
+        return Settings(
+            self.beam_size,
+            self.batch_size,
+            self.wait_ms / 1000.0,
+            self.max_characters,
+            self.max_waiting,
+            self.requests_per_minute,
+            most_file_characters=self.max_file_characters,
+        )
+
+
+@dataclass(frozen=True)
+class ServedText(WordLists):
+    """Treatment of the text of all requests."""
+
+    split_sentences: bool = option(
+        True,
+        "--split-sentences/--no-split-sentences",
+        help="Split lines into sentences, which are translated one by one.",
+    )
+    restore_case: RestoreCase = False
+
+    def added_to(self, settings: Settings) -> Settings:
+        """Returns settings of a server with these."""
+        return settings._replace(
+            split_sentences=self.split_sentences,
+            restore_case=self.restore_case,
+            avoid=() if self.avoid_list is None else read_avoid_list(self.avoid_list),
+            glossary=None if self.glossary is None else read_glossary(self.glossary),
+            glossary_mode=self.glossary_mode,
+        )
+
+
+def serve(
+    models: list[Path] = option(
+        ...,
+        "--models",
+        "--model",
+        "-m",
+        help="Model folder; may be repeated for several language pairs or for ensembles.",
+    ),
+    *,
+    host: str = option("127.0.0.1", help="Address to listen on; the default is this machine alone."),
+    port: int = option(5000, help="Port; 0: any free port.", min=0, max=65_535),
+    api_keys: Path | None = option(None, help="File of API keys, one a line; requests need one of them."),
+    text: ServedText,
+    requests: RequestLimits,
+    forwarded_allow_ips: str = option(
+        "",
+        help="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For header names the client "
+        "for --requests-per-minute.",
+        show_default="none",
+    ),
+    computing: ServeComputing,
+) -> None:
+    """Answer translation requests over HTTP with LibreTranslate's interface, and serve a page for the browser.
+
+    Requests of many clients are translated together. Better parameters in a model's folder are loaded as they appear.
+    After Ctrl-C or SIGTERM the server answers earlier requests for up to 30 seconds, refuses the rest, and exits.
+
+    \b
+    Example:
+      econmt serve -m runs/multi30k
+      curl 127.0.0.1:5000/translate -d q="A dog runs." -d source=en -d target=de
+    """
+    for name in _PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(
+                f"econmt serve needs the package {name}; pip install starlette uvicorn prometheus-client"
+            )
+    from econmt_serve.access import Keys, read_keys
+    from econmt_serve.app import Service
+    from econmt_serve.models import by_pair
+    from econmt_serve.server import Server, bind, url_of
+
+    # Decided once: a server that reloads a model must not change its mind.
+    on_cpu = resolve_device(computing.device).type == "cpu"
+    prefers_int8 = computing.precision == "auto" and on_cpu and int8_pays()
+
+    def loaded(folders: Sequence[Path]) -> TrainedModel:
+        in_int8 = prefers_int8 and not _is_tiny(folders)
+        return load_models(folders, replace(computing, precision="int8") if in_int8 else computing)
+
+    settings = text.added_to(requests.settings)
+    keys = Keys() if api_keys is None else read_keys(api_keys)
+    proxies = _proxies(forwarded_allow_ips)
+    with bind(host, port) as bound:
+        address = bound.getsockname()[0]  # a name may stand for any
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
+            notice(f"warning: anyone who reaches {host} can use the server; restrict it by --api-keys FILE")
+        service = Service(by_pair(models, settings, loaded), settings, keys)
+        server = Server(service, proxies)
+        notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
+        interrupts = Interrupts()
+        with interrupts:
+            server.run(bound)
+    refused = f"{service.refused} requests were refused" if service.refused != 1 else "1 request was refused"
+    notice(f"stopped; {refused if service.refused else 'all requests are answered'}")
+    if interrupts.pending and interrupts.name == "Ctrl-C":
+        raise typer.Exit(interrupts.exit_code)
+
+
+def _proxies(text: str) -> list[str]:
+    """Returns the networks of trusted proxies, those of IPv4 also as an IPv6 socket shows them."""
+    networks: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            network = ipaddress.ip_network(part)
+        except ValueError:
+            raise InputError(
+                f"--forwarded-allow-ips: {shortened(part)!r} is no address and no network; name the proxies, as "
+                "127.0.0.1 or 10.0.0.0/8"
+            ) from None
+        networks.append(str(network))
+        if network.version == 4:
+            networks.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
+    return networks
+
+
+def _is_tiny(folders: Sequence[Path]) -> bool:
+    """Returns True if the models are so small that 8-bit products gain nothing for a single sentence."""
+    files = [ModelFolder(folder).recipe for folder in folders]
+    # Loading reports the error of a broken file.
+    sizes = [read_recipe(file).model.widest for file in files if file.is_file()]
+    return max(sizes, default=0) < LEAST_SIZE

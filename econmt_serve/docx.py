@@ -1,0 +1,305 @@
+"""Word documents (.docx): the text of paragraphs as sentences, and documents with their translations.
+
+Only the text between ``<w:t>`` and ``</w:t>`` changes, in the body, headers, footers and notes; every other byte of the
+XML stays. Runs of one format are like a pair of tags, so that a bold word is bold in the translation where the order of
+the formats stays the same. Specification: ECMA-376, part 1, chapter 17 (WordprocessingML).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+from xml.parsers import expat
+
+from econmt_serve.encodings import UTF_8, web_encoding
+from econmt_serve.settings import Refused
+from econmt_serve.text.markup import MARKUP, Marked, Tag
+from econmt_serve.text.passages import Hypothesis, Passage, PassageBuilder, TextDivision
+
+WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+"""Media type of a Word document."""
+_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+_SPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
+_LARGEST = 1 << 26
+"""Maximum number of bytes of an unpacked document."""
+_LONGEST_NAME = 1000
+"""Maximum number of characters of a namespace, which the parser copies for each element."""
+_DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, expat.ExpatError),
+    *(EOFError, NotImplementedError, OSError, RuntimeError, ValueError),
+)
+"""Errors of a damaged archive, of one that is encrypted or compressed in an unknown way, and of broken XML."""
+_MARK = re.compile("\ue000(/?)(\\d+)\ue001")
+"""Stand-in for the begin or end of a format; its signs are for private use."""
+
+
+class _Text(NamedTuple):
+    """Element ``w:t``: its span in the XML, its text, and the format of its run, which also tells links apart."""
+
+    start: int
+    end: int
+    text: str
+    style: tuple[bytes, int]
+
+
+class _Part(NamedTuple):
+    """XML of a part with the pieces of its paragraphs, which end at tabs and line breaks.
+
+    Attributes:
+        encoding: encoding of new text: UTF-8 if the part is in UTF-8; else ASCII, which the other encodings contain.
+    """
+
+    xml: bytes
+    encoding: str
+    pieces: list[list[_Text]]
+    passages: list[Passage]
+
+
+class WordDocument:
+    """A document whose sentences can be replaced.
+
+    Args:
+        content: bytes of the file. how: division of its paragraphs into sentences.
+
+    Raises:
+        Refused: the file is no document, or too large when unpacked.
+    """
+
+    def __init__(self, content: bytes, how: TextDivision) -> None:
+        try:
+            self._files = _unpacked(content)
+            names = [file.filename for file in self._files]
+            if "word/document.xml" not in names:
+                raise Refused(400, "this is not a .docx document: it has no word/document.xml")
+            self._parts = {
+                file.filename: _read_part(part, how)
+                for file, part in self._files.items()
+                if _PARTS.fullmatch(file.filename)
+            }
+        except _DAMAGES as error:
+            raise Refused(400, f"this is not a .docx document: {error}") from None
+
+    @property
+    def sentences(self) -> list[Marked]:
+        """Sentences of all parts in order."""
+        return [
+            each for part in self._parts.values() for passage in part.passages for each in passage.sentences
+        ]
+
+    def written(self, translations: Sequence[Hypothesis]) -> tuple[bytes, str]:
+        """Returns the document with the translations of :attr:`sentences`, and its content type."""
+        rest = iter(translations)
+        output = io.BytesIO()
+        with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file, unchanged in self._files.items():
+                part = self._parts.get(file.filename)
+                content = unchanged if part is None else _written_part(part, rest)
+                archive.writestr(file, content, zipfile.ZIP_DEFLATED)
+        return output.getvalue(), WORD
+
+
+def _unpacked(content: bytes) -> dict[zipfile.ZipInfo, bytes]:
+    """Returns the files of an archive; raises Refused if they are too large, and one of :data:`_DAMAGES`."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        files = archive.infolist()
+        if sum(file.file_size for file in files) > _LARGEST:
+            raise Refused(413, f"the document has more than {_LARGEST >> 20} MiB when unpacked; split it")
+        if len({file.filename for file in files}) < len(files):
+            raise Refused(400, "this is not a .docx document: a file is in it twice")
+        # Other methods unpack without a bound.
+        if any(file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for file in files):
+            raise Refused(
+                400, "this is not a .docx document: it is compressed in another way than by deflate"
+            )
+        return {file: archive.read(file) for file in files}
+
+
+def _read_part(xml: bytes, how: TextDivision) -> _Part:
+    reader = _PartReader(xml)
+    passages = []
+    for piece in reader.pieces:
+        builder = PassageBuilder(how)
+        texts = ["".join(text.text for text in each) for each in _formats(piece)]
+        several = len(texts) > 1
+        for number, (before, text, behind) in enumerate(
+            zip(_ends(texts), texts, _begins(texts), strict=True)
+        ):
+            if several:
+                builder.tag(_mark(number, "open", (before, text[:1])))
+            builder.text(text, lambda written: _MARK.sub("", written))
+            if several:
+                builder.tag(_mark(number, "close", (text[-1:], behind)))
+        passages.append(builder.passage())
+    return _Part(xml, reader.encoding, reader.pieces, passages)
+
+
+def _ends(texts: Sequence[str]) -> list[str]:
+    """Returns the character before each text, empty for the first."""
+    ends = [""]
+    for text in texts[:-1]:
+        ends.append(text[-1:] or ends[-1])
+    return ends
+
+
+def _begins(texts: Sequence[str]) -> list[str]:
+    """Returns the character behind each text, empty for the last."""
+    begins = [""]
+    for text in texts[:0:-1]:
+        begins.append(text[:1] or begins[-1])
+    return begins[::-1]
+
+
+def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
+    before, behind = (each.strip() for each in around)
+    if kind == "open":
+        return Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, behind))
+    return Tag(f"\ue000/{number}\ue001", str(number), "close", (before, behind and MARKUP))
+
+
+def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:
+    """Returns the neighbouring texts of one format together."""
+    formats: list[list[_Text]] = []
+    for text in piece:
+        if formats and formats[-1][0].style == text.style:
+            formats[-1].append(text)
+        else:
+            formats.append([text])
+    return formats
+
+
+def _written_part(part: _Part, translations: Iterator[Hypothesis]) -> bytes:
+    changes: list[tuple[int, int, bytes]] = []
+    for piece, passage in zip(part.pieces, part.passages, strict=True):
+        if not passage.sentences:
+            continue
+        written = passage.filled([next(translations) for _ in passage.sentences])
+        formats = _formats(piece)
+        parts: list[list[str]] = [[] for _ in formats]
+        numbers = {str(number): number for number in range(len(formats))}
+        done = current = 0
+        for mark in _MARK.finditer(written):
+            parts[current].append(written[done : mark.start()])
+            done = mark.end()
+            # Words keep their order, formats are where they were: a format that would have to move is given up.
+            if not mark[1]:
+                current = max(current, numbers.get(mark[2], 0))
+        parts[current].append(written[done:])
+        texts = list(map("".join, parts))
+        before = "".join(text.text for text in piece)
+        if "  " not in before:
+            texts = _single_blanks(texts, strip=not before.startswith(" "))
+        for text, each in zip(texts, formats, strict=True):
+            for number, element in enumerate(each):
+                content = _element(part, element, "" if number else text)
+                changes.append((element.start, element.end, content))
+    done = 0
+    pieces = []
+    for start, end, content in sorted(changes):
+        pieces += [part.xml[done:start], content]
+        done = end
+    return b"".join([*pieces, part.xml[done:]])
+
+
+def _single_blanks(texts: Sequence[str], *, strip: bool) -> list[str]:
+    """Returns texts that follow one another without a second blank beside a blank, and none at the beginning."""
+    single: list[str] = []
+    last = " " if strip else "."
+    for text in texts:
+        text = re.sub(" +", " ", text)
+        single.append(text.lstrip(" ") if last == " " else text)
+        last = (last + single[-1])[-1:]
+    return single
+
+
+def _element(part: _Part, element: _Text, text: str) -> bytes:
+    """Returns an element ``w:t`` with another text; its prefix need not be ``w``."""
+    name = re.match(rb"<([^\s/>]+)", part.xml[element.start : element.end])
+    assert name is not None
+    content = escape(text, quote=False).encode(part.encoding, "xmlcharrefreplace")
+    return b'<%s xml:space="preserve">%s</%s>' % (name[1], content, name[1])
+
+
+class _PartReader:
+    """Reader of a part's XML, by the byte positions of its texts.
+
+    Attributes:
+        pieces: texts of paragraphs, parted at tabs and line breaks.
+        encoding: see :class:`_Part`.
+    """
+
+    def __init__(self, xml: bytes) -> None:
+        self._xml = xml
+        self.pieces: list[list[_Text]] = []
+        self.encoding = "utf-8"
+        self._open: list[tuple[str, int]] = []
+        self._open_formats = 0
+        self._paragraphs: list[list[_Text]] = []
+        self._format, self._text = b"", list[str]()
+        if b"\0" in xml[:100]:
+            raise Refused(400, "this document is not in UTF-8; save it as .docx again")
+        self._parser = parser = expat.ParserCreate(namespace_separator=" ")
+        parser.buffer_text = True
+        parser.XmlDeclHandler, parser.StartDoctypeDeclHandler = self._declare, self._refuse
+        parser.StartNamespaceDeclHandler = self._check_namespace
+        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+        parser.Parse(xml, True)
+
+    def _declare(self, _: str, encoding: str | None, __: int) -> None:
+        known = web_encoding(encoding or UTF_8.name)
+        if known is None:
+            raise Refused(400, f"this document is in the encoding {encoding}; save it as .docx again")
+        self.encoding = "utf-8" if known == UTF_8 else "ascii"
+
+    def _refuse(self, *_: object) -> None:
+        raise Refused(400, "this is not a .docx document: its XML declares a document type")
+
+    def _check_namespace(self, _: str | None, name: str | None) -> None:
+        if len(name or "") > _LONGEST_NAME:
+            raise Refused(
+                400, f"this is not a .docx document: a namespace has more than {_LONGEST_NAME:,} characters"
+            )
+
+    def _start(self, name: str, _: object) -> None:
+        name, at = name.removeprefix(_SPACE), self._parser.CurrentByteIndex
+        self._open.append((name, at))
+        if name == "p":
+            self._paragraphs.append([])
+        elif name == "r":
+            self._format = b""
+        elif name == "rPr":
+            self._open_formats += 1
+        elif name == "t":
+            self._text.clear()
+            self._parser.CharacterDataHandler = self._text.append
+        elif name in ("tab", "br", "cr") and self._paragraphs and self._open[-2][0] == "r":
+            self._end_piece()
+
+    def _end(self, name: str) -> None:
+        name, start = self._open.pop()
+        at = self._parser.CurrentByteIndex
+        parents = [each for each, _ in self._open[-1:]]
+        if name == "rPr":
+            self._open_formats -= 1
+            if parents == ["r"] and not self._open_formats:
+                self._format = self._xml[start:at]
+        elif name == "t":
+            self._parser.CharacterDataHandler = None
+            if parents == ["r"] and self._paragraphs and at > start:
+                holder = self._open[-2]
+                end = self._xml.index(b">", at) + 1
+                style = self._format, -1 if holder[0] == "p" else holder[1]
+                self._paragraphs[-1].append(_Text(start, end, "".join(self._text), style))
+        elif name == "p":
+            self._end_piece()
+            self._paragraphs.pop()
+
+    def _end_piece(self) -> None:
+        if self._paragraphs[-1]:
+            self.pieces.append(self._paragraphs[-1])
+        self._paragraphs[-1] = []

@@ -1,0 +1,245 @@
+"""Bodies of requests: their fields, checks, and the sentences in them.
+
+The fields are those of LibreTranslate and of ``econmt translate --json-input``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from econmt.config import limits
+from econmt.config.json_reader import parse_json
+from econmt.config.yaml_reader import complaints, shortened
+from econmt.data.text.glossary import Glossary, checked_term, parse_terms
+from econmt.decoding.requests import Request, check_request, request_of
+from econmt.errors import InputError
+from econmt_serve.settings import Refused
+from econmt_serve.text.markup_reader import html_passage
+from econmt_serve.text.passages import Passage, TextDivision, plain_passage
+
+Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
+BODY = "the request"
+_ADVICE = 'send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    api_key: str = Field("", description="API key; the header Authorization: Bearer KEY is better.")
+
+
+def _terms_of(glossary: Any) -> Any:
+    """Returns the terms of a glossary's text, and any other value as it is; raises InputError with the line."""
+    return parse_terms(glossary.split("\n"), "glossary") if isinstance(glossary, str) else glossary
+
+
+class _Constraints(_Body):
+    source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
+    target: str = Field(
+        "", description="Target language; may be left out if only one pair of the server fits."
+    )
+    constraints: Phrases = Field(
+        [], description="Phrases that the translation of the only sentence must contain."
+    )
+    avoid: Phrases = Field([], description="Phrases that no translation may contain.")
+    glossary: Annotated[dict[str, str], BeforeValidator(_terms_of)] = Field(
+        {},
+        max_length=limits.PHRASES,
+        description="Terms and the translations that they must have, or the text of a glossary file.",
+        json_schema_extra={"type": ["object", "string"]},
+    )
+    target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
+
+
+def _checked_q(q: Any) -> Any:
+    """Returns ``q``; raises InputError for what is no text, since pydantic's error of a union names Python's types."""
+    entries = q if isinstance(q, list) else [q]
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, (str, dict)):
+            name = f"q[{number}]: expected a text" if entries is q else "q: expected a text, a list of texts"
+            raise InputError(f'{BODY}: {name} or an object, as {{"text": "A dog runs."}}')
+    return q
+
+
+class TranslateBody(_Constraints):
+    """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
+
+    q: Annotated[str | dict[str, Any] | list[str | dict[str, Any]], BeforeValidator(_checked_q)] = Field(
+        description="Text, or a list of texts; instead of a text an object with text, constraints and the like.",
+        examples=["Tom bought a new car. He likes it."],
+    )
+    format: Literal["text", "html"] = Field("text", description="Plain text or HTML.")
+    alternatives: int = Field(
+        0, ge=0, le=limits.BEAM, description="Number of further translations; less than the server's beam."
+    )
+    details: bool = Field(
+        False, description="Return tokens, scores, attention and the n best translations of each sentence."
+    )
+    stream: bool = Field(
+        False, description="Return a line of JSON for each sentence as soon as it is ready; for text only."
+    )
+
+
+class WordsBody(_Constraints):
+    """Body of ``/alternatives``: a sentence, and the beginning of its translation."""
+
+    q: str = Field(description="Sentence.", examples=["Tom bought a new car."])
+    alternatives: int = Field(5, ge=1, le=20, description="Number of words.")
+
+
+class DetectBody(_Body):
+    """Body of ``/detect``."""
+
+    q: str = Field(description="Text.", examples=["A dog runs."])
+
+
+class Text(NamedTuple):
+    """A text of a request, and the request of each of its sentences."""
+
+    passage: Passage
+    sentences: list[Request]
+
+
+BodyType = TypeVar("BodyType", bound=_Body)
+
+
+def read_tree(content: bytes, content_type: str) -> dict[str, Any]:
+    """Parses a body of JSON or a form into fields, which are not checked yet; raises Refused for anything else."""
+    name = content_type.partition(";")[0].strip().lower()
+    if name == "application/json":
+        return parse_json(content, BODY, _ADVICE, strict=True)
+    if name == "application/x-www-form-urlencoded":
+        return _form(content)
+    raise Refused(
+        415,
+        f"content type {shortened(name) or 'none'} is not read; send application/json, or a form urlencoded",
+    )
+
+
+def checked_body(kind: type[BodyType], tree: dict[str, Any]) -> BodyType:
+    """Checks the fields of a request; raises Refused, naming the field, if one is invalid."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as failure:
+        raise Refused(400, f"{BODY}: {complaints(failure)[0]}") from None
+
+
+def _form(content: bytes) -> dict[str, Any]:
+    try:
+        pairs = parse_qsl(content.decode(), keep_blank_values=True, errors="strict")
+    except (UnicodeDecodeError, ValueError) as error:
+        raise Refused(400, f"{BODY}: no form that can be read ({error})") from None
+    tree: dict[str, Any] = dict(pairs)
+    if len(tree) < len(pairs):
+        raise Refused(400, f"{BODY}: a field is given twice; give each once")
+    if "alternatives" in tree:
+        try:
+            tree["alternatives"] = int(tree["alternatives"])
+        except ValueError:
+            raise Refused(400, f"{BODY}: alternatives: expected a whole number") from None
+    return tree
+
+
+def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, language: str = "") -> list[Text]:
+    """Returns the texts of a request, in ``language``, each divided into sentences with their constraints."""
+    check_size(body, most_characters)
+    if body.stream and body.format == "html":
+        raise Refused(
+            400, "stream writes sentences without the markup around them; leave out stream or format html"
+        )
+    glossary = read_terms(body.glossary)
+    entries = body.q if isinstance(body.q, list) else [body.q]
+    names = [f"q[{number}]" for number in range(len(entries))] if isinstance(body.q, list) else ["q"]
+    requests = [_entry(*each) for each in zip(entries, names, strict=True)]
+    # Constraints of the request as a whole are checked once, not for each of its texts.
+    check_request(Request("", body.constraints, body.avoid, body.target_prefix), BODY)
+    if (body.constraints or body.target_prefix) and len(requests) != 1:
+        raise Refused(
+            400,
+            "constraints and target_prefix belong to one sentence: give each text of q as an object "
+            '{"text": ..., "constraints": ...}',
+        )
+    texts = []
+    for request, where in zip(requests, names, strict=True):
+        request = request._replace(
+            constraints=[*request.constraints, *body.constraints],
+            avoid=[*request.avoid, *body.avoid] if request.avoid else body.avoid,
+            target_prefix=request.target_prefix or body.target_prefix,
+        )
+        divide = html_passage if body.format == "html" else plain_passage
+        passage = divide(request.text, how)
+        if len(passage.sentences) > 1 and (request.constraints or request.target_prefix):
+            problem = (
+                f"constraints and target_prefix belong to one sentence; this has {len(passage.sentences)}"
+            )
+            raise Refused(400, f"{where}: {problem}")
+        sentences = [request._replace(text=sentence.text) for sentence in passage.sentences]
+        texts.append(Text(passage, [with_terms(sentence, glossary, language) for sentence in sentences]))
+    return texts
+
+
+def _entry(entry: str | dict[str, Any], where: str) -> Request:
+    if not isinstance(entry, str):
+        request = request_of(entry, where)
+        if request.factors:  # models with source factors are not served
+            raise Refused(400, f"{where}: factors: the model has no source factors")
+        return request
+    check_request(request := Request(entry), where)
+    return request
+
+
+def word_request(body: WordsBody, most_characters: int, language: str = "") -> Request:
+    """Returns the sentence of a request for next words; raises InputError if it cannot be used."""
+    check_size(body, most_characters)
+    request = Request(body.q.strip(), body.constraints, body.avoid, body.target_prefix)
+    check_request(request, "q")
+    if not request.text or "\n" in request.text:
+        raise Refused(400, "q: expected one sentence on one line")
+    return with_terms(request, read_terms(body.glossary), language)
+
+
+def check_size(body: TranslateBody | WordsBody, most: int) -> None:
+    """Raises Refused if texts and phrases of a request have more than ``most`` characters.
+
+    Each text, phrase and name counts one character more, so that a list of many blank ones is long.
+    """
+    texts = _characters([body.q]) - 1
+    phrases = [*body.constraints, *body.avoid, *body.glossary, *body.glossary.values(), body.target_prefix]
+    characters = texts + _characters(phrases) - 1
+    if characters > most:
+        what = "q has" if texts > most else "q and its constraints have"
+        count = texts if texts > most else characters
+        raise Refused(413, f"{what} {count:,} characters, this server takes {most:,} at a time; send parts")
+
+
+def _characters(trees: Iterable[Any]) -> int:
+    """Counts the characters of all texts in JSON values, plus one for each value and name."""
+    count, stack = 0, list(trees)
+    while stack:  # not by recursion: the nesting is the client's
+        tree = stack.pop()
+        count += 1
+        if isinstance(tree, str):
+            count += len(tree)
+        elif isinstance(tree, list):
+            stack += tree
+        elif isinstance(tree, dict):
+            stack += [*tree, *tree.values()]
+    return count
+
+
+def read_terms(terms: Mapping[str, str]) -> Glossary | None:
+    """Makes a glossary of a request's terms; None if there are none. Raises InputError for a blank one."""
+    named = ((term, f"glossary: {shortened(term)!r}") for term in terms)
+    pairs = dict(checked_term(term, terms[term], where) for term, where in named)
+    return Glossary(pairs) if pairs else None
+
+
+def with_terms(request: Request, glossary: Glossary | None, language: str) -> Request:
+    """Adds a glossary to a request if one of its terms occurs in the sentence."""
+    if glossary is None or not glossary.occurrences(request.text, language):
+        return request
+    return request._replace(glossary=glossary)

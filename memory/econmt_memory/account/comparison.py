@@ -1,0 +1,92 @@
+"""Comparison of two memory accounts: what grew, by module and category."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from econmt.data.tables import print_table
+from econmt.errors import InputError
+from econmt_memory.account.account import OUTSIDE, Account
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes
+
+
+@dataclass(frozen=True)
+class AccountComparison:
+    """Bytes of two accounts.
+
+    Attributes:
+        before, after: Bytes by (category, module).
+    """
+
+    before: Counter[tuple[str, str]]
+    after: Counter[tuple[str, str]]
+
+    @property
+    def grown(self) -> int:
+        """Difference of the peaks in bytes; negative if the second is smaller."""
+        return self.after.total() - self.before.total()
+
+    def changes(self) -> dict[tuple[str, str], int]:
+        """Returns the differences by (category, module) that are not zero, the largest first."""
+        differences = {key: self.after[key] - self.before[key] for key in self.before | self.after}
+        return dict(
+            sorted(((key, size) for key, size in differences.items() if size), key=lambda item: -abs(item[1]))
+        )
+
+    def table(self) -> ReportTable:
+        """Returns the differences as a table."""
+        rows: list[list[Cell]] = [
+            [name, category, self.before[category, name], self.after[category, name], _signed(size)]
+            for (category, name), size in self.changes().items()
+        ]
+        total: list[Cell] = ["all", "", self.before.total(), self.after.total(), _signed(self.grown)]
+        columns = ("module", "category", "before", "after", "change")
+        return ReportTable("what changed at the peak", columns, rows, total, left=(0, 1))
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints the table to a console; None: standard output."""
+        print_table(console or Console(), self.table().for_terminal())
+
+
+def compare(before: Account | Path | str, after: Account | Path | str) -> AccountComparison:
+    """Compares two accounts, or files of ``Account.to_json`` and of ``econmt profile --json``.
+
+    Raises:
+        InputError: A file is missing, or is no account.
+    """
+    return AccountComparison(_entries(before), _entries(after))
+
+
+def _entries(source: Account | Path | str) -> Counter[tuple[str, str]]:
+    if isinstance(source, Account):
+        return Counter({(kind, _named(name)): size for (kind, name), size in source.ledger.entries.items()})
+    path = Path(source)
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        # A profile's first technique is that of the recipe.
+        ledger = data["ledger"] if "ledger" in data else data["profiles"][0]["ledger"]
+        return Counter(
+            {
+                (str(row["category"]), _named(str(row["layer"]))): int(row["bytes"])
+                for row in ledger["entries"]
+            }
+        )
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
+        wanted = "expected the output of Account.to_json or of econmt profile --json"
+        raise InputError(f"{path}: no memory account; {wanted}") from None
+
+
+def _named(name: str) -> str:
+    return OUTSIDE if name == "other" else name
+
+
+def _signed(size: int) -> str:
+    return f"{'+' if size > 0 else '-'}{format_bytes(abs(size))}" if size else ""

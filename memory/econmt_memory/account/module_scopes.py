@@ -1,0 +1,330 @@
+"""Names of the modules that run, from hooks on all modules, and labels of what belongs to them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from econmt_memory.account.step_recorder import StepRecorder
+from econmt_memory.account.step_tracker import StepTracker
+from econmt_memory.measure.user_lines import UserLine, user_line
+from econmt_ops.core import scopes as accounting
+
+_CALLS = 3
+"""Number of functions, of PyTorch and of the account, that run when a module is called, before its hook has."""
+
+
+class ModuleScopes:
+    """Scopes of modules: the code of a module belongs to the layer of its name.
+
+    Names are those of ``named_modules``; the model itself has the name of its class. A module that belongs to no known
+    model is registered as one when it runs on its own.
+
+    Attributes:
+        names: Names of modules by their ids, of those that exist.
+        order: Names of all modules, in the order in which they were known.
+        compiled: Names of modules that ``torch.compile`` has compiled.
+        kinds: Classes of modules by name.
+        inputs: Bytes of the tensors that a module was called with last, by name.
+        has_sparse: True if gradients are sparse.
+        in_threads: True if the program called modules in other threads, which the profiler does not follow.
+    """
+
+    def __init__(
+        self,
+        tracker: StepTracker | StepRecorder,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+    ) -> None:
+        self.names: dict[int, str] = {}
+        self.order: dict[str, None] = {}
+        self.compiled: list[str] = []
+        self.kinds: dict[str, str] = {}
+        self.inputs: dict[str, int] = {}
+        self.in_threads = self.has_sparse = False
+        self._thread = threading.get_ident()
+        self._tracker = tracker
+        # By id, so that the account keeps nothing alive that the program lets go.
+        self._owners: dict[int, str] = {}
+        self._owned: dict[int, list[int]] = {}
+        self._running: list[tuple[nn.Module, UserLine | None]] = []
+        self._optimizers = weakref.WeakKeyDictionary(dict.fromkeys(optimizers))
+        self._states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._updating: list[weakref.ref[Optimizer]] = []
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+        self._hooks = ExitStack()
+        for model in models:
+            self._register(model)
+        for optimizer in self._optimizers:
+            self._label_optimizer(optimizer)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Enters the scopes of modules that run within the context, and labels gradients and optimizer state."""
+        limit = sys.getrecursionlimit()
+        # A module with hooks takes four Python frames in place of three.
+        sys.setrecursionlimit(limit + limit // 2)
+        with self._hooks as hooks:
+            hooks.callback(sys.setrecursionlimit, limit)
+            for handle in (
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+                register_optimizer_step_pre_hook(self._begin_update),
+                register_optimizer_step_post_hook(self._end_update),
+            ):
+                hooks.callback(handle.remove)
+            try:
+                yield
+            finally:
+                self._unwind(0)
+                self._label_new_weights()
+                for optimizer in list(self._optimizers):
+                    self._label_parameters(optimizer)
+                    self._label_optimizer(optimizer)
+
+    def _register(self, model: nn.Module) -> None:
+        """Names a model's modules, labels its parameters and buffers, and follows its gradients."""
+        kind = type(_inside(model)).__name__
+        taken = set(self.names.values())
+        root = next(name for name in _numbered(kind) if name not in taken)
+        prefix = f"{root}." if self.order else ""
+        for path, module in model.named_modules():
+            path = _without_wrappers(path, model)
+            name = self._name(module, prefix + path if path else root)
+            self.kinds.setdefault(name, type(module).__name__)
+            if type(module) is nn.Sequential:
+                self._tracker.containers |= {name}
+            if hasattr(module, "_orig_mod"):
+                self.compiled.append(name)
+            elif module._compiled_call_impl is not None:
+                self.compiled.append(name)
+                self._enter_compiled(module, name)
+            self._label_weights(module, name)
+
+    def _name(self, module: nn.Module, name: str) -> str:
+        """Names a module, if it has no name yet, and returns its name."""
+        key = id(module)
+        if key not in self.names:
+            self.names[key] = name
+            self.order.setdefault(name)
+
+            def gone(_: weakref.ref[nn.Module]) -> None:  # another module may get its id
+                del self.names[key], self._modules[key]
+                for parameter in self._owned.pop(key, ()):
+                    self._owners.pop(parameter, None)
+
+            self._modules[key] = weakref.ref(module, gone)
+        return self.names[key]
+
+    def _label_weights(self, module: nn.Module, name: str) -> None:
+        """Labels a module's own parameters and buffers that have memory."""
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in self._owners:
+                self._tracker.label(parameter, "weights", self._owners[id(parameter)])
+                self._label_gradient(parameter)
+            elif not is_lazy(parameter):
+                self._owned.setdefault(id(module), []).append(id(parameter))
+                self._own(parameter, name)
+        for buffer in module.buffers(recurse=False):
+            if not is_lazy(buffer):
+                self._tracker.label(buffer, "weights", name)
+
+    def _label_new_weights(self) -> None:
+        """Labels what parameters and buffers have got within the context, as from ``model.to`` or a lazy module."""
+        for key, reference in list(self._modules.items()):
+            module, name = reference(), self.names.get(key)
+            if module is not None and name is not None:
+                self._label_weights(module, name)
+
+    def _enter_compiled(self, module: nn.Module, name: str) -> None:
+        """Enters the scope of a module whose call is compiled, and which therefore calls no hooks."""
+        compiled: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with accounting.layer(name):
+                return compiled(*args, **kwargs)
+
+        module._compiled_call_impl = call
+        self._hooks.callback(setattr, module, "_compiled_call_impl", compiled)
+
+    def _own(self, parameter: Tensor, name: str) -> None:
+        self._owners[id(parameter)] = name
+        self._tracker.nodes.add_parameters({parameter: name})
+        self._tracker.label(parameter, "weights", name)
+        self._label_gradient(parameter)
+        if parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook(self._follower(name))  # type: ignore[no-untyped-call]
+            self._hooks.callback(hook.remove)
+
+    def _follower(self, name: str) -> Callable[[Tensor], None]:
+        """Returns a function that labels the gradient of a parameter of module ``name``."""
+        label = self._tracker.label
+
+        def follow(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                label(gradient, "gradients", name)
+            else:
+                self._label_gradient(parameter)
+
+        return follow
+
+    def _label_gradient(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
+            self.has_sparse |= gradient.is_sparse
+            parts = (gradient._values(), gradient._indices()) if gradient.is_sparse else (gradient,)
+            for part in parts:
+                self._tracker.label(part, "gradients", self._owners.get(id(parameter), "other"))
+
+    def _label_optimizer(self, optimizer: Optimizer) -> None:
+        self._states[optimizer] = len(optimizer.state)
+        for parameter, state in optimizer.state.items():
+            for part in tree_leaves(state):
+                if isinstance(part, Tensor):
+                    self._tracker.label(part, "optimizer state", self._owners.get(id(parameter), "other"))
+
+    def _label_parameters(self, optimizer: Optimizer) -> None:
+        """Labels the parameters of an optimizer that no module has, such as an image that is optimized."""
+        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+            if id(parameter) not in self._owners:
+                self._own(parameter, "other")
+
+    def _begin_update(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._optimizers[optimizer] = None
+        self._leave_update(optimizer)  # if its last step has failed
+        if not self._updating:  # else another optimizer runs this one
+            # Optimizers that PyTorch runs for lists of tensors work element by element, without a closure.
+            is_elementwise = "foreach" in optimizer.defaults and len(args) == 1 and not kwargs
+            self._tracker.update(elementwise=is_elementwise)
+        self._updating.append(weakref.ref(optimizer))
+        wrapped = tuple(self._outside_of_update(each) if callable(each) else each for each in args[1:])
+        named = {
+            name: self._outside_of_update(each) if callable(each) else each for name, each in kwargs.items()
+        }
+        return (optimizer, *wrapped), named
+
+    def _outside_of_update(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that runs a step's forward and backward pass, which are no part of the update."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            updating, self._updating = self._updating, []
+            self._tracker.update()
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._updating = updating
+                self._tracker.update()
+
+        return run
+
+    def _leave_update(self, optimizer: Optimizer) -> None:
+        """Ends the running step of an optimizer, and those that it runs."""
+        running = [each() for each in self._updating]
+        if optimizer in running:
+            del self._updating[running.index(optimizer) :]
+            if not self._updating:
+                self._tracker.update()
+
+    def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self._leave_update(optimizer)
+        self._label_parameters(optimizer)
+        if len(optimizer.state) != self._states.get(optimizer):
+            self._label_optimizer(optimizer)
+
+    def _is_elsewhere(self) -> bool:
+        """Returns True in code that is compiled, or in a thread of the program other than that of the block."""
+        if torch.compiler.is_compiling():
+            return True
+        is_foreign = threading.get_ident() != self._thread and torch._C._current_graph_task_id() < 0
+        self.in_threads |= is_foreign
+        return is_foreign
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._is_elsewhere():
+            return
+        name = self.names.get(id(module))
+        if name is None:
+            if self._running:  # made after its model was registered
+                self._name(module, f"{accounting.current_layer()}.{type(module).__name__}")
+            else:
+                self._register(module)
+            name = self.names[id(module)]
+        size = 0
+        for each in args:
+            if isinstance(each, Tensor) and each.layout is torch.strided:
+                size += each.nbytes
+                if not each.requires_grad:
+                    self._tracker.use(each)
+        self.inputs[name] = size
+        line = None
+        if _is_of_torch(module):
+            line = (self._running[-1][1] if self._running else None) or user_line(_CALLS)
+        self._tracker.calling = line
+        self._running.append((module, line))
+        accounting.enter(name)
+
+    def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+        if self._is_elsewhere():
+            return
+        if _is_of_torch(module):  # else a line within the module made it
+            self._tracker.made(result)
+        for depth in range(len(self._running) - 1, -1, -1):
+            if self._running[depth][0] is module:
+                self._unwind(depth)
+                return
+
+    def _unwind(self, depth: int) -> None:
+        """Leaves all but the outermost ``depth`` scopes."""
+        while len(self._running) > depth:
+            self._running.pop()
+            accounting.leave()
+        self._tracker.calling = self._running[-1][1] if self._running else None
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """Returns the model below ``torch.compile`` and ``DistributedDataParallel``."""
+    while True:
+        inner = getattr(model, "_orig_mod", None) or (model.module if _is_parallel(model) else None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _is_parallel(model: nn.Module) -> bool:
+    return type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def _without_wrappers(path: str, model: nn.Module) -> str:
+    """Returns the name of a module without the parts that wrappers of the model add."""
+    parts = [part for part in path.split(".") if part != "_orig_mod"]
+    return ".".join(
+        parts[1:] if _is_parallel(model) or _is_parallel(getattr(model, "_orig_mod", model)) else parts
+    )
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yields a name, and variants of it with numbers."""
+    yield name
+    number = 2
+    while True:
+        yield f"{name} {number}"
+        number += 1

@@ -1,0 +1,91 @@
+"""Tracker of a step on fake tensors that simulates the memory of a GPU or of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt_memory.account.step_tracker import StepTracker
+from econmt_memory.estimate.allocator import CachingAllocator
+from econmt_memory.measure.storages import Storage
+from econmt_ops.dispatch.traits import Cost
+
+ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
+"""Operators whose internal memory on a GPU is assumed."""
+ASSUMED_ROW = "cuDNN (assumed)"
+"""Row of that memory in tables by module."""
+
+
+class PredictingTracker(StepTracker):
+    """Tracker of a step on fake tensors, which may run several steps and record the last one.
+
+    Args:
+        allocator: Simulated allocator of a GPU, whose blocks give the sizes; None on a CPU, where sizes are those
+            of the tensors.
+        settings: Arguments of :class:`econmt_memory.measure.tracker.Tracker`.
+    """
+
+    def __init__(self, allocator: CachingAllocator | None, **settings: Any) -> None:
+        super().__init__(torch.device("cpu"), **settings)  # type: ignore[no-untyped-call]
+        self.allocator = allocator
+        self._blocks: dict[Storage, tuple[int, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # All tensors are fake below here, so that the mode that replaces real ones would only take time.
+        with torch._C.DisableTorchFunction():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def see(self, tensor: Tensor) -> None:
+        """Notes a tensor that exists, whether or not an operator will read it."""
+        self._find(tensor)
+
+    def keep_workspace(self, tensor: Tensor) -> None:
+        """Notes a workspace that exists from now on."""
+        self.label(tensor, "workspace", "other")
+
+    def set_workspace(self, workspace: Callable[[Any], Callable[..., int] | None]) -> None:
+        """Sets the function that gives operators' internal bytes."""
+        self._workspace = workspace
+
+    def start_over(self) -> None:
+        """Forgets what has been tracked; storages that are alive count as there before."""
+        for records in (self.changes, self.hidden, self.repetitions, self.begins, self.works, self.flops):
+            records.clear()
+        self.before = [(storage, storage.size) for storage, _ in self._known.values()]
+        for storage, _ in self.before:
+            storage.operator, storage.kept_by, storage.line = "", None, None
+        if self.allocator is not None:
+            self.allocator.peak_allocated = self.allocator.allocated
+
+    def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
+        """Records internal memory; that which is assumed has a row of its own."""
+        assumed = self.allocator is not None and self._path() in ASSUMED
+        super()._charge(cost, dtype, ASSUMED_ROW if assumed and cost.workspace else layer)
+
+    def _find(self, tensor: Tensor) -> Storage:
+        """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""
+        if self.allocator is not None and tensor.untyped_storage()._cdata not in self._known:
+            self._add(tensor, self.nodes.running())
+        return super()._find(tensor)
+
+    def _allocated(self, storage: Storage, size: int) -> int:
+        if self.allocator is None:
+            return size
+        requested, address = self._blocks.get(storage, (0, -1))
+        if size != requested:
+            if size:
+                self._blocks[storage] = size, self.allocator.allocate(size)
+            else:
+                del self._blocks[storage]
+            if requested:
+                self.allocator.free(address)
+        return self.allocator.size_of(self._blocks[storage][1]) if size else 0
+
+    def _freed(self, storage: Storage) -> None:
+        if self.allocator is not None and storage in self._blocks:
+            self.allocator.free(self._blocks.pop(storage)[1])

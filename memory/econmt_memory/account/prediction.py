@@ -1,0 +1,204 @@
+"""Predicts the memory of a training step on tensors that have shapes and no memory."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map
+
+from econmt.errors import InputError
+from econmt_memory.account.account import Account
+from econmt_memory.account.module_scopes import ModuleScopes
+from econmt_memory.account.predicting_tracker import PredictingTracker
+from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
+from econmt_memory.account.tracking import nested_hooks, several
+from econmt_memory.estimate import gpu_kernels
+from econmt_memory.estimate.allocator import CachingAllocator
+from econmt_memory.estimate.cpu_workspaces import cpu_workspace
+from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt_memory.estimate.shape_cache import ShapeCache
+
+aten = torch.ops.aten
+
+
+def predict(
+    step: Callable[[], object],
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    device: torch.device | str = "cuda",
+    nonzero: float = 1.0,
+) -> Account:
+    """Predicts the account of a training step without running it; a GPU's needs no GPU.
+
+    The step runs twice on tensors without memory: once so that the optimizer has its state, and once to be counted.
+    Attributes of the models, gradients and optimizer state are as before afterwards. Other state of the program, such
+    as a schedule of the learning rate, has advanced by two steps; tensors that the step keeps there have no values.
+
+    Args:
+        step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
+            returns a function, that one runs the step.
+        model: Model or models; on any device, also ``meta``, as all tensors that the step reads.
+        optimizer: Optimizer or optimizers.
+        device: Device of the prediction, "cpu" or "cuda".
+        nonzero: Share of elements that are not zero, where the program looks for them (``torch.nonzero``, boolean
+            masks): k/n for a mixture of n experts of which k compute each token.
+
+    Returns:
+        The account, without times. Compiled functions count as if they were not compiled.
+
+    Raises:
+        InputError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, or ``model`` or
+            ``optimizer`` is something else or of TorchScript.
+    """
+    device = str(device).partition(":")[0]
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
+    if not 0.0 <= nonzero <= 1.0:
+        raise InputError(f"memory.predict: nonzero {nonzero} is no share; give a number from 0 to 1")
+    on_gpu = device == "cuda"
+    models: list[nn.Module] = several(model, nn.Module)
+    optimizers: list[Optimizer] = several(optimizer, Optimizer)
+    if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
+        raise InputError(
+            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
+        )
+    with _values_unknown(), ExitStack() as stack:
+        mode = stack.enter_context(fake_tensors(device))
+        mode.allow_non_fake_inputs = True
+        stand_ins = stack.enter_context(OnCPU(like_gpu=on_gpu))
+        stack.enter_context(during_backward(stand_ins))
+        stack.enter_context(autocast_on_cpu())
+        stack.enter_context(fake_scalers())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_faked(models, optimizers, stand_ins))
+        replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
+        replacements[aten.nonzero.default] = lambda tensor: tensor.new_empty(
+            (round(nonzero * tensor.numel()), tensor.dim()), dtype=torch.int64
+        )
+        allocator = CachingAllocator() if on_gpu else None
+        tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
+        tracker.set_workspace(gpu_kernels.Workspaces(tracker.keep_workspace) if on_gpu else cpu_workspace)
+        for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
+            tracker.see(parameter)
+        made = _warm_up(tracker, step)
+        scopes = ModuleScopes(tracker, models, optimizers)
+        account = Account(tracker)
+        with tracker.recording():
+            tracker.start_over()
+            tracker.begin("forward")
+            with scopes.watching(), nested_hooks(tracker):
+                made()
+        account.close(scopes)
+    account.ledger.device = device
+    account.ledger.milliseconds.clear()
+    if allocator is not None:
+        account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
+    account.notes += [f"Predicted for {device}; no step was run.", *_left_out(models, scopes)]
+    return account
+
+
+def _left_out(models: Sequence[nn.Module], scopes: ModuleScopes) -> Iterator[str]:
+    """Yields notes on what a prediction does not count."""
+    if scopes.has_sparse:
+        yield "Gradients are sparse; what operators on sparse tensors allocate is not counted."
+    parameters = (parameter for one in models for parameter in one.parameters())
+    if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters):
+        yield "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
+
+
+@contextmanager
+def _values_unknown() -> Iterator[None]:
+    """Names operators whose results have shapes that depend on values."""
+    try:
+        yield
+    except DynamicOutputShapeException as error:
+        raise InputError(
+            f"memory.predict: the shape of the result of {error.func} depends on values, which a prediction does not "
+            "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
+        ) from error
+
+
+def _warm_up(tracker: PredictingTracker, step: Callable[[], object]) -> Callable[[], object]:
+    """Runs the step once, without a record of it; returns the function that runs it again."""
+    with tracker:
+        made = step()
+        if callable(made):
+            made()
+    return made if callable(made) else step
+
+
+@contextmanager
+def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_ins: OnCPU) -> Iterator[None]:
+    """Replaces parameters, buffers, gradients and optimizer state by fake tensors within the context.
+
+    The program may hold parameters elsewhere, such as in a list, and may run optimizers that were not given.
+    """
+    fakes: dict[Tensor, Tensor] = {}
+    faked: list[Optimizer] = []
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return value
+        if value not in fakes:
+            plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            is_parameter = isinstance(value, nn.Parameter)
+            fakes[value] = nn.Parameter(plain, value.requires_grad) if is_parameter else plain
+            stand_ins.know(value, fakes[value])
+            if value.is_leaf and value.grad is not None:
+                fakes[value].grad = fake(value.grad)
+        return fakes[value]
+
+    def fake_optimizer(optimizer: Optimizer) -> None:
+        faked.append(optimizer)
+        for group in optimizer.param_groups:
+            stack.callback(group.update, dict(group))
+            group["params"] = [fake(parameter) for parameter in group["params"]]
+        stack.callback(setattr, optimizer, "state", optimizer.state)
+        state = {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()}
+        optimizer.state = defaultdict(dict, state)
+
+    def find_optimizer(optimizer: Optimizer, *_: Any) -> None:
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        if optimizer not in faked and any(each in fakes for each in parameters):
+            fake_optimizer(optimizer)
+
+    with ExitStack() as stack:
+        for module in [each for model in models for each in model.modules()]:
+            stack.callback(_restorer(module))
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    setattr(module, name, fake(parameter))  # as an RNN notices
+            module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
+        for optimizer in optimizers:
+            fake_optimizer(optimizer)
+        stack.callback(register_optimizer_step_pre_hook(find_optimizer).remove)
+        yield
+
+
+def _restorer(module: nn.Module) -> Callable[[], None]:
+    """Returns a function that gives a module its attributes of now, and its lists and dictionaries their entries."""
+    attributes = dict(vars(module))
+    lists = [(each, list(each)) for each in attributes.values() if isinstance(each, list)]
+    tables = [(each, dict(each)) for each in attributes.values() if isinstance(each, dict)]
+
+    def restore() -> None:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for entries, values in lists:
+            entries[:] = values
+        for table, items in tables:
+            table.clear()
+            table.update(items)
+
+    return restore

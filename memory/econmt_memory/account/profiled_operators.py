@@ -1,0 +1,195 @@
+"""Operators and allocations of a step, read from the events of PyTorch's profiler."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from econmt_memory.measure.allocations import OUTSIDE
+from econmt_memory.measure.operators import OperatorFacts, look_at
+
+_NODE = "autograd::engine::evaluate_function: "
+_UPDATE = "Optimizer.step#"
+
+
+class NodeRun(NamedTuple):
+    """Run of an autograd node in a backward pass.
+
+    Attributes:
+        sequence: Number of the node in the order of creation; -1 for the node that accumulates a parameter's gradient.
+        begin, end: Nanoseconds of the epoch.
+        is_nested: True if another node runs it, as reentrant checkpointing does.
+    """
+
+    sequence: int
+    begin: int
+    end: int
+    is_nested: bool
+
+
+class AttributedAllocation(NamedTuple):
+    """Allocation of ``size`` bytes at an address (release if negative), and the operator and node that made it.
+
+    ``total`` is what the allocator of a GPU had given out afterwards, in bytes.
+    """
+
+    nanoseconds: int
+    address: int
+    size: int
+    total: int
+    operator: str
+    node: NodeRun | None
+
+
+class ProfiledOperator(NamedTuple):
+    """Operator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event.
+
+    An optimizer's step whose operators were not recorded counts as an operator without an overload.
+    """
+
+    begin: int
+    end: int
+    name: str
+    node: NodeRun | None
+    overload: Any
+    facts: OperatorFacts
+    inputs: list[Any]
+
+
+class StepEvents(NamedTuple):
+    """Operators and allocations of a step; an operator that consists of others does not count, but those do."""
+
+    operators: list[ProfiledOperator]
+    allocations: list[AttributedAllocation]
+
+
+def read_events(result: Any, device: torch.device) -> StepEvents:
+    """Reads the result of the profiler; allocations are those of ``device``."""
+    operators: list[ProfiledOperator] = []
+    allocations: list[AttributedAllocation] = []
+    waiting: list[tuple[Any, str, NodeRun | None]] = [
+        (event, "", None) for event in result.experimental_event_tree()
+    ]
+    while waiting:
+        event, operator, node = waiting.pop()
+        kind, fields = event.typed
+        if kind.name == "Allocation":
+            where = fields.device
+            if where.type == device.type and device.index in (None, where.index):
+                sizes = fields.ptr, fields.alloc_size, fields.total_allocated
+                maker = operator or OUTSIDE
+                allocations.append(AttributedAllocation(event.start_time_ns, *sizes, maker, node))
+        elif kind.name == "TorchOp":
+            name = fields.name
+            if name.startswith(_NODE):
+                node = NodeRun(
+                    fields.sequence_number, event.start_time_ns, event.end_time_ns, node is not None
+                )
+            elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
+                operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
+                operators.append(
+                    ProfiledOperator(
+                        event.start_time_ns, event.end_time_ns, operator, node, None, _ELEMENTWISE, []
+                    )
+                )
+            elif not operator and "::" in name:
+                inputs = fields.inputs
+                overload, facts = _known(name, len(inputs))
+                if facts is not None and not facts.is_composite and not facts.is_primitive:
+                    operator = facts.name
+                    operators.append(
+                        ProfiledOperator(
+                            event.start_time_ns, event.end_time_ns, operator, node, overload, facts, inputs
+                        )
+                    )
+        waiting += [(child, operator, node) for child in event.children]
+    operators.sort(key=lambda each: each.begin)
+    allocations.sort(key=lambda each: each.nanoseconds)
+    return StepEvents(operators, allocations)
+
+
+_ELEMENTWISE = look_at(torch.ops.aten.add_.Tensor, {}, follows=False)
+
+
+@lru_cache(None)
+def _known(name: str, arguments: int) -> tuple[Any, OperatorFacts | None]:
+    """Returns the overload of an operator with so many arguments, and its properties; None: it is no operator."""
+    namespace, _, operator = name.partition("::")
+    packet = None if "::" in operator else getattr(getattr(torch.ops, namespace), operator, None)
+    if packet is None:
+        return None, None
+    overloads = [getattr(packet, each) for each in packet.overloads()]
+    overload = next((each for each in overloads if len(each._schema.arguments) == arguments), overloads[0])
+    return overload, look_at(overload, {}, follows=False)
+
+
+def tensors_of(inputs: list[Any]) -> list[Any]:
+    """Returns the descriptions of dense tensors among an operator's inputs and in its lists of tensors."""
+    tensors = []
+    for each in inputs:
+        if isinstance(each, list):
+            tensors += tensors_of(each)
+        elif hasattr(each, "storage_data_ptr") and each.storage_data_ptr and each.layout is torch.strided:
+            tensors.append(each)
+    return tensors
+
+
+def extent_of(tensor: Any) -> int:
+    """Returns the bytes from a tensor's first element to its last one."""
+    if 0 in tensor.sizes:
+        return 0
+    steps = zip(tensor.sizes, tensor.strides, strict=True)
+    return int((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.dtype.itemsize)
+
+
+class Operations:
+    """Counts the floating-point operations of operators from the result of the profiler."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def of(self, operator: ProfiledOperator) -> int:
+        """Returns the operations of an operator, by its formula or as it declares them."""
+        facts = operator.facts
+        if facts.flops is None and facts.cost is None:
+            return 0
+        args, kwargs = self._arguments(operator)
+        if facts.cost is not None:
+            return facts.cost(*args, **kwargs).flops
+        assert facts.flops is not None
+        # The size of a convolution's result is not among its arguments.
+        result = operator.overload(*args, **kwargs) if facts.name == "aten.convolution" else None
+        return int(facts.flops(*args, **kwargs, out_val=result))
+
+    def _arguments(self, operator: ProfiledOperator) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the arguments of an operator, with tensors that have shapes and no memory."""
+        schema = operator.overload._schema
+        values = [_without_memory(each) for each in operator.inputs]
+        if None in values:
+            others = self._others.get((operator.begin, schema.name), [])
+            values[: len(others)] = [
+                other if value is None else value for value, other in zip(values, others, strict=False)
+            ]
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for argument, value in zip(schema.arguments, values, strict=False):
+            if argument.kwarg_only:
+                kwargs[argument.name] = value
+            else:
+                args.append(value)
+        return args, kwargs
+
+    @cached_property
+    def _others(self) -> dict[tuple[int, str], list[Any]]:
+        """Arguments that are no tensors, such as lists of numbers, by beginning and name of the operator."""
+        return {(event.start_ns(), event.name()): event.concrete_inputs() for event in self._result.events()}
+
+
+def _without_memory(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_memory(each) for each in value]
+    if not hasattr(value, "storage_data_ptr"):
+        return value
+    return torch.empty(value.sizes, dtype=value.dtype, device="meta")

@@ -1,0 +1,416 @@
+"""Recorder of a program's step, which leaves the work to PyTorch's profiler and adds what only Python knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from econmt_memory.account.profiled_operators import (
+    NodeRun,
+    Operations,
+    StepEvents,
+    extent_of,
+    read_events,
+    tensors_of,
+)
+from econmt_memory.measure.allocations import OUTSIDE, AllocationLog
+from econmt_memory.measure.layer_times import Clock
+from econmt_memory.measure.record import MemoryRecord, now
+from econmt_memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
+from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
+from econmt_ops.core import scopes as accounting
+
+_Label = tuple[int, int, int, str, str]
+"""Time in nanoseconds, address, bytes, category and layer of a tensor."""
+
+_Use = tuple[int, int, int, tuple[int, ...], torch.dtype]
+"""Time in nanoseconds, address and bytes of a storage, and shape and type of a tensor in it."""
+
+_Mark = tuple[int, int, str, UserLine | None]
+"""Time in nanoseconds and address of a tensor, the layer that keeps it (empty: none), and the line that made it."""
+
+
+class StepRecorder(MemoryRecord):
+    """Records a program's step from the profiler's events, and from hooks of modules and of what autograd keeps.
+
+    The profiler notes each operator and each allocation without running Python. Hooks note times and addresses alone;
+    all else is computed from them when the step has ended.
+
+    Args:
+        device: Device whose memory counts.
+
+    Attributes:
+        clock: Time stamps of a GPU; None on a CPU, where times are those of the operators.
+        nodes: Layers of autograd's nodes.
+        containers: Layers that only call other ones, so that they take no time themselves.
+        calling: Line of the program that calls PyTorch's module that runs; None: the line that runs is the program's.
+    """
+
+    calling: UserLine | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.clock = Clock(device) if device.type == "cuda" else None
+        self.nodes = NodeLayers()
+        self.containers: set[str] = set()
+        self._nodes_of_backward = NodeLayers()
+        self._log = AllocationLog(operators=True)
+        self._thread = threading.get_ident()
+        self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device() tells
+        self._start = self._end = 0
+        self._scopes: list[tuple[int, str]] = []
+        self._updates: list[int] = []
+        self._older: set[int] = set()
+        self._labels: list[_Label] = []
+        self._marks: list[_Mark] = []
+        self._used: dict[int, _Use] = {}
+        self._watched: list[weakref.ref[Any]] = []
+        self._released: list[tuple[int, int]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records the operators that run within the context."""
+        if self.device.type == "cuda":
+            self._at_start = torch.cuda.memory_allocated(self.device)
+        unpack = itemgetter(0) if self.clock is None else self.unpack
+        with self._log.recording(), self._log.range():
+            self._start = time.time_ns()
+            self.enter(accounting.current_layer())
+            try:
+                with (
+                    accounting.watching(self.enter),
+                    accounting.whole_operators(),
+                    torch.autograd.graph.saved_tensors_hooks(self.pack, unpack),
+                ):
+                    yield
+            finally:
+                torch._C._autograd._enable_record_function(True)
+                if self.clock is not None:
+                    self.clock.begin(None)
+                self._end = time.time_ns()
+                self.seconds = self.since(self._end)
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return now(self._start)
+
+    def enter(self, layer: str) -> None:
+        """Notes that the program's code belongs to ``layer`` from now on."""
+        self._scopes.append((time.time_ns(), layer))
+        nodes = self.nodes if threading.get_ident() == self._thread else self._nodes_of_backward
+        nodes.note(layer)
+        if self.clock is not None and layer not in self.containers:
+            in_backward = torch._C._current_graph_task_id() >= 0
+            updating = len(self._updates) % 2
+            self.clock.begin(("optimizer" if updating else "backward" if in_backward else "forward", layer))
+
+    def update(self, *, elementwise: bool = False) -> None:
+        """Notes that an optimizer's step begins or ends.
+
+        Args:
+            elementwise: True if one begins that computes no products of matrices. Its operators, which take lists of
+                all parameters, are not recorded one by one.
+        """
+        torch._C._autograd._enable_record_function(not elementwise)
+        self._updates.append(time.time_ns())
+        if self.clock is not None:
+            self.clock.begin(("optimizer" if len(self._updates) % 2 else "forward", "other"))
+
+    def label(self, tensor: Tensor, category: str, layer: str) -> None:
+        """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
+        tensor = _inner(tensor)
+        address = _address(tensor)
+        if address and tensor.get_device() == self._index:
+            if not self._start:
+                self._older.add(address)
+                self._note_use(tensor)
+            self._labels.append((time.time_ns(), address, tensor.nbytes, category, layer))
+
+    def made(self, tensor: Any) -> None:
+        """Notes that the running line of the program has made a tensor."""
+        if isinstance(tensor, Tensor) and (address := _address(tensor)) and tensor.nbytes >= LARGE:
+            self._marks.append((time.time_ns(), address, "", self.calling or user_line()))
+
+    def use(self, tensor: Tensor) -> None:
+        """Notes the storage of a tensor that may be older than the recording."""
+        # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
+        # when it is released.
+        tensor = _inner(tensor)
+        if self._index < 0 and not tensor.requires_grad and _address(tensor):
+            self._note_use(tensor)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Notes that autograd keeps a tensor for the backward pass."""
+        self.pack(tensor)
+
+    def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
+        """Notes that autograd keeps a tensor, and returns it with its layer."""
+        layer, inner = accounting.current_layer(), _inner(tensor)
+        address = _address(inner)
+        if address:
+            line = None
+            if inner.nbytes >= LARGE and address not in self._older:
+                line = self.calling or user_line()
+            self._marks.append((time.time_ns(), address, layer, line))
+            if self._index < 0 and not inner.requires_grad:
+                self._note_use(inner)
+        return tensor, layer
+
+    def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
+        """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
+        tensor, layer = kept
+        self.return_to(layer)
+        return tensor
+
+    def return_to(self, layer: str) -> None:
+        """Notes that the gradient of a layer's operator is computed next."""
+        if self.clock is not None:
+            self.clock.begin(("backward", layer))
+
+    def _note_use(self, tensor: Tensor) -> None:
+        if tensor.get_device() != self._index:
+            return
+        memory = tensor.untyped_storage()
+        address = memory.data_ptr()
+        if not address or address in self._used:
+            return
+        self._used[address] = time.time_ns(), address, memory.nbytes(), shape_of(tensor), tensor.dtype
+        if self._index < 0:
+            released = self._released
+
+            def gone(_: weakref.ref[Any]) -> None:
+                released.append((time.time_ns(), address))
+
+            self._watched.append(weakref.ref(memory, gone))
+
+    def whole_blocks(self, size: int) -> int:
+        """Returns the bytes that the allocator gives out for ``size`` bytes."""
+        return size if self.device.type == "cpu" else -(-size // BLOCK) * BLOCK
+
+    def settle(self) -> None:
+        """Completes the record from the profiler's events, after the recording."""
+        result, self._log.result = self._log.result, None
+        if result is None:
+            return
+        self._watched.clear()
+        events = read_events(result, self.device)
+        self._follow_memory(events)
+        self._follow_operators(events, Operations(result))
+
+    def _follow_memory(self, events: StepEvents) -> None:
+        if self.device.type == "cuda" and events.allocations:
+            first = events.allocations[0]
+            self._at_start = first.total - first.size
+        memory = _StepMemory(self)
+        steps: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = [
+            *((each.nanoseconds, memory.change, each) for each in events.allocations),
+            *((each[0], memory.label, each) for each in self._labels),
+            *((each[0], memory.mark, each) for each in self._marks),
+            *((each[0], memory.use, each) for each in self._used.values()),
+            *((each[0], memory.release_older, each) for each in self._released if each[0] <= self._end),
+        ]
+        for operator in events.operators:
+            tensors = (each for each in tensors_of(operator.inputs) if each.device == self.device)
+            steps += [(operator.begin, memory.read, (tensor,)) for tensor in tensors]
+        steps.sort(key=lambda step: step[0])
+        for _, action, arguments in steps:
+            action(*arguments)
+        self.before = list(memory.older.items())
+        self.changes = memory.changes
+
+    def _follow_operators(self, events: StepEvents, operations: Operations) -> None:
+        self.begins = [Beginning("forward", 0.0, 0)]
+        stamps = [change.seconds for change in self.changes]
+        for operator in events.operators:
+            begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
+            if operator.overload is None or bisect_right(self._updates, operator.begin) % 2:
+                phase = "optimizer"
+            elif operator.node is not None:
+                phase = "backward"
+            elif layer != "other":
+                phase = "forward"
+            else:  # code between the phases, such as clipping of gradients, belongs to the one before
+                phase = self.begins[-1].phase
+            if phase != self.begins[-1].phase:
+                self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
+            if operator.facts.is_view:
+                continue
+            # Transforms of torch.func have operators without tensors, which are followed by those that compute.
+            tensors = tensors_of(operator.inputs)
+            flops = operations.of(operator) if tensors else 0
+            if flops:
+                self.flops[tensors[0].dtype] += flops
+            self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))
+
+    def since(self, nanoseconds: int) -> float:
+        """Returns the seconds from the start to a moment of the epoch."""
+        return (nanoseconds - self._start) / 1e9
+
+    def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
+        """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
+        index = bisect_right(self._scopes, nanoseconds, key=itemgetter(0)) - 1
+        layer = self._scopes[index][1] if index >= 0 else "other"
+        if layer != "other" or node is None:
+            return layer
+        if node.sequence < 0:  # its parameter has a label
+            first = bisect_left(self._labels, node.begin, key=itemgetter(0))
+            label = self._labels[first] if first < len(self._labels) else None
+            return label[-1] if label is not None and label[0] <= node.end else "other"
+        if node.is_nested and self._nodes_of_backward.are_known:
+            return self._nodes_of_backward.of_number(node.sequence)
+        return self.nodes.of_number(node.sequence)
+
+
+def _inner(tensor: Any) -> Any:
+    """Returns the tensor that has the memory of a tensor: the first one inside of a wrapper, such as a DTensor."""
+    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    return tensor
+
+
+def _address(tensor: Tensor) -> int:
+    """Returns the address of a tensor's first element; 0 if it has no memory of its own, as a sparse or a fake one."""
+    kind = type(tensor)
+    if tensor.layout is not torch.strided or (kind not in _PLAIN and issubclass(kind, _WITHOUT_MEMORY)):
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # as within torch.vmap
+        return 0
+
+
+_PLAIN = {Tensor, nn.Parameter}
+_WITHOUT_MEMORY = (FakeTensor, FunctionalTensor)
+
+
+class _StepMemory:
+    """Storages at their addresses, from one event to the next.
+
+    Attributes:
+        older: Storages that existed before the recording and that the step uses, with their bytes.
+        changes: Changes of sizes.
+    """
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self.older: dict[Storage, int] = {}
+        self.changes: list[Change] = []
+        self._recorder = recorder
+        self._on_gpu = recorder.device.type == "cuda"
+        self._at: dict[int, Storage] = {}
+        self._addresses: list[int] = []
+        self._live = recorder._at_start
+        self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other", 0)
+
+    def change(
+        self, nanoseconds: int, address: int, size: int, total: int, operator: str, node: NodeRun | None
+    ) -> None:
+        """Follows an allocation or a release, after which a GPU's allocator has given out ``total`` bytes."""
+        if self._on_gpu and total - size != self._live:
+            self._catch_up(nanoseconds, total - size - self._live)
+        there = self._at.get(address)
+        if size > 0:
+            if there is not None:
+                self.release(nanoseconds, there)
+            layer = self._recorder.layer(nanoseconds, node)
+            storage = Storage(size, (size,), torch.uint8, operator, layer, address)
+            self._put(storage)
+            self._grow(nanoseconds, storage, size)
+        elif there is not None:
+            if self._on_gpu and there in self.older:  # the allocator knows better than the shapes of tensors
+                there.size = self.older[there] = -size
+            self.release(nanoseconds, there)
+        elif self._on_gpu and self._elsewhere.size + size >= 0:
+            self._grow_elsewhere(nanoseconds, size)
+        elif self._on_gpu:
+            self.use(nanoseconds, address, -size, (-size,), torch.uint8)
+            self.release(nanoseconds, self._at[address])
+
+    def _catch_up(self, nanoseconds: int, size: int) -> None:
+        """Follows what threads did that the profiler does not follow, such as a collection of garbage."""
+        made = (each for each in reversed(self._at.values()) if each.operator and each.size == -size)
+        storage = next(made, None)
+        if storage is not None:
+            self.release(nanoseconds, storage)
+        else:
+            self._grow_elsewhere(nanoseconds, size)
+
+    def _grow_elsewhere(self, nanoseconds: int, size: int) -> None:
+        self._elsewhere.size += size
+        self._grow(nanoseconds, self._elsewhere, size)
+
+    def _grow(self, nanoseconds: int, storage: Storage, size: int) -> None:
+        self._live += size
+        self.changes.append(Change(self._recorder.since(nanoseconds), storage, size))
+
+    def release(self, nanoseconds: int, storage: Storage) -> None:
+        """Follows the release of a storage."""
+        del self._at[storage.address]
+        del self._addresses[bisect_left(self._addresses, storage.address)]
+        self._grow(nanoseconds, storage, -storage.size)
+
+    def release_older(self, nanoseconds: int, address: int) -> None:
+        """Follows the release of a storage that existed before the recording, unless another one is there now."""
+        storage = self._at.get(address)
+        if storage in self.older:
+            self.release(nanoseconds, storage)
+
+    def use(
+        self, _nanoseconds: int, address: int, size: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """Follows the use of a storage of ``size`` bytes; one at an unknown address existed before."""
+        size = self._recorder.whole_blocks(size)
+        storage = self._at.get(address)
+        if storage is None:
+            if not size:
+                return
+            storage = Storage(size, tuple(shape), dtype, "", "other", address)
+            self._put(storage)
+            self.older[storage] = size
+        elif storage in self.older:
+            storage.size = self.older[storage] = max(storage.size, size)
+        if storage.shape == (storage.size,):
+            storage.shape, storage.dtype = tuple(shape), dtype
+
+    def read(self, tensor: Any) -> None:
+        """Follows an operator's use of a tensor."""
+        if not self._on_gpu or tensor.storage_data_ptr in self._at:
+            self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
+
+    def label(self, nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
+        """Sets the category and layer of a storage; the address may be inside of it."""
+        storage = self._around(address)
+        if storage is None:
+            self.use(nanoseconds, address, size, (size,), torch.uint8)
+            storage = self._at.get(address)
+        if storage is not None and storage.category is None:
+            storage.category, storage.layer = category, layer
+
+    def mark(self, _nanoseconds: int, address: int, kept_by: str, line: UserLine | None) -> None:
+        """Sets the line that made a storage, and the layer that keeps it; the address may be inside of it."""
+        storage = self._around(address)
+        if storage is None:
+            return
+        storage.kept_by = storage.kept_by or kept_by or None
+        storage.line = storage.line or line
+
+    def _around(self, address: int) -> Storage | None:
+        """Returns the storage whose memory an address is in."""
+        index = bisect_right(self._addresses, address) - 1
+        storage = self._at[self._addresses[index]] if index >= 0 else None
+        return storage if storage is not None and address < storage.address + storage.size else None
+
+    def _put(self, storage: Storage) -> None:
+        self._at[storage.address] = storage
+        insort(self._addresses, storage.address)

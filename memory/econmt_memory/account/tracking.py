@@ -1,0 +1,199 @@
+"""Tracks the memory of a training step of any PyTorch program."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from econmt.errors import InputError
+from econmt_memory.account.account import Account
+from econmt_memory.account.module_scopes import ModuleScopes
+from econmt_memory.account.step_recorder import StepRecorder
+from econmt_memory.account.step_tracker import StepTracker
+from econmt_memory.measure.allocations import another_thread_records
+from econmt_memory.measure.layer_times import Clock
+from econmt_memory.measure.ledger import read_allocator
+from econmt_memory.measure.storages import BLOCK
+from econmt_memory.measure.tracker import Tracker
+from econmt_ops.core.scopes import current_layer
+
+_Any = TypeVar("_Any")
+
+
+@contextmanager
+def track(
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    device: torch.device | str | None = None,
+) -> Iterator[Account]:
+    """Accounts for every byte of the code within the context, which is usually one training step.
+
+    The account may be read when the context has ended, also if it ended with an error. It is made from the events of
+    PyTorch's profiler.
+
+    Args:
+        model: Model or models whose modules are named; others are named when they run.
+        optimizer: Optimizer or optimizers whose state exists already; others are known from their first step on.
+        device: Device whose memory counts; None: that of the model's first parameter, or the CPU.
+
+    Returns:
+        The account.
+
+    Raises:
+        InputError: The device is neither a CPU nor a CUDA device that is there, another thread is in such a block, or
+            ``model`` or ``optimizer`` is something else.
+    """
+    models = several(model, nn.Module)
+    optimizers = several(optimizer, Optimizer)
+    parameter = next((each for one in models for each in one.parameters()), None)
+    where = torch.device(device or ("cpu" if parameter is None else parameter.device))
+    if where.type not in ("cpu", "cuda"):
+        raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"memory.track: there is no GPU for device '{where}'; memory.predict needs none")
+    if another_thread_records():
+        raise InputError(
+            "memory.track: a block of another thread has not ended; one thread can be tracked at a time"
+        )
+    if where == torch.device("cuda"):
+        where = torch.device("cuda", torch.cuda.current_device())
+    tracker = StepRecorder(where) if _can_record() else _tracker_of(where)
+    scopes = ModuleScopes(tracker, models, optimizers)
+    if isinstance(tracker, StepTracker):
+        _leave_compiled(scopes)
+    account = Account(tracker)
+    try:
+        with (
+            tracker.recording(),
+            scopes.watching(),
+            nested_hooks(tracker),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
+            yield account
+    except BaseException as error:
+        account.fail(error)
+        raise
+    finally:
+        account.close(scopes)
+        if isinstance(tracker, StepTracker):
+            account.notes.append(
+                "A profiler ran already, so each operator was followed from Python, which is slow"
+                + ("." if where.type == "cuda" else ", and memory inside of operators is not counted.")
+            )
+
+
+def _can_record() -> bool:
+    """Returns True if PyTorch's profiler, of which there is one, is free."""
+    has_profiler: bool = torch.autograd.kineto_available()  # type: ignore[attr-defined]
+    return has_profiler and not torch._C._autograd._profiler_enabled()
+
+
+def _tracker_of(device: torch.device) -> StepTracker:
+    """Returns a tracker that needs no profiler."""
+    if device.type == "cpu":
+        return StepTracker(device, follows=False)
+    tracker = StepTracker(device, block=BLOCK, meter=lambda: read_allocator(device), follows=False)
+    tracker.clock = Clock(device)  # operators return before they have run, so times need marks on the device
+    return tracker
+
+
+def _leave_compiled(scopes: ModuleScopes) -> None:
+    """Keeps PyTorch from compiling the tracker if the program compiles functions."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and (scopes.compiled or dynamo.input_codes.seen):
+        disabled = torch._disable_dynamo(Tracker.__torch_dispatch__)  # type: ignore[attr-defined]
+        StepTracker.__torch_dispatch__ = disabled  # type: ignore[method-assign]
+
+
+def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:
+    """Returns one object, or several ones, as a list.
+
+    Raises:
+        InputError: One of them is of another class.
+    """
+    if given is None:
+        return []
+    all_given = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
+    for each in all_given:
+        if not isinstance(each, kind):
+            raise InputError(
+                f"memory account: expected a torch {kind.__name__} or a list of them, but got {type(each).__name__}; "
+                "the model comes first, then the optimizer"
+            )
+    return all_given
+
+
+@contextmanager
+def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
+    """Follows the hooks for saved tensors that a program sets, as activation checkpointing does.
+
+    Hooks replace the tracker's own. In the forward pass they may keep a tensor, put it elsewhere or forget it; what
+    they receive in the backward pass is recomputed, and kept until its gradient is computed.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    enter = hooks.__enter__
+
+    def enter_followed(self: torch.autograd.graph.saved_tensors_hooks) -> None:
+        pack, unpack = self.pack_hook, self.unpack_hook
+
+        def followed(tensor: Tensor) -> Any:
+            packed = pack(tensor)
+            recomputed = torch._C._current_graph_task_id() >= 0
+            kept = tensor if recomputed else packed
+            if isinstance(kept, Tensor):
+                tracker.keep(kept)
+            return packed, current_layer()
+
+        def returned(kept: tuple[Any, str]) -> Tensor:
+            packed, layer = kept
+            tensor: Tensor = unpack(packed)
+            tracker.return_to(layer)
+            return tensor
+
+        self.pack_hook, self.unpack_hook = followed, returned
+        try:
+            enter(self)
+        finally:
+            self.pack_hook, self.unpack_hook = pack, unpack
+
+    hooks.__enter__ = enter_followed  # type: ignore[method-assign]
+    try:
+        with _without_hooks_in_transforms():
+            yield
+    finally:
+        hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+@contextmanager
+def _without_hooks_in_transforms() -> Iterator[None]:
+    """Takes the tracker's hooks off while a transform of torch.func runs, which refuses hooks for saved tensors."""
+    graph: Any = torch.autograd.graph
+    autograd = torch._C._autograd
+    disable, own = graph.disable_saved_tensors_hooks, autograd._top_saved_tensors_default_hooks(True)
+
+    @contextmanager
+    def disabled(message: str) -> Iterator[None]:
+        is_own = own is not None and autograd._top_saved_tensors_default_hooks(True) == own
+        if is_own:
+            autograd._pop_saved_tensors_default_hooks()
+        try:
+            with disable(message):
+                yield
+        finally:
+            if is_own:
+                autograd._push_saved_tensors_default_hooks(*own)
+
+    graph.disable_saved_tensors_hooks = disabled
+    try:
+        yield
+    finally:
+        graph.disable_saved_tensors_hooks = disable

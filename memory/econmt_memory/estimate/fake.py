@@ -1,0 +1,237 @@
+"""Fake tensors in place of a device's, and replacements for operators that fake tensors cannot run.
+
+Fake tensors have shapes and no values. So operators that read values, or whose memory only a library knows, are
+replaced by functions that allocate as much.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from econmt.errors import InputError
+from econmt.model import translation
+from econmt_memory.estimate import gpu_kernels
+from econmt_memory.estimate.allocator import round_up
+from econmt_memory.estimate.gpu_dispatch import as_on_gpu
+from econmt_ops.dispatch.rule import rules_only
+
+aten = torch.ops.aten
+
+
+def _scalar(value: Tensor) -> float:
+    """Replaces reading a scalar: conditions hold, and programs may divide by numbers, and by what they lack to 1."""
+    return 0.5 if value.is_floating_point() else 1
+
+
+def _nonzero(tensor: Tensor) -> Tensor:
+    """Assumes that no value is zero."""
+    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+
+
+def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Looks for the elements of masks as on a device, where each mask becomes one index for each dimension."""
+    expanded: list[Tensor | None] = []
+    has_masks = False
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            has_masks = True
+            expanded += index.nonzero().unbind(1)
+        else:
+            expanded.append(index)
+    return aten.index.Tensor(tensor, expanded) if has_masks else NotImplemented
+
+
+def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+    return tensor.new_empty(len(mask.expand(shape).reshape(-1).nonzero()))
+
+
+def _unique(most_distinct: Callable[[int], int]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Returns a replacement of ``unique`` that assumes ``most_distinct(n)`` distinct values among n."""
+
+    def unique(
+        values: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        distinct = values.new_empty(most_distinct(values.numel()))
+        indices = values.new_empty(values.shape if inverse else 0)
+        return distinct, indices, values.new_empty(len(distinct) if counts else 0)
+
+    return unique
+
+
+_all_distinct = _unique(lambda count: count)
+
+
+def _consecutive(values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None) -> Any:
+    """Assumes that no two neighbours are equal."""
+    return _all_distinct(values, inverse=inverse, counts=counts)
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Compares storages and shapes, without creating them as PyTorch does."""
+    storages = tensor.untyped_storage()._cdata, other.untyped_storage()._cdata
+    return storages[0] == storages[1] and all(
+        getattr(tensor, name)() == getattr(other, name)() for name in ("storage_offset", "size", "stride")
+    )
+
+
+def _bincount(values: Tensor, _weights: Tensor | None = None, least: int = 0) -> Tensor:
+    """Assumes that no value exceeds the least number of bins."""
+    return values.new_empty(least)
+
+
+def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    """Splits a tensor; into equal parts if the sizes do not add up, since they came from values of a tensor."""
+    if sum(sizes) != tensor.shape[dim]:
+        return list(torch.tensor_split(tensor, len(sizes), dim))
+    return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
+
+
+def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    """Adds a sparse gradient to a dense one, which fake tensors do not support."""
+    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
+        return torch.empty_like(left)
+    return NotImplemented
+
+
+def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    """Adds a sparse gradient to a dense one in place."""
+    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
+        return left
+    return NotImplemented
+
+
+def _layer_norm(
+    inputs: Tensor, sizes: Sequence[int], weight: Tensor | None, bias: Tensor | None, _eps: float
+) -> Any:
+    """Computes the statistics of 16-bit inputs in the type of a float32 weight, as fake tensors do not."""
+    scale = bias if weight is None else weight
+    if scale is None or scale.dtype == inputs.dtype:
+        return NotImplemented
+    shape = inputs.shape[: inputs.dim() - len(sizes)] + (1,) * len(sizes)
+    return torch.empty_like(inputs), *(scale.new_empty(shape) for _ in range(2))
+
+
+def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_: Any, **__: Any) -> Any:
+    """Multiplies groups of rows or columns, which fake tensors do in bfloat16 alone."""
+    if left.dtype == torch.bfloat16:
+        return NotImplemented
+    groups = left.shape[:-2] if left.dim() == right.dim() else ()
+    if ends is not None and left.dim() == right.dim() == 2:
+        groups = ends.shape
+    return left.new_empty(*groups, left.shape[-2], right.shape[-1])
+
+
+def _packed(*_: Any) -> Any:
+    """Refuses sequences whose lengths are values of a tensor."""
+    raise InputError(
+        "memory.predict: packed sequences cannot be predicted for a CPU; use device='cuda' or memory.track"
+    )
+
+
+def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
+    """Returns the bytes that oneDNN keeps of a float32 LSTM layer for the backward pass.
+
+    They are the gates, a copy of h, and input, h and their gradients over all steps and one more, for the layer and the
+    one below, in rows padded to cache lines, each part in whole pages (oneDNN 3, rnn_utils::set_offsets).
+    """
+
+    def padded(size: int) -> int:
+        row = round_up(size, 16)
+        return row + 16 if row % 256 == 0 else row
+
+    over_time = 2 * (steps + 1) * batch
+    parts = [steps * batch * padded(4 * hidden), steps * batch * padded(hidden)]
+    parts += 3 * [over_time * padded(max(inputs, hidden))] + 2 * [over_time * hidden]
+    return sum(round_up(4 * part, 4096) for part in parts)
+
+
+def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    recurrent, h, c, training = rest[1], rest[4], rest[5], rest[-1]
+    steps, batch, size = inputs.shape
+    hidden = recurrent.shape[1]
+    kept = onednn_workspace(steps, batch, size, hidden) if training else 0
+    return (
+        inputs.new_empty(steps, batch, hidden),
+        torch.empty_like(h),
+        torch.empty_like(c),
+        inputs.new_empty(kept, dtype=torch.uint8),
+    )
+
+
+REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten.is_set_to.default: _is_same,
+    aten.nonzero.default: _nonzero,
+    aten.index.Tensor: _index,
+    aten.masked_select.default: _masked_select,
+    # The largest number of distinct words for which the model multiplies each of them once.
+    aten._unique2.default: _unique(lambda count: max(1, translation.most_distinct(count))),
+    aten.add.Tensor: _add,
+    aten.add_.Tensor: _add_in_place,
+    aten.unique_consecutive.default: _consecutive,
+    aten.bincount.default: _bincount,
+    aten.split_with_sizes.default: _split,
+    aten.mkldnn_rnn_layer.default: _onednn_lstm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten._pack_padded_sequence.default: _packed,
+}
+"""Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
+
+
+if hasattr(aten, "_grouped_mm"):
+    REPLACEMENTS[aten._grouped_mm.default] = _grouped_product
+
+
+def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dtype, **options: Any) -> Tensor:
+    """Adds a product of 16-bit factors to a float32 sum, which fake tensors of torch 2.11 do not support."""
+    out: Tensor = options["out"]
+    return out
+
+
+ON_GPU = {**REPLACEMENTS, **gpu_kernels.REPLACEMENTS, aten._unique2.default: _all_distinct}
+"""Replacements for a fake GPU, on which the model does not look for distinct words, since that would synchronize."""
+
+if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer
+    ON_GPU[aten.addmm.dtype_out] = _add_to_sum
+
+
+@contextmanager
+def fake_tensors(device: str) -> Iterator[FakeTensorMode]:
+    """Makes new tensors fake CPU tensors that stand for those of ``device``, "cpu" or "cuda"."""
+    with ExitStack() as stack:
+        mode = stack.enter_context(FakeTensorMode())
+        stack.enter_context(rules_only(device))
+        if device == "cuda":
+            stack.enter_context(as_on_gpu())
+            stack.enter_context(_without_launches())
+        yield mode
+
+
+@contextmanager
+def _without_launches() -> Iterator[None]:
+    """Makes launches of Triton kernels do nothing, so that the code around them runs on fake tensors."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    launchers: list[tuple[Any, str]] = [
+        (importlib.import_module("triton.runtime.jit").JITFunction, "run"),
+        (importlib.import_module("triton.runtime.interpreter").GridExecutor, "__call__"),
+    ]
+    launches = [getattr(kind, name) for kind, name in launchers]
+    for kind, name in launchers:
+        setattr(kind, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for (kind, name), launch in zip(launchers, launches, strict=True):
+            setattr(kind, name, launch)

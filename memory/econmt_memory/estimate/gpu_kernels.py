@@ -1,0 +1,173 @@
+"""Memory of PyTorch's operators on a GPU, where it differs from what fake tensors show.
+
+Each rule names the file of PyTorch 2.11, below aten/src/ATen/native, that allocates the memory. Replacements allocate
+an operator's results and what it needs for a while; :func:`gpu_workspace` gives bytes that an operator needs beyond
+its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt.engine.outside_memory import workspace_bytes
+from econmt_memory.estimate.gpu_attention import ATTENTION
+from econmt_memory.estimate.gpu_convolutions import CONVOLUTIONS
+from econmt_memory.estimate.gpu_recurrent import RECURRENT
+from econmt_memory.estimate.gpu_reductions import REDUCTIONS
+
+aten = torch.ops.aten
+
+
+def _layer_norm(
+    inputs: Tensor, shape: Sequence[int], _weight: Tensor | None, _bias: Tensor | None, _eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keeps mean and deviation in float32 (cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
+    outer = list(inputs.shape[: inputs.dim() - len(shape)]) + [1] * len(shape)
+    outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+    mean, deviation = (inputs.new_empty(outer, dtype=_accumulated(inputs)) for _ in range(2))
+    return outputs, mean, deviation
+
+
+def _accumulated(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def _cudnn_batch_norm(
+    inputs: Tensor,
+    weight: Tensor,
+    _bias: Tensor,
+    _mean: Tensor | None,
+    _variance: Tensor | None,
+    training: bool,
+    _momentum: float,
+    _eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keeps mean and deviation of each channel (cudnn/BatchNorm.cpp)."""
+    kept = weight.numel() if training else 0
+    outputs = torch.empty_like(inputs)
+    saved = [weight.new_empty(kept) for _ in range(2)]
+    return outputs, saved[0], saved[1], inputs.new_empty(0, dtype=torch.uint8)
+
+
+def _cudnn_batch_norm_backward(
+    inputs: Tensor, gradient: Tensor, weight: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = torch.contiguous_format if inputs.is_contiguous() else torch.channels_last
+    gradient = gradient.contiguous(memory_format=layout)
+    return torch.empty_like(inputs), torch.empty_like(weight), torch.empty_like(weight)
+
+
+_SORTED_FROM = 3072
+"""Most indices whose gradients are added up without sorting them (cuda/Embedding.cu)."""
+_ROWS_OF_THREAD = 10
+"""Gradients that a thread adds up (cuda/EmbeddingBackwardKernel.cu)."""
+
+
+def _embedding_backward(gradient: Tensor, indices: Tensor, rows: int, *_: Any) -> Tensor:
+    """Adds up gradients, of many indices by sorting them (cuda/EmbeddingBackwardKernel.cu)."""
+    gradient, indices = gradient.contiguous(), indices.contiguous()
+    count, width = indices.numel(), gradient.shape[-1]
+    if count <= _SORTED_FROM:
+        return gradient.new_empty(rows, width)
+    kept = [torch.empty_like(indices) for _ in range(2)]
+    numbers = torch.empty_like(indices)
+    scratch = [torch.empty_like(indices) for _ in range(2)]  # of the radix sort
+    del numbers, scratch
+    result = gradient.new_empty(rows, width)
+    segments = min(count, rows)
+    partial = count // _ROWS_OF_THREAD + segments
+    kept += [indices.new_empty(size) for size in (count, segments, segments, partial)]
+    sums = gradient.new_empty(partial, width, dtype=_accumulated(gradient))
+    del kept, sums
+    return result
+
+
+def _group_norm(
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rows: int,
+    channels: int,
+    _: int,
+    groups: int,
+    _eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes a scale and a shift for each channel of each row (cuda/group_norm_kernel.cu)."""
+    outputs = torch.empty_like(inputs)
+    statistics = [inputs.new_empty(rows, groups) for _ in range(2)]
+    if weight is not None or bias is not None:
+        scratch = [inputs.new_empty(rows, channels, dtype=_accumulated(inputs)) for _ in range(2)]
+        del scratch
+    return outputs, statistics[0], statistics[1]
+
+
+def _native_dropout(inputs: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
+    """Keeps a mask of one byte per element (cuda/Dropout.cu)."""
+    mask = torch.empty_like(inputs, dtype=torch.bool)
+    return torch.empty_like(inputs), mask
+
+
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    **ATTENTION,
+    **RECURRENT,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_dropout.default: _native_dropout,
+}
+"""Replacements by operator."""
+
+
+_BY_CUBLAS = frozenset(
+    getattr(aten, name)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm", "_addmm_activation")
+)
+
+
+class Workspaces:
+    """Memory that operators need beyond their results, by the arguments of their calls.
+
+    cuBLAS has a workspace for each thread that calls it, from the first call on: the thread that runs the program, and
+    the one that runs backward passes on a GPU (ATen/cuda/CublasHandlePool.cpp).
+
+    Args:
+        keep: Notes a tensor that exists from now on.
+    """
+
+    def __init__(self, keep: Callable[[Tensor], None]) -> None:
+        self._keep = keep
+        self._of_threads: dict[Any, Tensor] = {}
+
+    def __call__(self, func: Any) -> Callable[..., int] | None:
+        """Returns a function that gives an operator's internal bytes for its arguments; None if it needs none."""
+        if getattr(func, "overloadpacket", None) is aten.addmm:
+            return self._use_cublaslt
+        if getattr(func, "overloadpacket", None) in _BY_CUBLAS:
+            return self._use_cublas
+        return _WORKSPACES.get(func)
+
+    def _use_cublas(self, *_: Any, **__: Any) -> int:
+        backward = torch._C._current_graph_task_id() >= 0
+        self._begin(backward, workspace_bytes(torch.float32))
+        return 0
+
+    def _use_cublaslt(self, added: Tensor, *_: Any, **__: Any) -> int:
+        """A product to which a vector is added uses cuBLASLt, whose workspace is another 1 MiB."""
+        self._use_cublas()
+        if added.dim() == 1:
+            self._begin(("Lt", torch._C._current_graph_task_id() >= 0), 1 << 20)
+        return 0
+
+    def _begin(self, of: Any, size: int) -> None:
+        if of not in self._of_threads:
+            self._of_threads[of] = torch.empty(size, dtype=torch.uint8)
+            self._keep(self._of_threads[of])
+
+
+_WORKSPACES: dict[Any, Callable[..., int]] = {**REDUCTIONS, **CONVOLUTIONS}

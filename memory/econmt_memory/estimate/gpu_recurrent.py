@@ -1,0 +1,168 @@
+"""Memory of recurrent networks and cells on a GPU (PyTorch 2.11, aten/src/ATen/native)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt_memory.estimate.allocator import round_up
+
+aten = torch.ops.aten
+
+
+def _pack(inputs: Tensor, _lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """Packs sequences, whose lengths are taken to be the longest possible, since they are values of a tensor."""
+    inputs = inputs.transpose(0, 1) if batch_first else inputs
+    steps, batch, *rest = inputs.shape
+    return inputs.new_empty(steps * batch, *rest), inputs.new_empty(steps, dtype=torch.int64)
+
+
+def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:
+    return inputs.transpose(0, 1).contiguous() if batch_first else inputs.contiguous()
+
+
+class _Recurrent:
+    """Sizes of a recurrent network in cuDNN (cudnn/RNN.cpp)."""
+
+    def __init__(self, inputs: Tensor, settings: Sequence[Any]) -> None:
+        hidden: int
+        layers: int
+        mode, hidden, projected, layers, batch_first, _, self.trains, bidirectional, sizes, _ = settings
+        self.packed, self.batch_first = bool(sizes), batch_first
+        if sizes:
+            self.steps, self.batch, self.positions = len(sizes), sizes[0], inputs.shape[0]
+        else:
+            self.steps, self.batch = inputs.shape[:2][:: -1 if batch_first else 1]
+            self.positions = self.steps * self.batch
+        self.gates = (1, 1, 4, 3)[mode]
+        self.is_gru = mode == 3
+        self.hidden, self.layers, self.directions = hidden, layers, 2 if bidirectional else 1
+        self.outputs = projected or hidden
+        self.inputs = inputs.shape[-1]
+
+    def reserve(self, width: int) -> int:
+        """Returns the bytes that cuDNN keeps for the backward pass, of values of ``width`` bytes.
+
+        They are of each step the gates and the cell state (of an LSTM 5 values, of a GRU 6), and of all layers but
+        the last the outputs; as measured on an H100 with cuDNN 9.19, in 95 shapes.
+        """
+        kept = {1: 1, 3: 6, 4: 5}[self.gates] * self.layers + self.layers - 1
+        return round_up(self.positions * self.directions * kept * self.hidden * width, 64) + 256
+
+    def workspace(self, width: int) -> int:
+        """Returns the bytes that cuDNN needs during a pass, as measured on an H100 with cuDNN 9.19.
+
+        They are for each layer and direction 8 MiB, a copy of the weights and two states per gate, and for each step
+        values that depend on the kernel: float32 layers of up to 128 units have larger ones.
+        """
+        state = self.batch * self.hidden * width
+        values: int
+        total: int = 3 * state + 512
+        for layer in range(self.layers):
+            size = self.directions * self.outputs if layer else self.inputs
+            weights = self.gates * self.hidden * (size + self.hidden) * width
+            total += self.directions * ((8 << 20) + 2 * self.gates * state + weights)
+        small = width == 4 and self.hidden <= 128
+        if self.is_gru:
+            size = self.inputs if self.layers == 1 else max(self.inputs, self.directions * self.outputs)
+            values = (18 if small else 4) * self.hidden + 2 * size
+        else:
+            values = (21 if small else 5) * self.hidden + self.inputs
+        values += (self.directions - 1) * (6 if self.is_gru else 9) * self.hidden
+        return total + self.positions * values * width
+
+
+def _cudnn_rnn(
+    inputs: Tensor,
+    _weights: list[Tensor],
+    _: int,
+    buffer: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    *settings: Any,
+) -> tuple[Tensor, ...]:
+    sizes, width = _Recurrent(inputs, settings), inputs.element_size()
+    inputs = _time_first(inputs, sizes.batch_first and not sizes.packed)
+    outputs = inputs.new_empty(*inputs.shape[:-1], sizes.directions * sizes.outputs)
+    last_h = torch.empty_like(h)
+    last_c = h.new_empty(0) if c is None else torch.empty_like(c)
+    workspace = inputs.new_empty(sizes.workspace(width), dtype=torch.uint8)
+    reserve = inputs.new_empty(sizes.reserve(width) if sizes.trains else 0, dtype=torch.uint8)
+    del workspace
+    if sizes.batch_first and not sizes.packed:
+        outputs = outputs.transpose(0, 1)
+    return outputs, last_h, last_c, reserve, buffer
+
+
+def _cudnn_rnn_backward(
+    inputs: Tensor,
+    weights: list[Tensor],
+    _: int,
+    _buffer: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    outputs: Tensor,
+    gradient: Tensor | None,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+    sizes, width = _Recurrent(inputs, settings[:-2]), inputs.element_size()
+    first = sizes.batch_first and not sizes.packed
+    gradient = torch.zeros_like(outputs) if gradient is None else gradient
+    dh = torch.zeros_like(h) if dh is None else dh
+    dc = torch.zeros_like(c) if dc is None and c is not None else dc
+    read, incoming = _time_first(inputs, first), _time_first(gradient, first)
+    result, before_h = torch.empty_like(read), torch.empty_like(h)
+    before_c = None if c is None else torch.empty_like(c)
+    workspace = inputs.new_empty(sizes.workspace(width), dtype=torch.uint8)
+    del workspace, read, incoming
+    parts: list[Tensor] = []
+    if settings[-1][3]:
+        read = _time_first(inputs, first)
+        flat = inputs.new_zeros(sum(weight.numel() for weight in weights))
+        workspace = inputs.new_empty(sizes.workspace(width), dtype=torch.uint8)
+        del workspace, read
+        for weight in weights:
+            begin = sum(part.numel() for part in parts)
+            parts.append(flat[begin : begin + weight.numel()].view(weight.shape))
+    return result.transpose(0, 1) if first else result, before_h, before_c, parts
+
+
+def _lstm_cell(gates: Tensor, _more: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Keeps the gates (cuda/RNN.cu)."""
+    return torch.empty_like(c), torch.empty_like(c), torch.empty_like(gates)
+
+
+def _lstm_cell_backward(
+    _dh: Tensor | None, _dc: Tensor | None, c: Tensor, _after: Tensor, workspace: Tensor, biases: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    gates, before = torch.empty_like(workspace), torch.empty_like(c)
+    return gates, before, gates.sum(0) if biases else None
+
+
+def _gru_cell(_gates: Tensor, _more: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Keeps five values of each unit (cuda/RNN.cu)."""
+    return torch.empty_like(h), h.new_empty(*h.shape[:-1], 5 * h.shape[-1])
+
+
+def _gru_cell_backward(gradient: Tensor, workspace: Tensor, biases: bool) -> tuple[Tensor | None, ...]:
+    size = workspace.shape[-1] // 5
+    gates = [workspace.new_empty(*workspace.shape[:-1], 3 * size) for _ in range(2)]
+    before = torch.empty_like(gradient)
+    return *gates, before, *((each.sum(0) for each in gates) if biases else (None, None))
+
+
+RECURRENT: dict[Any, Callable[..., Any]] = {
+    aten._pack_padded_sequence.default: _pack,
+    aten._cudnn_rnn.default: _cudnn_rnn,
+    aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
+"""Replacements by operator."""

@@ -1,0 +1,402 @@
+"""The ledger: the bytes and milliseconds of a training step by layer, category and phase, and how they are measured.
+
+A Tracker observes one whole step: forward pass, backward pass and the optimizer's update. A storage is a *feature map*
+if the forward pass creates it and autograd keeps it for the backward pass; it counts once, for the layer that keeps it
+first. Other storages that the step creates are *workspace*, and those that existed before it, such as the batch, are
+*other*, unless they hold weights, gradients or optimizer state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_memory.measure.layer_times import peak_flops, time_step
+from econmt_memory.measure.record import MemoryRecord
+from econmt_memory.measure.storages import BLOCK, PHASES, Beginning, Storage, expanded
+from econmt_memory.measure.tracker import Tracker
+from econmt_ops.dispatch.capture import release_workspaces
+
+if TYPE_CHECKING:
+    from econmt.data.batching.batch import AnyBatch
+    from econmt.engine.outside_memory import OutsideMemory
+from econmt.engine.step import TrainingStep
+
+LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
+"""Layers of a model; "exchange" stands for buffers of communication between ranks."""
+
+CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
+"""Categories of bytes."""
+
+LARGEST = 20
+"""Number of the largest storages at the peak that a ledger lists."""
+
+
+class TensorAtPeak(NamedTuple):
+    """Storage that is alive at the peak, with the operator that created it."""
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    category: str
+    layer: str
+    operator: str
+    line: str = ""
+
+
+class Moment(NamedTuple):
+    """Live bytes at a moment of a step."""
+
+    milliseconds: float
+    bytes: int
+    phase: str
+
+
+@dataclass
+class Ledger:
+    """Bytes and times of one training step.
+
+    Attributes:
+        peak: Most live bytes.
+        entries: Live bytes at the peak by (category, layer); their sum is ``peak``.
+        stash: Bytes of feature maps kept at the end of the forward pass, by layer.
+        timeline: Live bytes over the step, one point per change; in an estimate, a change counts as a millisecond.
+        largest: Largest storages alive at the peak, largest first.
+        milliseconds: Milliseconds by (phase, layer), which add up to ``seconds``; empty in an estimate.
+        rank: Rank whose step it is, such as "rank 0 of 2"; empty for a single process.
+        tokens: Target tokens of the step.
+        flops: Floating-point operations of the step's matrix products, including recomputed ones.
+        seconds: Seconds of the whole step; 0 if it was not timed.
+        device: "cpu" or "cuda".
+        peak_flops_per_second: Rate of a large matrix product in the step's precision; None if unknown.
+        allocated, reserved: Peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on a CPU.
+        graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
+        outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
+        process: Resident bytes of the process after the step, by origin, see
+            `econmt_memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
+        process_peak: Most resident bytes of the process so far; 0 if unknown.
+        order: Layers in the order of tables.
+        operations: Floating-point operations by layer; empty for a step of a recipe.
+    """
+
+    peak: int = 0
+    entries: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stash: Counter[str] = field(default_factory=Counter)
+    timeline: list[Moment] = field(default_factory=list)
+    largest: list[TensorAtPeak] = field(default_factory=list)
+    milliseconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    rank: str = ""
+    tokens: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+    device: str = "cpu"
+    peak_flops_per_second: float | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    graphs: int | None = None
+    outside: OutsideMemory | None = None
+    process: dict[str, int] = field(default_factory=dict)
+    process_peak: int = 0
+    order: Sequence[str] = LAYERS
+    operations: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def layers(self) -> list[str]:
+        """Layers with bytes at the peak, in the order of tables; those that are not in the order come last."""
+        return self.ordered(name for (_, name), size in self.entries.items() if size)
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """Returns different names of layers in the order of tables."""
+        used, order = dict.fromkeys(names), dict.fromkeys(self.order)
+        return [*(name for name in order if name in used), *(name for name in used if name not in order)]
+
+    def category(self, category: str) -> int:
+        """Returns the bytes of a category at the peak, over all layers."""
+        return sum(size for (kind, _), size in self.entries.items() if kind == category)
+
+    def layer(self, layer: str) -> int:
+        """Returns the bytes of a layer at the peak, over all categories."""
+        return self.by_layer()[layer]
+
+    def by_layer(self) -> Counter[str]:
+        """Returns the bytes at the peak by layer, over all categories."""
+        sizes: Counter[str] = Counter()
+        for (_, name), size in self.entries.items():
+            sizes[name] += size
+        return sizes
+
+    @property
+    def total(self) -> int:
+        """Sum of all entries, which is the peak."""
+        return sum(self.entries.values())
+
+    @property
+    def stashed(self) -> int:
+        """Bytes of feature maps kept at the end of the forward pass."""
+        return sum(self.stash.values())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Target tokens per second; None if the step was not timed."""
+        return self.tokens / self.seconds if self.seconds else None
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Floating-point operations per second; None if the step was not timed."""
+        return self.flops / self.seconds if self.seconds else None
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """Rate of the step as a share of the device's peak rate; None if either is unknown."""
+        rate, peak = self.flops_per_second, self.peak_flops_per_second
+        return None if rate is None or peak is None else rate / peak
+
+    def take(self, seconds: float) -> None:
+        """Sets the seconds of the step, and scales the times by layer and those of the timeline accordingly.
+
+        The step that was timed by layer is slower than an undisturbed one or a graph, so it gives shares only.
+        """
+        marked = sum(self.milliseconds.values())
+        factor = 1000.0 * seconds / marked if marked else 1.0
+        self.milliseconds = {what: factor * spent for what, spent in self.milliseconds.items()}
+        self.timeline = [
+            moment._replace(milliseconds=factor * moment.milliseconds) for moment in self.timeline
+        ]
+        self.seconds = seconds
+
+    def phase(self, phase: str) -> float:
+        """Returns the milliseconds of a phase, over all layers."""
+        return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
+
+
+def measure_step(
+    step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False, timed: bool = True
+) -> Ledger:
+    """Runs a training step several times, and measures its bytes and times.
+
+    An optimizer without state gets it first, since only the first step of a run lacks it. Bytes and times are measured
+    in different passes, because tracking takes time. Afterwards parameters, buffers, optimizer and random states are
+    restored; gradients are cleared.
+
+    On a GPU, the bytes are those of the caching allocator, including memory that operators use internally; bytes that
+    belong to no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled by torch.compile
+    run uncompiled while bytes are tracked.
+
+    An ``accumulating`` step adds to existing gradients, as all but the first batch of an update.
+    """
+    device, batch = step.device, batch.to(step.device)
+    with _restored(step):
+        step.prepare()
+        tracker = Tracker(device)
+        if device.type == "cuda":
+            release_workspaces()
+            torch.cuda.empty_cache()
+            tracker = Tracker(device, block=BLOCK, meter=lambda: read_allocator(device))
+        ledger = track_step(tracker, step, batch, accumulating=accumulating)
+        if device.type == "cuda":
+            ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
+        if timed:
+            ledger.milliseconds, seconds = time_step(step, batch, _layers(step))
+            ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
+            _scale(ledger)
+            ledger.take(seconds)
+    return ledger
+
+
+def track_step(
+    tracker: Tracker, step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False
+) -> Ledger:
+    """Runs one training step on real or fake tensors and returns the ledger of its bytes; restores nothing.
+
+    The optimizer has its state. An ``accumulating`` step adds to existing gradients, which are created here.
+    """
+    in_graphs = step.device.type == "cuda" and step.task.recipe.training.in_graphs
+
+    def begin(phase: str) -> None:
+        if phase == "backward" and in_graphs:
+            release_workspaces()  # as a captured step does, since the backward pass has its own thread
+        tracker.begin(phase)
+
+    step.clear()
+    tokens = step.tokens([batch])
+    layers = _layers(step)
+    tracker.nodes.add_parameters(layers)
+    for parameter in step.model.parameters():
+        tracker.label(parameter, "weights", layers[parameter])
+    for parameter in step.parameters if accumulating else ():
+        parameter.grad = torch.zeros_like(parameter)
+        tracker.label(parameter.grad, "gradients", layers[parameter])
+    _label_state(tracker, step, layers)
+
+    def label(parameter: Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            tracker.label(parameter.grad, "gradients", layers[parameter])
+
+    if step.backward_updates is not None:
+        step.backward_updates.watch = label
+    with tracker.recording():
+        applies = not accumulating
+        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True, applies=applies)
+        step.update()
+        for parameter in step.parameters:
+            gradient, layer = parameter.grad, layers[parameter]
+            if gradient is not None:
+                tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
+        _label_state(tracker, step, layers)
+    if step.backward_updates is not None:
+        step.backward_updates.watch = None
+    ledger = ledger_of(tracker)
+    ledger.tokens = batch.target_tokens
+    return ledger
+
+
+def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
+    """Returns the ledger of a step that a tracker has observed.
+
+    Its entries are those of the peak, or of the moment ``until``, in seconds after the start.
+    """
+    tracker.settle()
+    peak, moment = tracker.peak()
+    if until is not None:
+        moment = bisect_right(tracker.changes, until, key=attrgetter("seconds"))
+        peak = next(islice(tracker.live(), moment, None))
+    ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
+    alive = tracker.alive(moment)
+    for storage, size in alive.items():
+        ledger.entries[kind_of(storage)] += size
+    if tracker.unknown:
+        ledger.entries["other", "other"] += tracker.unknown
+    hidden = tracker.hidden.get(moment)
+    if hidden is not None:
+        ledger.entries["workspace", hidden.layer] += hidden.size
+        inside = TensorAtPeak(
+            hidden.size, (hidden.size,), "uint8", "workspace", hidden.layer, hidden.operator
+        )
+        ledger.largest.append(inside)
+    for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
+        category, layer = kind_of(storage)
+        dtype = str(storage.dtype).removeprefix("torch.")
+        ledger.largest.append(
+            TensorAtPeak(
+                alive[storage],
+                storage.shape,
+                dtype,
+                category,
+                layer,
+                storage.operator,
+                str(storage.line or ""),
+            )
+        )
+    ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
+    ledger.stash = max(
+        (
+            _feature_maps(tracker.alive(begin.changes))
+            for begin in tracker.begins
+            if begin.phase == "backward"
+        ),
+        key=Counter.total,
+        default=Counter(),
+    )
+    ledger.timeline = _timeline(tracker)
+    return ledger
+
+
+def _timeline(tracker: MemoryRecord) -> list[Moment]:
+    """Returns a point at the beginning of each phase, one after each change, and one at the end."""
+    live = list(tracker.live())
+    ends = [*tracker.begins, Beginning("", tracker.seconds, len(tracker.changes))]
+    points = []
+    for begin, end in pairwise(ends):
+        points.append(Moment(1000.0 * begin.seconds, live[begin.changes], begin.phase))
+        points += [
+            Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], begin.phase)
+            for number in expanded(begin.changes, end.changes, tracker.repetitions)
+        ]
+    return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
+
+
+def _feature_maps(alive: Mapping[Storage, int]) -> Counter[str]:
+    """Returns the bytes of feature maps among storages, by layer."""
+    stash: Counter[str] = Counter()
+    for storage, size in alive.items():
+        category, layer = kind_of(storage)
+        if category == "feature maps":
+            stash[layer] += size
+    return stash
+
+
+def kind_of(storage: Storage) -> tuple[str, str]:
+    """Returns the category and the layer of a storage."""
+    if storage.category is not None:
+        return storage.category, storage.layer
+    if not storage.operator:
+        return "other", "other"
+    if storage.kept_by is not None:
+        return "feature maps", storage.kept_by
+    return "workspace", storage.layer
+
+
+def _layers(step: TrainingStep) -> dict[Tensor, str]:
+    """Returns the layers of the model's parameters, and of the step's slices of them."""
+    names = step.task.layers(step.model)
+    parameters = chain(step.model.named_parameters(), step.named_parameters())
+    return {parameter: names[name] for name, parameter in parameters}
+
+
+def _label_state(tracker: Tracker, step: TrainingStep, layers: dict[Tensor, str]) -> None:
+    for parameter, state in step.optimizer.state.items():
+        for part in state.values():
+            tracker.label(part, "optimizer state", layers.get(parameter, "other"))
+
+
+@contextmanager
+def _restored(step: TrainingStep) -> Iterator[None]:
+    """Restores parameters, buffers, optimizer and random states after the context, and clears the gradients."""
+    tensors = [*step.model.parameters(), *step.model.buffers()]
+    had_state = bool(step.optimizer.state)
+    for state in step.optimizer.state.values():
+        tensors += state.values()
+    # The copies are on the CPU, so that they take no GPU memory.
+    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    with torch.random.fork_rng(devices=[step.device] if step.device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            step.clear()
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            if not had_state:
+                step.optimizer.state.clear()
+
+
+def read_allocator(device: torch.device) -> tuple[int, int]:
+    """Returns the bytes allocated on a GPU, and their peak since the last call."""
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device), peak
+
+
+def _scale(ledger: Ledger) -> None:
+    """Scales the phases of the timeline, which tracking has slowed down, to the times measured without tracking."""
+    points = ledger.timeline
+    first = {moment.phase: moment.milliseconds for moment in reversed(points)}
+    ends = (first["backward"], first["optimizer"], points[-1].milliseconds)
+    now, scaled = 0.0, []
+    for phase, end in zip(PHASES, ends, strict=True):
+        factor = ledger.phase(phase) / (end - first[phase])
+        for point in points:
+            if point.phase == phase:
+                stamp = now + factor * (point.milliseconds - first[phase])
+                scaled.append(point._replace(milliseconds=stamp))
+        now += ledger.phase(phase)
+    ledger.timeline = scaled

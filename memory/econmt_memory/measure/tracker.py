@@ -1,0 +1,320 @@
+"""Tracks the live bytes at every moment of a computation.
+
+A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
+tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
+oneDNN, is included if the tracker has a meter. Operators registered with
+``torch.library.custom_op`` run with the tracker on, if it follows them, so that their workspace is included, or declare
+it (`econmt_ops.dispatch.traits.Traits.costs`).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
+from econmt_memory.measure.record import MemoryRecord, now
+from econmt_memory.measure.storages import (
+    Beginning,
+    Change,
+    Hidden,
+    NodeLayers,
+    Repetition,
+    Storage,
+    Work,
+    expanded,
+    shape_of,
+)
+from econmt_memory.measure.user_lines import LARGE, user_line
+from econmt_ops.core import scopes as accounting
+from econmt_ops.dispatch.traits import Cost
+
+_FACTS: dict[int, OperatorFacts] = {}
+"""Properties of operators that run as they are, by id."""
+
+
+class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tracks the storages of one device.
+
+    Args:
+        device: Device whose tensors count.
+        block: Multiple of bytes to which sizes are rounded up, as an allocator does.
+        replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
+            its call to the operator.
+        meter: Returns the bytes allocated on the device, and their peak since the last call.
+        follows: True if custom operators run with the tracker on.
+        workspace: Returns a function that gives an operator's internal bytes for its arguments, or None.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        block: int = 1,
+        replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
+        meter: Callable[[], tuple[int, int]] | None = None,
+        follows: bool = True,
+        workspace: Callable[[Any], Callable[..., int] | None] | None = None,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+    ) -> None:
+        MemoryRecord.__init__(self, device)
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        self.nodes = NodeLayers()
+        self._block = block
+        self.replacements = replacements or {}
+        self._meter = meter
+        self._follows, self._workspace = follows, workspace
+        self.run = run or _call
+        self._grown = 0
+        self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
+        # Shared by trackers that run every operator as it is.
+        self._facts: dict[int, OperatorFacts] = {} if follows else _FACTS
+        self._inside: list[str] = []
+        self._replacing: int | None = None
+        self._recording = False
+        self._start = 0
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Tracks the operators that run within the context."""
+        self._start = time.time_ns()
+        self._recording = True
+        if self._meter is not None:
+            self._at_start, _ = self._meter()
+        self.nodes.note(accounting.current_layer())
+        try:
+            with (
+                accounting.watching(self.nodes.note),
+                torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
+                self,
+            ):
+                yield
+        finally:
+            self.seconds = now(self._start)
+            self._recording = False
+
+    def begin(self, phase: str) -> None:
+        """Begins a phase, one of :data:`econmt_memory.measure.storages.PHASES`."""
+        self.begins.append(Beginning(phase, now(self._start), len(self.changes)))
+
+    @contextmanager
+    def repeating(self, times: int) -> Iterator[None]:
+        """Marks a loop body that stands for ``times`` further equal ones; see `econmt_ops.core.loops`."""
+        begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
+        yield
+        for dtype, done in self.flops.items():
+            self.flops[dtype] = done + times * (done - flops[dtype])
+        end, inside = len(self.changes), self.repetitions[repetitions:]
+        order = list(expanded(begin, end, inside))
+        self.repetitions[repetitions:] = [Repetition(begin, end, times + 1, order)]
+
+    def label(self, tensor: Tensor, category: str, layer: str) -> None:
+        """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
+        for dense in self._on_device((tensor,)):
+            storage = self._find(dense)
+            if storage.category is None:
+                storage.category, storage.layer = category, layer
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Prevents PyTorch from wrapping the next method for its compiler, which would import 150 MB of modules."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # By id: operators live as long as the program, and their hashes are slow.
+        facts = self._facts.get(id(func))
+        if facts is None:
+            facts = look_at(func, self.replacements, follows=self._follows)
+            if self._workspace is not None:
+                facts = facts._replace(workspace=self._workspace(func))
+            self._facts[id(func)] = facts
+        if facts.is_device:
+            return args[0].fake_device
+        if facts.is_primitive:
+            return func(*args, **kwargs)
+        if facts.is_composite:  # below autograd, PyTorch does not decompose operators by itself
+            # Runs the operator's kernel. func.decompose might run a decomposition for tracing, which splits an LSTM
+            # into steps where the kernel calls cuDNN.
+            with self:
+                return func._op_dk(COMPOSITE, *args, **kwargs)
+        if facts.is_view:  # creates no memory
+            return self.run(func, args, kwargs)
+        read = self._on_device(args)
+        if kwargs:
+            read += self._on_device(kwargs.values())
+        for tensor in read:
+            if tensor.untyped_storage()._cdata not in self._known:
+                self._find(tensor)
+        # The operators that a replacement runs are attributed to the replaced operator.
+        self._inside.append(facts.name if self._replacing is None else "")
+        if facts.replaced and self._replacing is None:
+            self._replacing = len(self._inside)
+        try:
+            return self._follow(func, facts, args, kwargs, read)
+        finally:
+            if self._replacing == len(self._inside):
+                self._replacing = None
+            self._inside.pop()
+
+    def _follow(
+        self,
+        func: Any,
+        facts: OperatorFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: list[Tensor],
+    ) -> Any:
+        """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
+        body, cost = facts.body, facts.cost
+        begin, phase = now(self._start) if facts.replaced else 0.0, self.phase()
+        if body is None:
+            if self._meter is not None:
+                self._meter()
+            begin = now(self._start)
+            result = self.run(func, args, kwargs)
+        else:
+            with self:
+                result = body(*args, **kwargs)
+            if result is NotImplemented:
+                result = self.run(func, args, kwargs)
+        flops = 0
+        if facts.flops is not None and read:
+            flops = int(facts.flops(*args, **kwargs, out_val=result))
+            self.flops[read[0].dtype] += flops
+        declared = None if cost is None else cost(*args, **kwargs)
+        flops += 0 if declared is None else declared.flops
+        layer = self.nodes.running()
+        if begin:
+            self.works.append(Work(begin, now(self._start), self._path(), layer, phase, flops))
+        if facts.is_mutable:
+            for tensor in read:
+                self._update(tensor)
+        for tensor in self._on_device((result,)):
+            if tensor.untyped_storage()._cdata not in self._known:
+                self._add(tensor, layer)
+        if declared is not None:
+            self._charge(declared, read[0].dtype, layer)
+        if facts.workspace is not None:
+            self._charge(Cost(facts.workspace(*args, **kwargs)), torch.uint8, layer)
+        if body is None and self._meter is not None:
+            self._note_hidden(self._meter()[1])
+        return result
+
+    def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
+        """Records the internal memory and the operations that an operator declares."""
+        self.flops[dtype] += cost.flops
+        if self._meter is None:  # otherwise the allocator has counted it
+            self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return now(self._start)
+
+    def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
+        """Returns the dense tensors of the device in nested lists and tuples."""
+        tensors: list[Tensor] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                if _device_type(value) == self.device.type and value.layout is torch.strided:
+                    tensors.append(value)
+            elif isinstance(value, list | tuple):
+                tensors += self._on_device(value)
+        return tensors
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Records that autograd keeps a tensor for the backward pass."""
+        for dense in self._on_device((tensor,)):
+            storage = self._find(dense)
+            if storage.kept_by is None:
+                storage.kept_by = accounting.current_layer()
+        return tensor
+
+    def _find(self, tensor: Tensor) -> Storage:
+        """Returns the storage of a tensor; an unknown one existed before the recording."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            return known[0]
+        storage = self._watch(tensor, "", "other")
+        self.before.append((storage, storage.size))
+        return storage
+
+    def _add(self, tensor: Tensor, layer: str) -> None:
+        storage = self._watch(tensor, self._path(), layer)
+        if storage.size >= LARGE:
+            storage.line = user_line()
+        self._change(storage, storage.size)
+
+    def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
+        memory = tensor.untyped_storage()
+        key = memory._cdata
+        storage = Storage(
+            0,
+            shape_of(tensor),
+            tensor.dtype,
+            operator,
+            layer,
+            0 if memory.device.type == "meta" else memory.data_ptr(),
+        )
+
+        storage.size = self._allocated(storage, memory.nbytes())
+
+        def gone(_: weakref.ref[Any]) -> None:
+            del self._known[key]
+            self._freed(storage)
+            self._change(storage, -storage.size)
+
+        self._known[key] = storage, weakref.ref(memory, gone)
+        return storage
+
+    def _update(self, tensor: Tensor) -> None:
+        """Records the new size if an operator has resized one of its arguments."""
+        memory = tensor.untyped_storage()
+        storage = self._known[memory._cdata][0]
+        size = self._allocated(storage, memory.nbytes())
+        if size != storage.size:
+            self._change(storage, size - storage.size)
+            storage.size = size
+
+    def _note_hidden(self, peak: int) -> None:
+        size = peak - self._at_start - self._grown
+        before = self.hidden.get(len(self.changes))
+        if size > (0 if before is None else before.size):
+            self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), self._path())
+
+    def _path(self) -> str:
+        """Returns the names of the running operator and of the custom operators around it, outermost first."""
+        return " ".join(filter(None, self._inside))
+
+    def _change(self, storage: Storage, size: int) -> None:
+        if self._recording:
+            self._grown += size
+            self.changes.append(Change(now(self._start), storage, size))
+
+    def _allocated(self, _storage: Storage, size: int) -> int:
+        """Returns the bytes that ``size`` bytes of a storage take."""
+        return -(-size // self._block) * self._block
+
+    def _freed(self, storage: Storage) -> None:
+        """Notes that a storage is gone."""
+
+
+def _device_type(tensor: Tensor) -> str:
+    # A fake tensor's ``device`` is a slow operator.
+    device: torch.device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return device.type
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
