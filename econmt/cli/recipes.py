@@ -9,7 +9,6 @@ import typer
 
 from econmt.cli.option_groups import argument, option, with_option_groups
 from econmt.cli.options import RecipeChoice
-from econmt.config.imports import import_configuration
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
 from econmt.data.tables import WIDTH
@@ -70,40 +69,6 @@ def copy(
     content = source.read_bytes()
     with writing(target), whole_file(target) as file:
         file.write(content)
-    print(printable(target))
-
-
-@app.command("import")
-@with_option_groups
-def import_recipe(
-    file: Path = argument(
-        ...,
-        help="Configuration of Joey NMT or OpenNMT-py, or Sockeye's args.yaml, of a recurrent model.",
-    ),
-    destination: Path | None = argument(
-        None,
-        help="File to write; default: the configuration's name with .recipe.yaml, in the current folder.",
-    ),
-    force: bool = option(False, help="Replace a file that exists."),
-) -> None:
-    """Convert a configuration of Joey NMT, OpenNMT-py or Sockeye.
-
-    Settings that have no counterpart are listed by key, as comments in the recipe, too.
-
-    \b
-    Example:
-      econmt recipes import joey.yaml mine.yaml
-    """
-    target = destination or Path(f"{file.stem}.recipe.yaml")
-    if target.exists() and not force:
-        raise InputError(f"{target}: exists already; choose another name, or --force to replace it")
-    if not target.parent.is_dir():
-        raise InputError(f"{target.parent}: no such folder")
-    imported = import_configuration(file)
-    with writing(target), whole_file(target) as stream:
-        stream.write(imported.text.encode())
-    for remark in imported.remarks:
-        talk(f"econmt: note: {remark.key}: {remark.text}")
     print(printable(target))
 
 

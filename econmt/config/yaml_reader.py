@@ -101,18 +101,6 @@ class Finding(NamedTuple):
     problem: str
 
 
-def read_mapping(text: str, where: str) -> dict[str, Any]:
-    """Parses YAML whose top level is a mapping, as plain data.
-
-    Raises:
-        InputError: The text is not such YAML; the message names ``where`` and the line.
-    """
-    tree, _ = _read(text, where)
-    if not isinstance(tree, dict):
-        raise InputError(f"{where}:1: expected keys and values at the top")
-    return tree
-
-
 def load_section(
     kind: type[SectionType],
     text: str,

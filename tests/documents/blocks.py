@@ -30,7 +30,6 @@ ONLY_PARSED = {
         "scripts.bench make-laws",
         "head -n 1000",
         "--validation-hook",
-        "recipes import",
         "distill --command",
         "distill runs/tatoeba",
         "distill runs/laws",
