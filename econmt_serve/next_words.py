@@ -63,9 +63,7 @@ class NextWords:
         in_capitals = translator.options.restore_case and is_in_capitals(request.text, spoken)
         text = without_capitals(request.text, spoken) if in_capitals else request.text
         with_terms = translator.with_terms(request, text)
-        source = translator.vocabularies.encode_sources([with_terms.text])[0][
-            : translator.options.max_input_length
-        ]
+        source = translator.vocabularies.source.encode(with_terms.text)[: translator.options.max_input_length]
         if not source:
             return []
         prepared = with_small_prefix(request, written_in) if in_capitals else request
@@ -82,7 +80,7 @@ class NextWords:
                     each.is_in((*constraints.prefix, token), goes_on=True) for each in constraints.avoidances
                 )
             ]
-            translations = self._search(text, source, [each for each, _ in tried]) if tried else []
+            translations = self._search(source, [each for each, _ in tried]) if tried else []
         at = len(request.target_prefix.split())
         words: dict[str, NextWord] = {}
         for (_, probability), (translation, score) in zip(tried, translations, strict=True):
@@ -104,9 +102,9 @@ class NextWords:
         return log_probs[0].float().cpu().masked_fill(self._masked, -torch.inf)
 
     def _search(
-        self, text: str, source: Sequence[int], constraints: Sequence[DecodingConstraints]
+        self, source: Sequence[int], constraints: Sequence[DecodingConstraints]
     ) -> list[tuple[str, float]]:
-        """Returns text and score of the best translation of a text and its ids for each list of constraints."""
+        """Returns text and score of the best translation of source ids for each list of constraints."""
         translator = self._translator
         options = translator.options
         sources, lengths = pad_sources([source] * len(constraints), translator.device)
@@ -114,5 +112,5 @@ class NextWords:
         chooser = ConstrainedContinuations(constraints, translator.constraint_compiler.joins, options)
         results = beam_search(translator.model, sources, lengths, limits, options, translator.watch, chooser)
         ids = [best[0].ids for best in results]
-        texts = translator.vocabularies.decode_targets(ids, [text] * len(ids))
+        texts = translator.vocabularies.target.decode_many(ids)
         return [(one_line(each), best[0].score) for each, best in zip(texts, results, strict=True)]

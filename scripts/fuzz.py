@@ -350,9 +350,9 @@ def _translate(tiny: TinyModel, text: str) -> None:
             for kind in ("translation", "score", "json"):
                 format_translation(translation, kind).encode("utf-8", "surrogateescape")
             format_nbest(translation, number)
-        encode = token_ids(tiny.loaded.vocabularies)
+        encode = token_ids(tiny.loaded.vocabularies.target)
         with contextlib.suppress(KeyError):  # the verb tells it
-            tiny.scorer.score_ids(lines, [encode(line, line) for line in lines])
+            tiny.scorer.score_ids(lines, [encode(line) for line in lines])
 
 
 _OPTIONS = [

@@ -248,7 +248,7 @@ class TrainedModel:
             warn=warnings.warn,
         )
         texts = [each.text for each in requests]
-        encoded = self.vocabularies.encode_targets(list(targets), texts)
+        encoded = self.vocabularies.target.encode_many(list(targets))
         return scorer.score_ids(texts, encoded, factors=[each.factors for each in requests])
 
     def generate(

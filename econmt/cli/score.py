@@ -141,16 +141,13 @@ def _score(
     from_source, where = pairs.names
     vocabularies = scorer.vocabularies
 
-    def encoded(text: str, source: str) -> list[int]:
-        return vocabularies.encode_targets([text], [source])[0]
-
-    encode = token_ids(vocabularies) if pairs.target_tokens else encoded
+    encode = token_ids(vocabularies.target) if pairs.target_tokens else vocabularies.target.encode
     lines = 0
     for chunk in _chunks(pairs):
         targets = []
         for number, (text_of_source, text) in enumerate(chunk, lines + 1):
             try:
-                targets.append(encode(text, text_of_source))
+                targets.append(encode(text))
             except KeyError as error:
                 raise InputError(
                     f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "

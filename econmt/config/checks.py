@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from econmt.config.data import Data, WordSubwords
+from econmt.config.data import Data
 from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
 from econmt.config.text import data_kind, model_kind
 from econmt.config.yaml_reader import leaves
@@ -76,9 +76,6 @@ def check_pipeline(recipe: Any) -> None:
         model = recipe.model
         parts = {"model.encoder": model.encoder, "model.decoder": model.decoder}
         conflicts |= {
-            "model.decoder.copy_attention (no rank has both the attention and the output layer)": (
-                model.decoder.copy_attention
-            ),
             "data.source_factors": bool(recipe.data.source_factors),
             "data.alignment": recipe.data.alignment is not None,
             "data.weights": recipe.data.weights is not None,
@@ -110,18 +107,10 @@ def _check_data(data: Data, recipe: Any) -> None:
                     f"data.{name} changes the lengths of pairs in each epoch and needs buckets derived from the text; "
                     "remove training.bucket_width"
                 )
-    if not data.subwords.joint:
-        reasons = {
-            f"model.weight_tying {model.weight_tying} shares the source embedding": (
-                model.weight_tying.startswith("src_trg")
-            ),
-            "model.decoder.copy_attention copies source tokens into the target": model.decoder.copy_attention,
-        }
-        for reason, is_set in reasons.items():
-            if is_set:
-                raise ValueError(f"{reason} and needs data.subwords.joint: true")
-    if isinstance(data.subwords, WordSubwords) and data.subwords.copies and not data.noise.is_default:
-        raise ValueError("data.noise changes words that data.subwords.copies counts; remove one of them")
+    if not data.subwords.joint and model.weight_tying.startswith("src_trg"):
+        raise ValueError(
+            f"model.weight_tying {model.weight_tying} shares the source embedding and needs data.subwords.joint: true"
+        )
     if data.alignment is not None and not data.noise.is_default:
         raise ValueError(
             "data.noise changes words and cannot be combined with data.alignment; remove one of them"

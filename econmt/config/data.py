@@ -110,13 +110,6 @@ class WordSubwords(Section):
         50000, description="size of the target vocabulary, special tokens included; rarer words become <unk>"
     )
     joint: bool = Field(False, description="true: one vocabulary for both languages; false: one per language")
-    copies: int = Field(
-        0,
-        ge=0,
-        le=1000,
-        description="number of entries for unknown words of a source, its first, second, ..., which also stand for "
-        "them in its translation, so that words can be copied that no vocabulary has; needs joint",
-    )
     min_count: MinimumCount = Field(
         1, description="words that occur less often in the training text become <unk>, on both sides"
     )
@@ -138,8 +131,6 @@ class WordSubwords(Section):
             )
         if self.joint and self.target != type(self).model_fields["target"].default:
             raise ValueError(f"target {self.target} has no effect with joint: true; source is the size")
-        if self.copies and not self.joint:
-            raise ValueError(f"copies {self.copies} needs joint: true")
         return self
 
 

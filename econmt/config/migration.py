@@ -5,30 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-REMOVED_KEYS = {
-    "model.lhuc": "none",
-    "model.encoder.first_residual_layer": 2,
-    "model.decoder.first_residual_layer": 2,
-    "model.decoder.attention_in_upper_layers": False,
-    "model.attention.mhdot_heads": 8,
-    "model.attention.function": "softmax",
-    "model.attention.use_prev_word": False,
-    "model.dropout.states": 0.0,
-    "model.dropout.recurrent": 0.0,
-    "model.dropout.zoneout_hidden": 0.0,
-    "model.dropout.zoneout_cell": 0.0,
+_TRAIN_ANEW = "remove it, and train models that have it anew"
+
+REMOVED_KEYS: dict[str, tuple[object, str]] = {
+    "model.lhuc": ("none", _TRAIN_ANEW),
+    "model.encoder.first_residual_layer": (2, _TRAIN_ANEW),
+    "model.decoder.first_residual_layer": (2, _TRAIN_ANEW),
+    "model.decoder.attention_in_upper_layers": (False, _TRAIN_ANEW),
+    "model.attention.mhdot_heads": (8, _TRAIN_ANEW),
+    "model.attention.function": ("softmax", _TRAIN_ANEW),
+    "model.attention.use_prev_word": (False, _TRAIN_ANEW),
+    "model.dropout.states": (0.0, _TRAIN_ANEW),
+    "model.dropout.recurrent": (0.0, _TRAIN_ANEW),
+    "model.dropout.zoneout_hidden": (0.0, _TRAIN_ANEW),
+    "model.dropout.zoneout_cell": (0.0, _TRAIN_ANEW),
+    "model.decoder.copy_attention": (False, _TRAIN_ANEW),
+    "data.subwords.copies": (0, _TRAIN_ANEW),
 }
-"""Defaults of the keys of former options."""
+"""Keys of former options: the default, which changes nothing, and what to do about another value."""
 
 
 def remove_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     """Removes the keys of former options from a recipe's data where they have their defaults, in place.
 
     Returns:
-        Each of the other ones, dotted, and what is wrong with it.
+        Each of the other ones, dotted, and what to do about it.
     """
     refused = {}
-    for key, default in REMOVED_KEYS.items():
+    for key, (default, advice) in REMOVED_KEYS.items():
         section: Any = tree
         *sections, name = key.split(".")
         for part in sections:
@@ -38,7 +42,7 @@ def remove_keys(tree: Mapping[str, Any]) -> dict[str, str]:
         if section[name] == default:
             del section[name]
         else:
-            refused[key] = "is no longer supported; remove it, and train models that have it anew"
+            refused[key] = f"is no longer supported; {advice}"
     return refused
 
 

@@ -107,9 +107,6 @@ class DecoderSection(RecurrentStack):
     context_gating: bool = Field(
         False, description="weigh decoder state and context with a gate (Tu et al., 2017)"
     )
-    copy_attention: bool = Field(
-        False, description="copy source tokens by attention (See et al., 2017); needs data.subwords.joint"
-    )
     state_init: Literal["last", "avg", "zero"] = Field(
         "last",
         description="initial decoder state: from the encoder's last state, the mean of its outputs, or zero",

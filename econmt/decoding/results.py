@@ -34,11 +34,11 @@ def translation_of(
 
     With ``replace_unk`` the source text that an unknown token attends to most takes its place.
     """
-    source_tokens = vocabularies.source_tokens(source, text)
+    source_tokens = vocabularies.source_tokens(source)
     entries = []
     for hypothesis, made in zip(hypotheses, written, strict=False):
         attention = hypothesis.attention
-        ids, tokens = vocabularies.resolved(hypothesis.ids, text)
+        ids, tokens = hypothesis.ids, vocabularies.target.tokens(hypothesis.ids)
         alignment: list[tuple[int, int]] = []
         if attention is not None:
             alignment = hard_alignment(attention, source_tokens, tokens, vocabularies)

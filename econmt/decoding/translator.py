@@ -297,10 +297,8 @@ class Translator:
                     )
                 answers[index] = hypotheses
                 done(1)
-        found = [(each.ids, texts[index]) for index, hypotheses in answers.items() for each in hypotheses]
-        written = iter(
-            self.vocabularies.decode_targets([ids for ids, _ in found], [text for _, text in found])
-        )
+        found = [each.ids for hypotheses in answers.values() for each in hypotheses]
+        written = iter(self.vocabularies.target.decode_many(found))
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             line = texts[index], sources[index], hypotheses, written, self.vocabularies

@@ -91,7 +91,7 @@ _STRATEGIES: dict[str, Callable[[str, _Layers], bool]] = {
     "all_except_decoder": lambda name, _: not name.startswith("decoder."),
     "all_except_outer_layers": lambda name, layers: not layers.is_outer(name),
     "all_except_embeddings": lambda name, _: not name.startswith(_EMBEDDINGS),
-    "all_except_output_proj": lambda name, _: not name.startswith(("output.", "readout.", "copying.")),
+    "all_except_output_proj": lambda name, _: not name.startswith(("output.", "readout.")),
     "encoder_and_source_embeddings": lambda name, _: name.startswith((*_SOURCE_EMBEDDINGS, "encoder.")),
     "encoder_half_and_source_embeddings": lambda name, layers: (
         name.startswith(_SOURCE_EMBEDDINGS) or layers.is_lower_half(name)

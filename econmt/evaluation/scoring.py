@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.source_factors import encode_sources
-from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies
+from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.text_reader import perplexity_of
@@ -52,21 +52,16 @@ class ScoredPair(NamedTuple):
         return perplexity_of(self.log_probability, self.length)
 
 
-def token_ids(vocabularies: Vocabularies) -> Callable[[str, str], list[int]]:
-    """Returns a function from a target's tokens, separated by spaces, and its source to ids; it raises KeyError(token).
+def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+    """Returns a function from tokens, separated by spaces, to ids; it raises KeyError(token).
 
     Padding and sentence marks have no token.
     """
-    vocabulary = vocabularies.target
     ids = {token: index for index, token in enumerate(vocabulary.tokens(range(vocabulary.size)))}
     for special in (PAD, BOS, EOS):
         del ids[vocabulary.tokens([special])[0]]
 
-    def encode(text: str, source: str) -> list[int]:
-        copies = vocabularies.copy_ids(source)
-        return [copies[token] if token in copies else ids[token] for token in text.split(" ") if token]
-
-    return encode
+    return lambda text: [ids[token] for token in text.split(" ") if token]
 
 
 def _pair_name(number: int, stream: int | None) -> str:
@@ -102,7 +97,7 @@ class Scorer:
         stream = iter(pairs)
         while chunk := list(islice(stream, chunk_size)):
             sources, texts = map(list, zip(*chunk, strict=True))
-            yield from self.score_ids(sources, self.vocabularies.encode_targets(texts, sources))
+            yield from self.score_ids(sources, self.vocabularies.target.encode_many(texts))
 
     def score_ids(
         self,
@@ -130,8 +125,8 @@ class Scorer:
             self.vocabularies, sources, factors or [()] * len(sources), name_of, warn=self.warn
         )
         results: list[ScoredPair] = []
-        for target, source in zip(targets, sources, strict=True):
-            _, tokens = self.vocabularies.resolved(target, source)
+        for target in targets:
+            tokens = self.vocabularies.target.tokens(target)
             results.append(ScoredPair(-math.inf if tokens else 0.0, tokens, []))
         filled = [index for index, line in enumerate(sources) if line.strip() and source_ids[index]]
         done(len(sources) - len(filled))

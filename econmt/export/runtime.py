@@ -27,7 +27,7 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
-from econmt.config.recipe import CodesSubwords, Decoding, Recipe, WordSubwords
+from econmt.config.recipe import CodesSubwords, Decoding, Recipe
 from econmt.data.files import whole_file, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.decoding.search.options import SearchOptions
@@ -194,12 +194,8 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
     for key, is_set in model.decoder_options.items():
         if is_set:
             raise InputError(f"{folder}: the runtime does not support its model.{key}")
-    if isinstance(recipe.data.subwords, WordSubwords) and recipe.data.subwords.copies:
-        raise InputError(f"{folder}: the runtime does not support its data.subwords.copies")
     if isinstance(recipe.data.subwords, CodesSubwords):
         raise InputError(f"{folder}: the runtime does not support its data.subwords.type codes")
-    if model.decoder.copy_attention:
-        raise InputError(f"{folder}: the runtime does not support its decoder.copy_attention")
     if decoding.beam_size > _MAX_BEAM:
         raise InputError(
             f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime supports at most {_MAX_BEAM}"

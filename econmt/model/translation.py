@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from econmt.config import recipe
 from econmt.factored_ids import separate_ids
-from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_positions, mixture_losses
 from econmt.model.decoder import InputFeedingDecoder, Memory, ParallelDecoder
 from econmt.model.encoder import Encoder
 from econmt.model.guided_alignment import TrainingGuides, alignment_losses
@@ -71,6 +70,22 @@ class EncoderOutput(NamedTuple):
     memory: Memory
     summary: Tensor
     length_ratios: Tensor | None = None
+
+
+class Predictions(NamedTuple):
+    """Predictions of a model at N target positions.
+
+    Attributes:
+        hidden: input of the output layer, (N, D). weight, bias: parameters of the output layer, (V, D) and (V,).
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def log_probs(self, rows: slice) -> Tensor:
+        """Computes log-probabilities (n, V) of the next word in some rows, in float32."""
+        return functional.linear(self.hidden[rows], self.weight, self.bias).float().log_softmax(dim=1)
 
 
 class TranslationModel(nn.Module):
@@ -132,13 +147,6 @@ class TranslationModel(nn.Module):
         self.output = nn.Linear(width if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
-        self.copying: Copying | None = None
-        if config.decoder.copy_attention:
-            if source_size != target_size:
-                raise ValueError(
-                    f"copy_attention needs one vocabulary, got {source_size} source and {target_size} target entries"
-                )
-            self.copying = Copying(config.encoder.size, self.output.in_features, width)
         self.length_ratio: LengthRatio | None = None
         if config.length_task != "none":
             self.length_ratio = LengthRatio(config.encoder.size, config.length_task_layers)
@@ -157,16 +165,10 @@ class TranslationModel(nn.Module):
             initialize_embedding(table.weight, init)
         if self.readout is not None:
             initialize_linear(self.readout, init)
-        if self.copying is not None:
-            self.copying.initialize(init)
         self.encoder.initialize(init)
         self.decoder.initialize(init)
         if self.length_ratio is not None:
             self.length_ratio.initialize(init)
-
-    def words_of(self, ids: Tensor) -> Tensor:
-        """Returns the ids of the words (...) without factors, of source ids (...), int64."""
-        return separate_ids(ids, self.source_sizes)[0]
 
     def embed_source(self, ids: Tensor) -> Tensor:
         """Returns embeddings (..., I) of source ids (...): those of words and factors, concatenated or summed."""
@@ -227,25 +229,20 @@ class TranslationModel(nn.Module):
         ``source`` (B, S) and ``target_input`` (B, T), BOS and the target, are int64; ``source_lengths`` (B,).
         """
         how = self.implementations if implementations is None else implementations
-        return self._decode(self.encode(source, source_lengths, how), target_input, how).hidden
+        return self._decode(self.encode(source, source_lengths, how), target_input, how)[0]
 
     def predict(
         self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor
     ) -> Predictions:
         """Predicts under teacher forcing, see :meth:`forward`, at N target positions, those of a mask (B, T)."""
         how = self.implementations
-        decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
-        hidden = decoded.hidden[positions]
-        copied: Copied | None = None
-        if self.copying is not None:
-            gates = self.copying(decoded, decoded.hidden.reshape(-1, decoded.hidden.shape[2]))
-            owners, words = positions.nonzero()[:, 0], self.words_of(source)
-            copied = Copied(
-                gates[positions], decoded.attention[positions], words[owners], first_positions(words)[owners]
-            )
-        return Predictions(hidden, self.output.weight, self.output.bias, copied)
+        hidden, _ = self._decode(self.encode(source, source_lengths, how), target_input, how)
+        return Predictions(hidden[positions], self.output.weight, self.output.bias)
 
-    def _decode(self, encoded: EncoderOutput, target_input: Tensor, how: Implementations) -> Decoded:
+    def _decode(
+        self, encoded: EncoderOutput, target_input: Tensor, how: Implementations
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the inputs of the output layer (B, T, D) and the attention (B, T, S) under teacher forcing."""
         with layer("embedding"):
             embedded = self._look_up(
                 self.target_embedding,
@@ -259,7 +256,7 @@ class TranslationModel(nn.Module):
             state = self.decoder.initial_state(encoded.summary)
             outputs, attention, _ = self.decoder(embedded, encoded.memory, state, how)
         with layer("output"):
-            return Decoded(self.read_out(outputs), embedded, encoded.memory.values, attention)
+            return self.read_out(outputs), attention
 
     def read_out(self, outputs: Tensor, seed: Seed | None = None) -> Tensor:
         """Returns the output layer's input (B, T, D) from decoder outputs; ``seed``: dropout seed, None: drawn now."""
@@ -282,26 +279,23 @@ class TranslationModel(nn.Module):
         Args:
             source, source_lengths, target_input: see :meth:`forward`.
             target_output: tokens to predict, the target and EOS, (B, T) int64.
-            label_smoothing: probability mass spread evenly over all V target tokens; in a model that copies, it smooths
-                the log-probabilities of the softmax.
+            label_smoothing: probability mass spread evenly over all V target tokens.
             length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
             guides: alignments and weights of the pairs; None without any.
         """
         how = self.implementations if implementations is None else implementations
         guides = TrainingGuides() if guides is None else guides
         encoded = self.encode(source, source_lengths, how)
-        decoded = None
-        if (
-            self.copying is None and guides.alignment is None
-        ):  # no reference to other results is held, which would keep their memory
-            hidden = self._decode(encoded, target_input, how).hidden
-        else:
-            decoded = self._decode(encoded, target_input, how)
-            hidden = decoded.hidden
+        hidden, attention = self._decode(encoded, target_input, how)
+        aligned = None if guides.alignment is None else attention
+        del attention  # a reference would keep its memory during the output layer
         with layer("output"):
             rows, targets = hidden, target_output
-            together = self.copying is None and guides.weights is None
-            if together and device_of(hidden) == "cuda" and hidden.transpose(0, 1).is_contiguous():
+            if (
+                guides.weights is None
+                and device_of(hidden) == "cuda"
+                and hidden.transpose(0, 1).is_contiguous()
+            ):
                 rows, targets = rows.transpose(0, 1), targets.t()  # time is first in memory: no copy
             rows = rows.reshape(-1, rows.size(-1))
             loss = linear_cross_entropy(
@@ -311,18 +305,14 @@ class TranslationModel(nn.Module):
                 bias=self.output.bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
-                reduction="sum" if together else "none",
+                reduction="sum" if guides.weights is None else "none",
                 implementation=how.output,
             )
-            if not together:
-                losses = loss.view_as(target_output)
-                if self.copying is not None and decoded is not None:
-                    gates, words = self.copying(decoded, rows), self.words_of(source)
-                    losses = mixture_losses(losses, gates, decoded.attention, words, target_output, self.pad)
-                loss = losses.sum() if guides.weights is None else (losses.sum(1) * guides.weights).sum()
-        if guides.alignment is not None and decoded is not None:
+            if guides.weights is not None:
+                loss = (loss.view_as(target_output).sum(1) * guides.weights).sum()
+        if guides.alignment is not None and aligned is not None:
             with layer("attention"):
-                each = alignment_losses(decoded.attention, guides.alignment)
+                each = alignment_losses(aligned, guides.alignment)
                 each = each if guides.weights is None else each * guides.weights
             loss = loss + guides.alignment_weight * each.sum()
         if length_task_weight > 0.0:
@@ -339,8 +329,8 @@ class TranslationModel(nn.Module):
     ) -> Tensor:
         """Computes the alignment loss alone, summed over target tokens, a float32 scalar; see :meth:`loss`."""
         how = self.implementations if implementations is None else implementations
-        decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
-        return alignment_losses(decoded.attention, alignment).sum().to(torch.float32)
+        _, attention = self._decode(self.encode(source, source_lengths, how), target_input, how)
+        return alignment_losses(attention, alignment).sum().to(torch.float32)
 
     def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
         """Computes :func:`~econmt.model.length_ratio.length_loss` for targets (B, T), float32; needs a length task."""

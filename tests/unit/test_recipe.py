@@ -175,7 +175,7 @@ def test_one_line_names_file_line_key_and_remedy(
             "data.subwords.type=bp",
             "data.subwords.type: must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
         ),
-        ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, joint, copies, min_count, lists"),
+        ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, joint, min_count, lists"),
         ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords: dropout (BPE-dropout) needs type: bpe"),
         ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
         ("model.attention={type: dot, layer_norm: true}", "model.attention: layer_norm needs type: additive, not dot"),

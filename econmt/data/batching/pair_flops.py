@@ -60,13 +60,8 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     tied = model.weight_tying in ("trg_softmax", "src_trg_softmax")
     if tied and decoder.size != embedding:
         target += 2 * decoder.size * embedding
-    output_inputs = embedding if tied else decoder.size
-    target += 2 * output_inputs * target_vocabulary
+    target += 2 * (embedding if tied else decoder.size) * target_vocabulary
     pair = 2 * comparison + 2 * encoder.size
-    if decoder.copy_attention:  # its gate
-        source += 2 * encoder.size
-        target += 2 * (output_inputs + embedding)
-        pair += 2
     return PairFlops(source, target, pair)
 
 

@@ -185,7 +185,7 @@ class SplitWriter:
         )
         if training.terms is not None:
             self._annotate(training.terms, training.tag, chunk, sources)
-        targets = self._vocabularies.encode_targets([row[1] for row in chunk], [row[0] for row in chunk])
+        targets = self._vocabularies.target.encode_many([row[1] for row in chunk])
         lines = list(range(first_line, first_line + len(chunk)))
         if isinstance(self._data, TextData):
             targets = [[*ids, EOS] for ids in targets]

@@ -54,7 +54,7 @@ def encode_sources(
             names the text.
     """
     cut = [text[:most_characters] for text in texts]
-    rows = vocabularies.encode_sources(cut)
+    rows = vocabularies.source.encode_many(cut)
     stream_count = len(vocabularies.factors)
     for number, (text, streams_of_text) in enumerate(zip(texts, factors, strict=True)):
         if len(streams_of_text) != stream_count and (streams_of_text or text.strip()):

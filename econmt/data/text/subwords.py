@@ -39,7 +39,6 @@ from econmt.data.text.vocabulary import (
     Vocabularies,
     Vocabulary,
     WordVocabulary,
-    copy_tokens,
     normalized,
     pieces_of,
     split_words,
@@ -120,7 +119,7 @@ def _convert(
     """Converts vocabularies that exist; ``tags`` are added to the source's."""
     if isinstance(settings, (WordSubwords, TextWords)):
         for (name, columns, _), path in zip(_word_files(settings), own, strict=True):
-            fixed = _fixed_words(settings, columns, tags)
+            fixed = _fixed_words(columns, tags)
             words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
             write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
         return
@@ -146,7 +145,7 @@ def _train_words(
     for name, columns, limit in _word_files(settings):
         counter = sum((counts[column] for column in columns), Counter[str]())
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
-        _write_words(folder / name, frequent, _fixed_words(settings, columns, tags), limit)
+        _write_words(folder / name, frequent, _fixed_words(columns, tags), limit)
 
 
 def _word_files(settings: WordSubwords | TextWords) -> list[tuple[str, tuple[int, ...], int]]:
@@ -158,12 +157,9 @@ def _word_files(settings: WordSubwords | TextWords) -> list[tuple[str, tuple[int
     return [(WORD_FILES[0], (0,), settings.source), (WORD_FILES[1], (1,), settings.target)]
 
 
-def _fixed_words(
-    settings: WordSubwords | TextWords, columns: Sequence[int], tags: Sequence[str]
-) -> list[str]:
+def _fixed_words(columns: Sequence[int], tags: Sequence[str]) -> list[str]:
     """Returns the entries with which a vocabulary begins."""
-    copies = settings.copies if isinstance(settings, WordSubwords) else 0
-    return [*SPECIAL_TOKENS, *copy_tokens(copies), *(tags if 0 in columns else ())]
+    return [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
 
 
 def _train_codes(

@@ -10,9 +10,8 @@ million words do not teach a model to write unseen characters byte by byte.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import sentencepiece
@@ -33,8 +32,6 @@ class Vocabulary(Protocol):
 
     size: int
     """Number of ids, special ones included."""
-    copies: int = 0
-    """Number of ids after the special ones that stand for unknown words of a source, see :func:`copy_tokens`."""
     of_pieces: bool
     """True if tokens are subwords, which mark a preceding space by U+2581; False if they are whole words."""
 
@@ -183,10 +180,7 @@ class WordVocabulary(Vocabulary):
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words, self.size = list(words), len(words)
-        first = len(SPECIAL_TOKENS)
-        pairs = zip(self._words[first:], copy_tokens(self.size), strict=False)
-        self.copies = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._ids = {word: i for i, word in enumerate(self._words) if i >= first + self.copies}
+        self._ids = {word: i for i, word in enumerate(self._words) if i >= len(SPECIAL_TOKENS)}
 
     def encode(self, text: str) -> list[int]:
         """Encodes a line of tokenised text to ids."""
@@ -205,18 +199,9 @@ class WordVocabulary(Vocabulary):
         """Splits a line of tokenised text into words."""
         return split_words(text)
 
-    def unknown_words(self, text: str) -> list[str]:
-        """Returns the unknown words of a source that may be copied, each once, in their order."""
-        return list(dict.fromkeys(word for word in split_words(text) if word not in self._ids))[: self.copies]
-
     def joined(self, tokens: Sequence[str]) -> str:
         """Joins words by spaces."""
         return " ".join(tokens)
-
-
-def copy_tokens(count: int) -> Iterator[str]:
-    """Yields the names of entries that stand for the first, second, ... unknown word of a source."""
-    return (f"<copy{number}>" for number in range(1, count + 1))
 
 
 class Vocabularies(NamedTuple):
@@ -232,56 +217,9 @@ class Vocabularies(NamedTuple):
         """Source and target vocabulary."""
         return self.source, self.target
 
-    @property
-    def copies(self) -> bool:
-        """True if unknown words of a source may be copied."""
-        return self.source.copies > 0
-
-    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes lines of raw text of the source to ids, without ``<s>`` and ``</s>``."""
-        return self.encode_targets(texts, texts) if self.copies else self.source.encode_many(texts)
-
-    def encode_targets(self, texts: Sequence[str], sources: Sequence[str]) -> list[list[int]]:
-        """Encodes lines of raw text of the target, whose unknown words may be those of their sources."""
-        rows = self.target.encode_many(texts)
-        if self.copies:
-            for ids, text, source in zip(rows, texts, sources, strict=True):
-                if UNK not in ids:
-                    continue
-                copies = self.copy_ids(source)
-                ids[:] = [
-                    copies.get(word, UNK) if token == UNK else token
-                    for token, word in zip(ids, self.target.written(text), strict=True)
-                ]
-        return rows
-
-    def decode_targets(self, rows: Sequence[Sequence[int]], sources: Sequence[str]) -> list[str]:
-        """Decodes ids of targets, without padding and sentence marks, to raw text with words of their sources."""
-        if not self.copies:
-            return self.target.decode_many(rows)
-        return [self.target.joined(self.resolved(*pair)[1]) for pair in zip(rows, sources, strict=True)]
-
-    def resolved(self, ids: Sequence[int], source: str) -> tuple[list[int], list[str]]:
-        """Returns ids and tokens of a target with the words of its source that they stand for; UNK if there is none."""
-        if not self.copies:
-            return list(ids), self.target.tokens(ids)
-        words = {number: word for word, number in self.copy_ids(source).items()}
-        end = len(SPECIAL_TOKENS) + self.target.copies
-        known = [i if i in words or not len(SPECIAL_TOKENS) <= i < end else UNK for i in ids]
-        return known, [
-            words.get(i) or token for i, token in zip(known, self.target.tokens(known), strict=True)
-        ]
-
-    def source_tokens(self, ids: Sequence[int], text: str) -> list[str]:
-        """Returns the tokens of a source, given by its ids, joint ids or not, and its text."""
-        if self.copies:
-            return self.source.written(text)[: len(ids)]
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Returns the tokens of a source, given by its ids, joint ids or not."""
         return self.source.tokens([i % self.source.size for i in ids])
-
-    def copy_ids(self, source: str) -> dict[str, int]:
-        """Returns the ids of a source's unknown words that may be copied."""
-        words = self.source.unknown_words(source) if isinstance(self.source, WordVocabulary) else []
-        return {word: number for number, word in enumerate(words, len(SPECIAL_TOKENS))}
 
     @property
     def factor_sizes(self) -> tuple[int, ...]:

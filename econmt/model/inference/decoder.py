@@ -18,7 +18,6 @@ from torch import Tensor
 from econmt.model.decoder import Decoder
 from econmt.model.inference.attention import StepAttention
 from econmt.model.inference.cell_steps import layer_step
-from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import PrepackedEncoder, prepacks
 from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, is_watched, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
@@ -59,8 +58,6 @@ class IncrementalModel:
         self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
             self._encoder = PrepackedEncoder(model, dtype) if prepacks(model, dtype) else None
-            embedding, copying = model.target_embedding.weight.detach(), model.copying
-            self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
             self._logits = torch.empty(
                 0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output.weight.device
             )
@@ -138,13 +135,10 @@ class IncrementalModel:
             keys, values, lengths = encoded.memory
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys, factors)
-            words = (
-                None if self._copying is None else self._copying.prepare(self.model.words_of(source), values)
-            )
             summands = self._decoder.summands(values)
             covering = self._decoder.attention.coverage
             shares, coverage = (None, None) if covering is None else covering.first(values)
-            sources = Sources(keys, factors, summands, padding, lengths, words=words, shares=shares)
+            sources = Sources(keys, factors, summands, padding, lengths, shares=shares)
         hidden, memory = self._decoder.states(first.layers)
         rows = torch.arange(len(source), device=source.device)
         output = first.output.to(self._dtype)
@@ -163,8 +157,6 @@ class IncrementalModel:
         weight, bias = (part.detach()[words] for part in (self.model.output.weight, self.model.output.bias))
         masked = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         masked.masked_fill_(~allowed, -torch.inf)
-        if state.sources.words is not None:
-            state = state._replace(sources=state.sources._replace(words=state.sources.words.among(words)))
         return state._replace(shortlist=Shortlist(prepacked(weight, bias, self.precision), masked))
 
     def length_ratios(self, state: AnyState) -> Tensor:
@@ -178,17 +170,15 @@ class IncrementalModel:
             if isinstance(state, NativeState):
                 return self._native.step(tokens, state)
             logits, attention, state = self.logits(tokens, state)
-            return logits if self._copying else self._log_softmax(logits), attention, state
+            return self._log_softmax(logits), attention, state
 
     def logits(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
-        """Computes :meth:`step` with logits in the type of products; with a copying model, with log-probabilities."""
+        """Computes :meth:`step` with logits in the type of products."""
         with torch.no_grad():
             attention, state = self._decoder(tokens, state)
             read = state.output if self._readout is None else self._readout(state.output)
             short = state.shortlist
             logits = self._output(read) if short is None else short.logits(read, state.owners)
-            if self._copying is not None:
-                logits = self._copying(self._log_softmax(logits), tokens, read, attention, state)
             return logits, attention, state
 
     def _log_softmax(self, logits: Tensor) -> Tensor:

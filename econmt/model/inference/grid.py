@@ -41,13 +41,6 @@ class Grid:
         for kept, new in zip(_positions(waiting.sources), _positions(encoded.sources), strict=True):
             kept[:, :size].copy_(new)
         waiting.sources.lengths.copy_(lengths)
-        words = waiting.sources.words
-        if words is not None and encoded.sources.words is not None:
-            for kept, new, padding in zip(
-                words, encoded.sources.words, words.padding(*words.ids.shape), strict=True
-            ):
-                kept[:, :size].copy_(new)
-                kept[:, size:].copy_(padding[:, size:])
         for kept, new in zip(_rows(waiting), _rows(encoded), strict=True):
             kept[:, : new.shape[1]].copy_(new)  # the first coverage is zero at all positions
 
@@ -60,8 +53,6 @@ class Grid:
         for kept, new in zip(
             (*_positions(here), here.lengths), (*_positions(waiting), waiting.lengths), strict=True
         ):
-            kept.index_copy_(0, slots, new.index_select(0, places))
-        for kept, new in zip(here.words or (), waiting.words or (), strict=True):
             kept.index_copy_(0, slots, new.index_select(0, places))
         here.padding.copy_(padding_mask(here.lengths, here.padding.shape[1], here.padding.device))
         first = slots * self._state.width
@@ -96,8 +87,7 @@ def _zeros(like: IncrementalState, sentences: int, positions: int, width: int) -
     coverage = like.coverage
     if coverage is not None:
         coverage = coverage.new_zeros(sentences * width, positions, coverage.shape[2])
-    words = None if sources.words is None else sources.words.padding(sentences, positions)
-    own = Sources(keys, False, values, padding, lengths, words=words, shares=shares[0] if shares else None)
+    own = Sources(keys, False, values, padding, lengths, shares=shares[0] if shares else None)
     return IncrementalState(own, None, width, hidden, memory, output, coverage)
 
 

@@ -162,7 +162,7 @@ class NativeDecoder:
         decoder = model.decoder
         if decoder.config.cell not in CELL_NUMBERS or any(model.config.decoder_options.values()):
             return False
-        if model.copying is not None or not native.serves(model.output.weight):
+        if not native.serves(model.output.weight):
             return False
         if model.output.weight.dtype != torch.float32:
             return False

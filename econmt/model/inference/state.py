@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.model.inference.copying import SourceWords
 from econmt.model.inference.layout import is_watched
 
 
@@ -23,7 +22,6 @@ class Sources(NamedTuple):
         values: vectors that attention sums, (B, S, .). padding: True past a sentence's length, (B, S).
         lengths: (B,).
         kernels: launcher of Triton kernels bound to the addresses of keys and values; None: tensor operations.
-        words: source words of a model that copies, else None.
         shares: shares of the positions in the coverage, (B, S, P); None without coverage.
     """
 
@@ -33,7 +31,6 @@ class Sources(NamedTuple):
     padding: Tensor
     lengths: Tensor
     kernels: Any = None
-    words: SourceWords | None = None
     shares: Tensor | None = None
 
     def keep(self, sentences: Tensor) -> Sources:
@@ -45,8 +42,7 @@ class Sources(NamedTuple):
             for part in (self.keys, self.values, self.padding, self.shares)
             if part is not None
         )
-        words = None if self.words is None else self.words.keep(sentences, size)
-        return Sources(keys, self.factors, values, padding, lengths, None, words, *shares)
+        return Sources(keys, self.factors, values, padding, lengths, None, *shares)
 
 
 class Shortlist(NamedTuple):

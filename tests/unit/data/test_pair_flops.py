@@ -25,11 +25,6 @@ MODELS = {
     "whole target": ("model.decoder.input_feeding=false", "model.decoder.layers=2"),
     "low rank": ("model.encoder.rank=7", "model.decoder.rank=5", "model.decoder.layers=2"),
     "dot": ("model.attention.type=dot",),
-    "copying": (
-        "model.decoder.copy_attention=true",
-        "model.weight_tying=trg_softmax",
-        "model.decoder.size=96",
-    ),
     "bilinear": ("model.attention.type=bilinear", "model.encoder.size=96"),
 }
 REFERENCE = Implementations.everywhere("reference")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, WordVocabulary
 from econmt.evaluation.scoring import ROWS_AT_ONCE, ScoredPair, Scorer, token_ids
-from econmt.model.copying import Predictions
+from econmt.model.translation import Predictions
 
 WORDS = WordVocabulary(["<pad>", "<unk>", "<s>", "</s>", "a", "b", "c"])
 
@@ -113,8 +113,8 @@ def test_perplexity() -> None:
 
 
 def test_token_ids() -> None:
-    encode = token_ids(Vocabularies(WORDS, WORDS))
-    assert encode("a  c <unk>", "a") == [4, 6, 1]
+    encode = token_ids(WORDS)
+    assert encode("a  c <unk>") == [4, 6, 1]
     for special in (PAD, BOS, EOS):
         with pytest.raises(KeyError):
-            encode(WORDS.tokens([special])[0], "a")
+            encode(WORDS.tokens([special])[0])

@@ -119,8 +119,6 @@ CASES = [
     Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
     Case("quickstart", ("model.encoder.cell=sru", *UNFED, *RECOMPUTE, "ops.stash=outputs"), (64, 12, 10)),
     Case("student", (), (48, 9, 7)),
-    Case("multi30k", ("model.decoder.copy_attention=true", "training.precision=bfloat16"), (48, 7, 6)),
-    Case("multi30k", ("model.decoder.copy_attention=true", *RECOMPUTE, "ops.stash=outputs"), (48, 9, 7)),
     Case(
         "student",
         ("model.length_task=ratio", "model.length_task_layers=3", "training.optimizer.name=adamw8bit"),

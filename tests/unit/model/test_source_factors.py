@@ -11,7 +11,6 @@ from econmt.config.recipe import load_recipe
 from econmt.engine.freeze import fix_parameters
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, translation
-from econmt.model.inference.decoder import IncrementalModel
 from econmt.model.inference.encoder import PrepackedEncoder
 from econmt_ops import UniqueRows
 from tests.unit.model.test_translation import EOS, PAD, VOCABULARY, make_batch, make_config
@@ -138,41 +137,6 @@ def test_layers_and_what_is_fixed() -> None:
     learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert not [name for name in learnt if name.startswith(("source_", "encoder."))]
     assert "target_embedding.weight" in learnt
-
-
-def test_what_is_copied_are_words() -> None:
-    """Factors that say nothing change neither the loss of a model that copies nor what its search copies."""
-    model = factored("sum", decoder__copy_attention=True)
-    with torch.no_grad():
-        for table in model.source_factor_embeddings:
-            table.weight.zero_()
-    torch.manual_seed(1)
-    plain = (
-        TranslationModel(make_config(decoder__copy_attention=True), VOCABULARY, VOCABULARY).double().eval()
-    )
-    parameters = {name: value for name, value in model.state_dict().items() if "factor" not in name}
-    plain.load_state_dict(parameters)
-    source, lengths, target_input, target_output, (words, *_) = factored_batch()
-    losses = [
-        each.loss(ids, lengths, target_input, target_output)
-        for each, ids in ((model, source), (plain, words))
-    ]
-    torch.testing.assert_close(*losses)
-    positions = target_output != PAD
-    copied = [
-        each.predict(ids, lengths, target_input, positions).copied
-        for each, ids in ((model, source), (plain, words))
-    ]
-    assert copied[0] is not None
-    assert copied[1] is not None
-    for one, other in zip(*copied, strict=True):
-        torch.testing.assert_close(one, other)
-    states = [IncrementalModel(each).encode(ids, lengths) for each, ids in ((model, source), (plain, words))]
-    found = [state.sources.words for state in states]
-    assert found[0] is not None
-    assert found[1] is not None
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_tables_of_factors_are_initialized() -> None:

@@ -274,12 +274,12 @@ def loss_of_pairs(model: Any, batch: Batch, plain: Plain) -> Tensor:
     """Returns the summed loss of a batch of translation."""
     reference = Implementations.everywhere("reference")
     encoded = model.encode(batch.source, batch.source_lengths, reference)
-    decoded = model._decode(encoded, batch.target_input, reference)
-    each = cross_entropy(model, decoded.hidden, batch.target_output, plain.smoothing)
+    hidden, attention = model._decode(encoded, batch.target_input, reference)
+    each = cross_entropy(model, hidden, batch.target_output, plain.smoothing)
     if batch.alignment is not None:
         links = batch.alignment.float()
         shares = links / links.sum(2, keepdim=True).clamp(min=1.0)
-        each = each - plain.alignment * (shares * (decoded.attention + 1e-6).log()).sum((1, 2))
+        each = each - plain.alignment * (shares * (attention + 1e-6).log()).sum((1, 2))
     if batch.weights is not None:
         # The files give pair n the weight 0.5, 1.5 or 2.5.
         each = each * (0.5 + batch.indices % 3)
