@@ -395,12 +395,6 @@ class TrainedModel:
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
         _refuse_idle(changes, options)
-        for each in self.loaded if options.brevity_penalty_type == "learned" else ():
-            if each.recipe.translation_model.length_task == "none":
-                raise InputError(
-                    f"brevity_penalty_type learned: the model '{each.recipe.name}' predicts no lengths (its "
-                    "model.length_task is none); use constant or none"
-                )
         return options
 
 
@@ -410,23 +404,13 @@ def _refuse_idle(changes: Mapping[str, Any], options: SearchOptions) -> None:
     Raises:
         InputError: if there is one; the message names it and the option that it needs.
     """
-    kind, weight = options.brevity_penalty_type, "brevity_penalty_weight"
-    if changes.get(weight) and kind == "none":
-        raise InputError(
-            f"{weight} has no effect with brevity_penalty_type none; set the type to constant or learned"
-        )
-    ratio = "brevity_penalty_constant_length_ratio"
-    if ratio in changes and kind != "constant":
-        raise InputError(
-            f"{ratio} has no effect with brevity_penalty_type {kind}; set the type to constant, or remove it"
-        )
-    penalties = weight, ratio, "brevity_penalty_type", "coverage_penalty_weight", "word_penalty"
+    weight, ratio = "brevity_penalty_weight", "brevity_penalty_constant_length_ratio"
+    penalties = weight, ratio, "coverage_penalty_weight", "word_penalty"
     for name in (*penalties, "beam_prune", "beam_search_stop"):
         if changes.get(name, "all") not in ("all", 0.0) and options.sample is not None:
             raise InputError(f"{name} cannot be combined with sample; remove one of them")
-    for name in (ratio, "brevity_penalty_type"):
-        if changes.get(name, "none") != "none" and not options.brevity_penalty_weight:
-            raise InputError(f"{name} has no effect with {weight} 0; set the weight too, or remove {name}")
+    if ratio in changes and not options.brevity_penalty_weight:
+        raise InputError(f"{ratio} has no effect with {weight} 0; set the weight too, or remove {ratio}")
     if options.temperature != 1.0 and options.sample is None:
         raise InputError("temperature has no effect without sample=True; add that, or remove temperature")
 

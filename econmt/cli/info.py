@@ -83,14 +83,11 @@ def _widths(model: dict[str, Any]) -> str:
 def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
     encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
     feeding = "input feeding" if decoder["input_feeding"] else "no input feeding"
-    lines = [
+    return [
         ("encoder", f"{_stack(encoder)}, both directions: {encoder['bidirectional']}"),
         ("decoder", f"{_stack(decoder)}, {feeding}"),
         ("attention", f"{attention['type']} {attention['size']}"),
     ]
-    if model["length_task"] != "none":
-        lines.append(("length task", f"{model['length_task']}, layers: {model['length_task_layers']}"))
-    return lines
 
 
 def _factors(model: dict[str, Any], vocabulary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -23,7 +23,6 @@ def check_recipe(recipe: Any) -> None:
         )
     if isinstance(recipe.data, Data):
         _check_data(recipe.data, recipe)
-    _check_lengths(recipe)
 
 
 def _check_task(recipe: Any) -> None:
@@ -79,7 +78,6 @@ def check_pipeline(recipe: Any) -> None:
             "data.source_factors": bool(recipe.data.source_factors),
             "data.alignment": recipe.data.alignment is not None,
             "data.weights": recipe.data.weights is not None,
-            f"model.length_task {model.length_task}": model.length_task != "none",
             **{f"model.{key}": is_set for key, is_set in model.decoder_options.items()},
         }
     for key, is_set in conflicts.items():
@@ -138,24 +136,4 @@ def _check_data(data: Data, recipe: Any) -> None:
         raise ValueError(
             "data.tags adds a word that has no data.source_factors; remove one of them, or write the tags and their "
             "factors into the files"
-        )
-
-
-def _check_lengths(recipe: Any) -> None:
-    """Checks that settings which use predicted lengths have ``model.length_task``."""
-    decoding, translates = recipe.decoding, recipe.task == "translation"
-    if not translates or recipe.model.length_task == "none":
-        metric = recipe.training.early_stopping.metric
-        users = {
-            "training.early_stopping.metric length_loss": metric == "length_loss",
-            "training.length_task_weight": translates and recipe.training.length_task_weight != 1.0,
-            "model.length_task_layers": translates and recipe.model.length_task_layers != 1,
-            "decoding.brevity_penalty_type learned": decoding.brevity_penalty_type == "learned",
-        }
-        for key, is_set in users.items():
-            if is_set:
-                raise ValueError(f"{key} needs model.length_task: ratio or length")
-    if decoding.brevity_penalty_type == "none" and decoding.brevity_penalty_weight > 0.0:
-        raise ValueError(
-            "decoding.brevity_penalty_weight needs decoding.brevity_penalty_type: constant or learned"
         )

@@ -175,11 +175,7 @@ RULES: dict[str, Rule] = {
     "training.bleu_tokenizer": Rule(
         any_of(other_than("training.decode_and_evaluate", 0), other_than("data.test", None))
     ),
-    "decoding.brevity_penalty_constant_length_ratio": Rule(
-        all_of(
-            one_of("decoding.brevity_penalty_type", "constant"), above_zero("decoding.brevity_penalty_weight")
-        )
-    ),
+    "decoding.brevity_penalty_constant_length_ratio": Rule(above_zero("decoding.brevity_penalty_weight")),
     "decoding.length_penalty_beta": Rule(other_than("decoding.length_penalty_alpha", 0)),
     "parallel.reduction": Rule(_SEVERAL),
     "parallel.shard_optimizer": Rule(_SEVERAL),

@@ -369,7 +369,7 @@ class Data(Section):
         None,
         description="suffix of files with a weight for each training pair: line n of PREFIX.weights (or .gz) is the "
         "factor of the losses of pair n, from 0 to 4000. The divisor of an update stays its number of target tokens, "
-        "so weights of mean 1 keep the learning rate; model.length_task is not weighted",
+        "so weights of mean 1 keep the learning rate",
     )
     tags: list[Annotated[str, AfterValidator(_check_tag)]] = Field(
         [],

@@ -21,6 +21,14 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "model.dropout.zoneout_cell": (0.0, _TRAIN_ANEW),
     "model.decoder.copy_attention": (False, _TRAIN_ANEW),
     "data.subwords.copies": (0, _TRAIN_ANEW),
+    "model.length_task": ("none", _TRAIN_ANEW),
+    "model.length_task_layers": (1, _TRAIN_ANEW),
+    "training.length_task_weight": (1.0, _TRAIN_ANEW),
+    "decoding.brevity_penalty_type": (
+        "constant",
+        "remove it; decoding.brevity_penalty_constant_length_ratio sets the ratio of the lengths, and "
+        "decoding.brevity_penalty_weight 0 is no penalty",
+    ),
 }
 """Keys of former options: the default, which changes nothing, and what to do about another value."""
 

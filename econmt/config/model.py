@@ -7,10 +7,8 @@ from typing import Annotated, Literal, NamedTuple, Union
 from pydantic import Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.section import Layers, Probability, Section, Width, number_or_section
+from econmt.config.section import Probability, Section, Width, number_or_section
 from econmt.config.stacks import CELLS, DecoderSection, EncoderSection
-
-LengthTask = Literal["none", "ratio", "length"]
 
 
 class CoverageSection(Section):
@@ -173,15 +171,6 @@ class Model(Section):
         False,
         description="apply layer normalisation to the attentional hidden vector before tanh and to the decoder's "
         "initial states. Cells and attention have settings of their own",
-    )
-    length_task: LengthTask = Field(
-        "none",
-        description="train a small network on the mean of the encoder's outputs to predict the ratio of target to "
-        "source length, for a learned brevity penalty: ratio: by squared error of the ratio; length: by Poisson loss "
-        "of the length",
-    )
-    length_task_layers: Layers = Field(
-        1, description="number of layers of the length_task network; all but the last have the encoder's size"
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none",

@@ -36,7 +36,6 @@ METRICS = {
     "chrf": StopMetric("chrF", "chrf", higher=True),
     "ter": StopMetric("TER", "ter", higher=False),
     "accuracy": StopMetric("accuracy", "valid_accuracy", higher=True, of_translations=False),
-    "length_loss": StopMetric("length loss", "valid_length_loss", higher=False, of_translations=False),
     "hook": StopMetric("figure of the validation hook", "hook", higher=True),
 }
 
@@ -59,14 +58,14 @@ class EarlyStopping(Section):
     """Choice of the best checkpoint, and the criterion for stopping."""
 
     metric: Annotated[
-        Literal["perplexity", "bleu", "chrf", "ter", "accuracy", "length_loss", "hook"],
+        Literal["perplexity", "bleu", "chrf", "ter", "accuracy", "hook"],
         NO_MEMORY,
         TRANSLATION,
     ] = Field(
         "perplexity",
         description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, only "
         "if chosen here, and so is accuracy, the percentage of target tokens that are the most probable ones given the "
-        "reference before them; length_loss is the loss of model.length_task; hook is the figure that the program of "
+        "reference before them; hook is the figure that the program of "
         "econmt train --validation-hook returns, higher is better",
     )
     max_num_checkpoint_not_improved: Annotated[Checkpoints | None, NO_PARAMETERS, NO_MEMORY] = Field(

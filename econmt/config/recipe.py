@@ -122,16 +122,11 @@ class Decoding(Section):
     max_output_factor: limits.OutputFactor = Field(
         2.0, description="maximum length of a translation: this times the source length, plus 10 tokens"
     )
-    brevity_penalty_type: Literal["constant", "learned", "none"] = Field(
-        "constant",
-        description="reference length of the brevity penalty: constant: a fixed ratio to the source length; learned: "
-        "the prediction of model.length_task (mean over an ensemble); none: no penalty",
-    )
     brevity_penalty_weight: limits.PenaltyWeight = Field(
         0.0, description="weight of the logarithm of BLEU's brevity penalty in scores; 0: off"
     )
     brevity_penalty_constant_length_ratio: limits.OutputFactor = Field(
-        1.0, description="ratio of target to source length, in tokens, for brevity_penalty_type constant"
+        1.0, description="ratio of target to source length, in tokens, below which translations are penalized"
     )
     coverage_penalty_weight: limits.PenaltyWeight = Field(
         0.0,
@@ -181,11 +176,6 @@ class Decoding(Section):
 
     @model_validator(mode="after")
     def _penalties_fit(self) -> Decoding:
-        if self.brevity_penalty_type == "learned" and self.brevity_penalty_weight == 0.0:
-            raise ValueError(
-                "brevity_penalty_type learned needs brevity_penalty_weight above 0, for example 1; type none turns it "
-                "off"
-            )
         if self.ban_unk and self.unk_penalty:
             raise ValueError("ban_unk and unk_penalty cannot be combined; remove one of them")
         return self

@@ -111,12 +111,6 @@ class Training(Section):
         description="weight of the cross-entropy between the attention and data.alignment, a mean over target tokens, "
         "which is added to the loss (Chen et al., 2016)",
     )
-    length_task_weight: float = Field(
-        1.0,
-        gt=0.0,
-        le=limits.PENALTY,
-        description="weight of the loss of model.length_task, relative to the cross-entropy",
-    )
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = Field(
         "auto",
         description="precision of matrix products and feature maps; optimizer state, cell state and softmax "

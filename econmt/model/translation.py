@@ -30,7 +30,6 @@ from econmt.model.layers import (
     initialize_linear,
     mean_of_valid,
 )
-from econmt.model.length_ratio import LengthRatio, length_loss
 from econmt.model.rematerialization import rematerialized
 from econmt_ops import UniqueRows, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
@@ -63,13 +62,10 @@ class EncoderOutput(NamedTuple):
     Attributes:
         memory: keys (B, S, A), values (B, S, E) and lengths (B,) for the attention.
         summary: vectors from which the decoder's initial state is computed, (B, E).
-        length_ratios: predicted ratios of target to source length, both including EOS, (B,); None without a length
-            task.
     """
 
     memory: Memory
     summary: Tensor
-    length_ratios: Tensor | None = None
 
 
 class Predictions(NamedTuple):
@@ -147,9 +143,6 @@ class TranslationModel(nn.Module):
         self.output = nn.Linear(width if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
-        self.length_ratio: LengthRatio | None = None
-        if config.length_task != "none":
-            self.length_ratio = LengthRatio(config.encoder.size, config.length_task_layers)
         self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
 
@@ -167,8 +160,6 @@ class TranslationModel(nn.Module):
             initialize_linear(self.readout, init)
         self.encoder.initialize(init)
         self.decoder.initialize(init)
-        if self.length_ratio is not None:
-            self.length_ratio.initialize(init)
 
     def embed_source(self, ids: Tensor) -> Tensor:
         """Returns embeddings (..., I) of source ids (...): those of words and factors, concatenated or summed."""
@@ -207,15 +198,12 @@ class TranslationModel(nn.Module):
 
     def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
         """Returns the decoder's view of the source from encoder outputs (B, S, E) and the last hidden state (B, E)."""
-        average, ratios = self.config.decoder.state_init == "avg", None
         with layer("encoder"):
-            mean = mean_of_valid(values, lengths) if average or self.length_ratio is not None else last
-        if self.length_ratio is not None:
-            with layer("output"):
-                ratios = self.length_ratio(mean)
+            average = self.config.decoder.state_init == "avg"
+            summary = mean_of_valid(values, lengths) if average else last
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
-        return EncoderOutput(Memory(keys, values, lengths), mean if average else last, ratios)
+        return EncoderOutput(Memory(keys, values, lengths), summary)
 
     def forward(
         self,
@@ -271,7 +259,6 @@ class TranslationModel(nn.Module):
         target_output: Tensor,
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
-        length_task_weight: float = 0.0,
         guides: TrainingGuides | None = None,
     ) -> Tensor:
         """Computes the cross-entropy summed over the target tokens without padding, a float32 scalar in nats.
@@ -280,7 +267,6 @@ class TranslationModel(nn.Module):
             source, source_lengths, target_input: see :meth:`forward`.
             target_output: tokens to predict, the target and EOS, (B, T) int64.
             label_smoothing: probability mass spread evenly over all V target tokens.
-            length_task_weight: weight of :meth:`length_loss`, which is added; 0: not added.
             guides: alignments and weights of the pairs; None without any.
         """
         how = self.implementations if implementations is None else implementations
@@ -315,8 +301,6 @@ class TranslationModel(nn.Module):
                 each = alignment_losses(aligned, guides.alignment)
                 each = each if guides.weights is None else each * guides.weights
             loss = loss + guides.alignment_weight * each.sum()
-        if length_task_weight > 0.0:
-            loss = loss + length_task_weight * self.length_loss(encoded, target_output)
         return loss.to(torch.float32)
 
     def alignment_loss(
@@ -331,15 +315,6 @@ class TranslationModel(nn.Module):
         how = self.implementations if implementations is None else implementations
         _, attention = self._decode(self.encode(source, source_lengths, how), target_input, how)
         return alignment_losses(attention, alignment).sum().to(torch.float32)
-
-    def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
-        """Computes :func:`~econmt.model.length_ratio.length_loss` for targets (B, T), float32; needs a length task."""
-        task, ratios = self.config.length_task, encoded.length_ratios
-        assert task != "none", "this model has no length task"
-        assert ratios is not None
-        with layer("output"):
-            lengths = (target_output != self.pad).sum(dim=1)
-            return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
     def _look_up(
         self,

@@ -102,16 +102,14 @@ class TranslationTask:
     ) -> Tensor:
         """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence counts as a target token.
 
-        If the model is in training mode, weights apply, and the losses of alignment and length task are added.
+        If the model is in training mode, weights apply, and the loss of guided alignment is added.
         """
         assert isinstance(model, TranslationModel)
         assert isinstance(batch, Batch)
-        training, guides, length_task_weight = self.recipe.training, None, 0.0
+        guides = None
         if model.training:
             weights = None if batch.weights is None else batch.weights.to(torch.float32) * WEIGHT_UNIT
-            guides = TrainingGuides(batch.alignment, training.guided_alignment_weight, weights)
-            if model.length_ratio is not None:
-                length_task_weight = training.length_task_weight
+            guides = TrainingGuides(batch.alignment, self.recipe.training.guided_alignment_weight, weights)
         return model.loss(
             batch.source,
             batch.source_lengths,
@@ -119,7 +117,6 @@ class TranslationTask:
             batch.target_output,
             label_smoothing,
             implementations,
-            length_task_weight,
             guides,
         )
 

@@ -19,7 +19,6 @@ from econmt.errors import InputError
 from econmt.model import TranslationModel
 from econmt.training.vector_files import read_vectors
 
-_LENGTHS = "length_ratio."
 _ADVICE = "copy that model's model section into the recipe, or remove training.initialize_from"
 
 
@@ -50,9 +49,7 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
             f"training.initialize_from {named}: is in the folder that this run writes; use another output=DIR"
         )
     path = parameter_file(ModelFolder(location), "best") if location.is_dir() else location
-    # Fine-tuning may add a length task: it is initialized randomly if the other model has none.
-    may_differ = ("dropout", "initialization", "length_task", "length_task_layers")
-    check_model(read_metadata(path), recipe.model, path, advice=_ADVICE, may_differ=may_differ)
+    check_model(read_metadata(path), recipe.model, path, advice=_ADVICE)
     return path
 
 
@@ -79,16 +76,7 @@ def initialize(
         else:
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
-        current = {name: part.detach() for name, part in model.named_parameters()}
-        random_parts = dict[str, Tensor]()
-        lengths = {name for name in (*current, *tensors) if name.startswith(_LENGTHS)}
-        if any(name not in current or name not in tensors for name in lengths):  # another length task or none
-            tensors = {name: part for name, part in tensors.items() if name not in lengths}
-            random_parts = {name: current[name] for name in lengths & current.keys()}
-            notes.append(
-                f"model.length_task differs from that of {path}: its parameters are initialized randomly"
-            )
-        load_parameters(model, {**random_parts, **tensors}, path)
+        load_parameters(model, tensors, path)
     for side, vectors in _vector_files(recipe).items():
         assert isinstance(model, TranslationModel)
         side_vocabulary = getattr(vocabularies, side)

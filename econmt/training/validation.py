@@ -52,8 +52,8 @@ class Validation(NamedTuple):
     """Scores of a checkpoint; without translations BLEU is NaN and its signature is empty.
 
     ``judged`` is the deciding metric if it is chrF or TER, with its column; ``others`` are further figures by column:
-    the accuracy, the figure of the validation hook, and the losses per target token of a length task and of guided
-    alignment, without the recipe's weights.
+    the accuracy, the figure of the validation hook, and the loss of guided alignment per target token, without the
+    recipe's weight.
     """
 
     perplexity: float
@@ -113,9 +113,6 @@ def validate(
     try:
         value = perplexity(step, step.task.evaluation(prepared, "valid"), stop, plan)
         metric, others = step.task.recipe.training.early_stopping.metric, dict[str, float]()
-        if isinstance(model, TranslationModel) and model.length_ratio is not None:
-            evaluation = step.task.evaluation(prepared, "valid")
-            others["valid_length_loss"] = length_loss(step, evaluation, stop, plan)
         if prepared.valid_links is not None:
             evaluation = step.task.evaluation(prepared, "valid")
             others["valid_alignment_loss"] = alignment_loss(step, evaluation, stop, plan)
@@ -257,25 +254,6 @@ def _per_token(
     implementations = Implementations.of(step.task.recipe.ops)
     total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
     return total / tokens
-
-
-def length_loss(
-    step: TrainingStep,
-    evaluation: Evaluation,
-    stop: Callable[[], bool] = lambda: False,
-    plan: MemoryPlan | None = None,
-) -> float:
-    """Computes the loss of a model's length task per target token; see :func:`perplexity`."""
-    model = step.model
-    assert isinstance(model, TranslationModel)
-
-    def loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
-        assert isinstance(batch, Batch)
-        return model.length_loss(
-            model.encode(batch.source, batch.source_lengths, implementations), batch.target_output
-        )
-
-    return _per_token(step, evaluation, loss, stop, plan)
 
 
 def alignment_loss(

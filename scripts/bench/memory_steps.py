@@ -210,14 +210,12 @@ class CheckpointedModel(TranslationModel):
         target_output: Tensor,
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
-        length_task_weight: float = 0.0,
         guides: TrainingGuides | None = None,
     ) -> Tensor:
         """See ``TranslationModel.loss``; with everything checkpointed it is the cross-entropy alone."""
         if self.scope != "everything":
             plain = source, source_lengths, target_input, target_output
-            return super().loss(*plain, label_smoothing, implementations, length_task_weight, guides)
-        assert length_task_weight == 0.0
+            return super().loss(*plain, label_smoothing, implementations, guides)
         assert guides is None or (guides.alignment is None and guides.weights is None)
         hidden = self(source, source_lengths, target_input, implementations).flatten(0, 1)
 

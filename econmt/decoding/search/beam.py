@@ -439,9 +439,7 @@ def _begin(
     state = model.encode(source, lengths)
     penalties = None
     if options.penalizes:
-        learned = options.punishes_brevity and options.brevity_penalty_type == "learned"
-        ratios = model.length_ratios(state) if learned else None
-        penalties = Penalties(options, lengths.cpu(), source, ratios)
+        penalties = Penalties(options, lengths.cpu(), source)
     return state, penalties, Adjustments(options, len(source), fusion)
 
 

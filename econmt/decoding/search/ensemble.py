@@ -46,11 +46,6 @@ class Ensemble:
         """See :meth:`SearchModel.encode`."""
         return EnsembleState(tuple(model.encode(source, lengths) for model in self.models))
 
-    def length_ratios(self, state: EnsembleState) -> Tensor:
-        """See :meth:`SearchModel.length_ratios`; the mean over the models, as in Sockeye."""
-        pairs = zip(self.models, state.states, strict=True)
-        return torch.stack([model.length_ratios(each) for model, each in pairs]).mean(dim=0)
-
     def restrict(self, state: EnsembleState, words: Tensor, allowed: Tensor) -> EnsembleState:
         """See :meth:`SearchModel.restrict`."""
         pairs = zip(self.models, state.states, strict=True)

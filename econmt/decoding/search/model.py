@@ -39,9 +39,6 @@ class SearchModel(Protocol):
         ``source`` (B, S) int64 includes EOS and is padded; ``lengths`` (B,) int64 include EOS.
         """
 
-    def length_ratios(self, state: Any, /) -> Tensor:
-        """Returns the predicted ratios of target to source length, both including EOS, (B,), of an initial state."""
-
     def restrict(self, state: Any, words: Tensor, allowed: Tensor, /) -> Any:
         """Returns an initial state whose steps give log-probabilities (R, N) of selected words only.
 

@@ -104,12 +104,7 @@ class SearchOptions(recipe.Decoding):
     @property
     def penalizes(self) -> bool:
         """True if scores include more than log-probabilities divided by the length penalty."""
-        return self.punishes_brevity or self.coverage_penalty_weight > 0.0 or self.word_penalty > 0.0
-
-    @property
-    def punishes_brevity(self) -> bool:
-        """True if there is a brevity penalty."""
-        return self.brevity_penalty_type != "none" and self.brevity_penalty_weight > 0.0
+        return max(self.brevity_penalty_weight, self.coverage_penalty_weight, self.word_penalty) > 0.0
 
     @property
     def adjusts(self) -> bool:

@@ -20,16 +20,11 @@ class Penalties:
     Args:
         options: options of the search. lengths: source lengths including EOS, (B,) on the CPU.
         source: source ids, (B, S), for shape and device.
-        ratios: predicted ratios of target to source length, (B,); None: the constant ratio of the options.
     """
 
-    def __init__(
-        self, options: SearchOptions, lengths: Tensor, source: Tensor, ratios: Tensor | None = None
-    ) -> None:
+    def __init__(self, options: SearchOptions, lengths: Tensor, source: Tensor) -> None:
         self._options = options
-        self._weight = options.brevity_penalty_weight if options.punishes_brevity else 0.0
-        expected = options.brevity_penalty_constant_length_ratio if ratios is None else ratios.cpu().double()
-        self._expected = lengths.double() * expected
+        self._expected = lengths.double() * options.brevity_penalty_constant_length_ratio
         self._seen: Tensor | None = None
         if options.coverage_penalty_weight:
             self._seen = torch.zeros(source.shape, device=source.device)
@@ -50,7 +45,7 @@ class Penalties:
         ``numbers`` (B',) are sentence indices, ``parents`` (B', K) the rows that end.
         """
         options = self._options
-        short = self._weight * (1.0 - self._expected[numbers] / position).clamp(max=0.0)
+        short = options.brevity_penalty_weight * (1.0 - self._expected[numbers] / position).clamp(max=0.0)
         penalties = (short - options.word_penalty * position)[:, None].expand(parents.shape)
         if self._seen is not None:
             device = self._seen.device

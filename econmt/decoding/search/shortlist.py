@@ -72,10 +72,6 @@ class Restricted:
         """See :class:`SearchModel`."""
         return self._model.restrict(self._model.encode(source, lengths), self.words, self._allowed)
 
-    def length_ratios(self, state: Any) -> Tensor:
-        """See :class:`SearchModel`."""
-        return self._model.length_ratios(state)
-
     def restrict(self, state: Any, words: Tensor, allowed: Tensor) -> Any:
         """See :class:`SearchModel`."""
         return self._model.restrict(state, words, allowed)

@@ -123,7 +123,7 @@ class IncrementalModel:
             return self.encode_tensors(source, lengths)
         with torch.no_grad():
             encoded, first = self._encoded(source, lengths)
-            return decoder.begin(encoded.memory, first, encoded.length_ratios)
+            return decoder.begin(encoded.memory, first)
 
     def encode_tensors(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
         """Encodes sentences for tensor operations; arguments as in :meth:`encode`.
@@ -142,9 +142,7 @@ class IncrementalModel:
         hidden, memory = self._decoder.states(first.layers)
         rows = torch.arange(len(source), device=source.device)
         output = first.output.to(self._dtype)
-        return IncrementalState(
-            sources, rows, 1, hidden, memory, output, coverage, None, encoded.length_ratios
-        )
+        return IncrementalState(sources, rows, 1, hidden, memory, output, coverage)
 
     def bind(self, state: IncrementalState) -> IncrementalState:
         """Binds Triton kernels, where they run, to a state whose tensors stay at their addresses."""
@@ -158,11 +156,6 @@ class IncrementalModel:
         masked = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         masked.masked_fill_(~allowed, -torch.inf)
         return state._replace(shortlist=Shortlist(prepacked(weight, bias, self.precision), masked))
-
-    def length_ratios(self, state: AnyState) -> Tensor:
-        """See :meth:`econmt.decoding.search.model.SearchModel.length_ratios`."""
-        assert state.length_ratios is not None, "this model has no length task"
-        return state.length_ratios
 
     def step(self, tokens: Tensor, state: AnyState) -> tuple[Tensor, Tensor, AnyState]:
         """See :meth:`econmt.decoding.search.model.SearchModel.step`."""

@@ -116,7 +116,6 @@ class PrepackedEncoder:
         self._is_lstm = model.encoder.config.cell == "lstm"
         self._residual = model.encoder.config.residual
         self._averages = model.config.decoder.state_init == "avg"
-        self._ratio = model.length_ratio
         key = model.decoder.attention.key
         self._key = None if key is None else prepacked(key.weight, key.bias, dtype)
 
@@ -143,12 +142,9 @@ class PrepackedEncoder:
                 outputs = outputs + below
         values = outputs.transpose(0, 1).contiguous()
         keys = values if self._key is None else self._key(values)
-        mean, ratios = last, None
-        if self._averages or self._ratio is not None:
-            mean = mean_of_valid(values.double(), lengths).to(values.dtype)  # in whichever order it is summed
-        if self._ratio is not None:
-            ratios = self._ratio(mean)
-        return EncoderOutput(Memory(keys, values, lengths), mean if self._averages else last, ratios)
+        if self._averages:
+            last = mean_of_valid(values.double(), lengths).to(values.dtype)  # in whichever order it is summed
+        return EncoderOutput(Memory(keys, values, lengths), last)
 
     def _run(self, layer: list[_Direction], shares: list[_Share], lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the outputs (S, B, E) of a layer, zero at padded positions, and its last hidden state (B, E)."""

@@ -68,7 +68,6 @@ class NativeState(NamedTuple):
         sources: sources of B sentences, shared by the rows. owners: sentence of each row, (R,) int64.
         hidden, memory: h and c, (layers, R, H) float32. output: attentional hidden vector o, (R, H) float32.
         shortlist: output layer of selected words; None: all words.
-        length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
 
     sources: NativeSources
@@ -77,7 +76,6 @@ class NativeState(NamedTuple):
     memory: Tensor
     output: Tensor
     shortlist: Shortlist | None = None
-    length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> NativeState:
         """See :meth:`econmt.decoding.search.model.SearchState.select`."""
@@ -169,11 +167,8 @@ class NativeDecoder:
         parts = [part for layer in weights_of(decoder.layers) for part in (layer.input, *_hidden(layer))]
         return precision == torch.int8 or not any(isinstance(part, LowRank) for part in parts)
 
-    def begin(self, memory: Memory, first: AttentionalLSTMState, ratios: Tensor | None) -> NativeState:
-        """Returns the state before the first target token, one row per sentence; ``first`` is that of the decoder.
-
-        ``ratios`` (B,) are those that a model with a length task predicts, else None.
-        """
+    def begin(self, memory: Memory, first: AttentionalLSTMState) -> NativeState:
+        """Returns the state before the first target token, one row per sentence; ``first`` is that of the decoder."""
         keys, values, lengths = memory
         shares = self._values(values)
         if self._contexts:
@@ -186,7 +181,7 @@ class NativeDecoder:
         sources = NativeSources(keys.contiguous(), shares.float().contiguous(), padding, layers)
         hidden, cells = (part.contiguous() for part in layers.unbind(1))
         output = torch.zeros_like(hidden[0])
-        return NativeState(sources, torch.arange(len(output)), hidden, cells, output, None, ratios)
+        return NativeState(sources, torch.arange(len(output)), hidden, cells, output)
 
     def restrict(self, state: NativeState, words: Tensor, allowed: Tensor) -> NativeState:
         """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""

@@ -79,7 +79,6 @@ class IncrementalState(NamedTuple):
         output: attentional hidden vector o, (R, H).
         coverage: coverage of the source positions, (R, S, W); None without one.
         shortlist: output layer of selected words; None: all words.
-        length_ratios: predicted ratios of a model with a length task, in the initial state, (B,), else None.
     """
 
     sources: Sources
@@ -90,7 +89,6 @@ class IncrementalState(NamedTuple):
     output: Tensor
     coverage: Tensor | None = None
     shortlist: Shortlist | None = None
-    length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
         """See :meth:`econmt.decoding.search.model.SearchState.select`."""

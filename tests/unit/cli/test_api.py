@@ -305,10 +305,6 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
         ({"sample": True, "beam_prune": 0.5}, "beam_prune cannot be combined with sample"),
         ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop cannot be combined with sample"),
         (
-            {"brevity_penalty_type": "constant"},
-            "brevity_penalty_type has no effect with brevity_penalty_weight 0",
-        ),
-        (
             {"brevity_penalty_constant_length_ratio": 2.0},
             "brevity_penalty_constant_length_ratio has no effect with brevity_penalty_weight 0",
         ),

@@ -157,22 +157,6 @@ def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
         assert (found["translation"], found["score"]) == (expected.text, expected.score)
         assert not expected.hypotheses or expected.score < plain.score
     failure(call("translate", "-m", word_model, "--beam-prune", "nan", text="a\n"), "--beam-prune")
-    kind = ("translate", "-m", word_model, "--brevity-penalty-type")
-    none = call(*kind, "none", "--output-type", "score", text=TEXT).lines
-    assert none == call("translate", "-m", word_model, "--output-type", "score", text=TEXT).lines
-    failure(
-        call(*kind, "learned", "--brevity-penalty-weight", 1, text="a\n"),
-        "'reverse' predicts no lengths (its model.length_task is none); use constant or none",
-    )
-    failure(call(*kind, "learned", text="a\n"), "needs brevity_penalty_weight above 0")
-    failure(
-        call(*kind, "none", "--brevity-penalty-weight", 1, text="a\n"),
-        "brevity_penalty_weight has no effect with brevity_penalty_type none",
-    )
-    failure(
-        call(*kind, "none", "--brevity-penalty-constant-length-ratio", 1, text="a\n"),
-        "brevity_penalty_constant_length_ratio has no effect with brevity_penalty_type none",
-    )
 
 
 def test_capitals_and_unknown_words_reach_the_translator(call: Call, word_model: Path) -> None:

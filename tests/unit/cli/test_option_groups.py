@@ -41,9 +41,7 @@ def command(
     group: Group,
     search: Annotated[
         dict[str, Any],
-        RecipeKeys(
-            "decoding", ["beam_size", "brevity_penalty_type", "length_penalty_beta"], {"beam_size": "-b"}
-        ),
+        RecipeKeys("decoding", ["beam_size", "beam_search_stop", "length_penalty_beta"], {"beam_size": "-b"}),
     ],
     types: list[Literal["x", "y"]] = option(["x", "y"], "--type"),
     plain: Annotated[int, typer.Option(min=0, max=3)] = 2,
@@ -79,13 +77,13 @@ def test_a_group_is_made_of_its_options() -> None:
         "y",
         "-b",
         "4",
-        "--brevity-penalty-type",
-        "learned",
+        "--beam-search-stop",
+        "first",
     ]
     _, group, search, types, batch = run("words", *words, "--batch", "5")
     assert group == Group(9, "b", 2.0)
-    assert search == {"beam_size": 4, "brevity_penalty_type": "learned"}
-    assert type(search["brevity_penalty_type"]) is str
+    assert search == {"beam_size": 4, "beam_search_stop": "first"}
+    assert type(search["beam_search_stop"]) is str
     assert (types, batch) == (["y"], 5)
     for name, most in (
         ("-n", 9),
@@ -125,7 +123,7 @@ def test_help_is_that_of_the_recipe() -> None:
 
     assert help_of(recipe_option("decoding.batch_size")) == "Number of sentences translated together."
     assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
-    assert "the prediction of model.length_task" in help_of(recipe_option("decoding.brevity_penalty_type"))
+    assert "at the first finished one" in help_of(recipe_option("decoding.beam_search_stop"))
     assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
 
 

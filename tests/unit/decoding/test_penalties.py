@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search.ensemble import Ensemble
-from tests.unit.decoding.toy import ToyModel, ToyState, sources
+from tests.unit.decoding.toy import ToyModel, sources
 
 LIMIT = 4
 SENTENCES = (0, 1, 2)
@@ -67,36 +65,6 @@ def test_a_wide_beam_finds_the_best_scores_with_penalties(
         assert best.log_probability == pytest.approx(
             model.log_probability(sentence, tuple(best.ids)), abs=1e-5
         )
-
-
-class Learned(ToyModel):
-    """Expects a ratio for each sentence."""
-
-    ratios = (2.5, 0.2, 1.5)
-
-    def length_ratios(self, encoded: ToyState) -> torch.Tensor:
-        return torch.tensor(self.ratios) * (self.seed + 1)
-
-
-@pytest.mark.parametrize("models", [1, 2])
-def test_a_learned_penalty_wants_the_length_that_the_model_expects(models: int) -> None:
-    """Of each sentence its own; of an ensemble the mean. With type none there is no penalty."""
-    parts = [Learned(seed, end_bias=1.0) for seed in range(models)]
-    model: Any = parts[0] if models == 1 else Ensemble(parts, "linear")
-    options = {"beam_size": 60, "nbest_size": 3, "brevity_penalty_weight": 3.0, "attention": False}
-    found = search(model, brevity_penalty_type="learned", **options)
-    none = search(model, brevity_penalty_type="none", **options)
-    scale = sum(range(1, models + 1)) / models
-    for sentence, hypotheses in zip(SENTENCES, found, strict=True):
-        wanted = Learned.ratios[sentence] * scale * (sentence % 3 + 2)
-        for each in hypotheses:
-            length = len(each.ids) + 1
-            expected = each.log_probability / length + 3.0 * min(0.0, 1.0 - wanted / length)
-            assert each.score == pytest.approx(expected, abs=1e-5)
-        plain = none[sentence][0]
-        assert plain.score == pytest.approx(plain.log_probability / (len(plain.ids) + 1))
-        assert len(hypotheses[0].ids) >= len(plain.ids)
-    assert sum(len(each[0].ids) for each in found) > sum(len(each[0].ids) for each in none)
 
 
 def test_the_first_whole_translation_may_be_the_last_step() -> None:

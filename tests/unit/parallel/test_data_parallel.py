@@ -122,19 +122,6 @@ def test_shares_of_moments_of_8_bits_are_saved_as_they_are(group: Group, text: P
     assert torch.int8 in {part.dtype for part in mine.values()}
 
 
-@pytest.mark.thorough
-def test_lengths_are_learnt_as_by_one_rank(group: Group, text: Path, tmp_path: Path) -> None:
-    path = recipe_in(tmp_path, text)
-    given = ("model.length_task=ratio", "training.length_task_weight=3.0", "training.max_updates=6")
-    alone = train(group, 1, path, text, *given, name="alone")
-    shared = train(group, 2, path, text, *given)
-    assert_like_one(shared, alone)
-    mine, other = (
-        [row["valid_length_loss"] for row in tiny.metrics(jobs.ModelFolder(each))] for each in (shared, alone)
-    )
-    assert mine == pytest.approx(other, rel=1e-4)
-
-
 @pytest.mark.slow
 def test_a_rank_without_memory_makes_all_divide_the_batch(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)

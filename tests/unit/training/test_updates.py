@@ -213,7 +213,6 @@ LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
 NO_UPDATE = {
     "cuda_graphs",
     "memory_savings",
-    "length_task_weight",
     "loss_scale",
     "loss_scale_window",
     "max_updates",
@@ -237,7 +236,7 @@ NO_UPDATE = {
     "log_interval",
 }
 """Keys of ``training`` that change no update from given batches and parameters, or that other files test:
-``test_float16.py``, ``test_savings.py`` and ``test_length_task.py``."""
+``test_float16.py`` and ``test_savings.py``."""
 
 
 def overrides(row: str) -> tuple[str, ...]:
