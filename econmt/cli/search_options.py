@@ -56,12 +56,6 @@ class HypothesisOptions:
         help="Number of translations of a line; more than 1 are printed as in Moses: number ||| text ||| "
         "log-probability ||| score.",
     )
-    beam_groups: limits.BeamSize = option(
-        1, help="Number of groups of a diverse beam search, which avoid each other's tokens; 1: no groups."
-    )
-    diversity_strength: limits.PenaltyWeight = option(
-        0.5, help="Penalty for a token that an earlier group has chosen at the same position."
-    )
     replace_unk: bool = option(False, help="Replace <unk> by the source word with the highest attention.")
     restore_case: RestoreCase = False
     markup: bool = option(

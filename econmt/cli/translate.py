@@ -101,7 +101,7 @@ def translate(
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
       econmt translate -m runs/multi30k --language-model runs/german
     """
-    _check_options(context, text, output, hypotheses, sampling, rules)
+    _check_options(context, text, output, sampling, rules)
     read = [text.input_file, *(text.input_factors or ()), *rules.files]
     if fused.language_model is None:
         refuse_idle(context, "is of --language-model; give that too, or leave it out", "lm_weight")
@@ -142,7 +142,6 @@ def _check_options(
     context: typer.Context,
     text: TextInput,
     output: TranslationOutput,
-    hypotheses: HypothesisOptions,
     sampling: Sampling,
     rules: WordRules,
 ) -> None:
@@ -152,8 +151,6 @@ def _check_options(
     else:
         why = "is for --sample; give that too, or leave it out"
         refuse_idle(context, why, "top_k", "top_p", "temperature", "seed")
-    if hypotheses.beam_groups == 1:
-        refuse_idle(context, "is of --beam-groups; give that too, or leave it out", "diversity_strength")
     if text.split_sentences:
         why = "is of a sentence, and a line has several with --split-sentences; leave out one of them"
         refuse_idle(context, why, "nbest_size", "sample", "output_type", "attention_picture")

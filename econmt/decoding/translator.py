@@ -22,7 +22,6 @@ from econmt.decoding.requests import Request, check_request
 from econmt.decoding.results import copy_of, merged, translation_of
 from econmt.decoding.search.beam import ContinuationChooser, Hypothesis, beam_search, output_limits
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
-from econmt.decoding.search.diversity import Diversity
 from econmt.decoding.search.ensemble import as_one
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.model import SearchModel
@@ -143,9 +142,9 @@ class Translator:
                 "glossary_mode annotate: the model was not trained with data.annotate_terms; use auto or constrain"
             )
         if options.avoid or glossary is not None:
-            if self._excludes_constraints and (options.avoid or not self.annotates):
+            if options.sample is not None and (options.avoid or not self.annotates):
                 raise InputError(
-                    f"{self._excludes_constraints} cannot be combined with avoided phrases or a glossary; remove either"
+                    "sample cannot be combined with avoided phrases or a glossary; remove either"
                 )
             _ = self.constraint_compiler  # refuses lists that cannot be satisfied
         splits = options.split_sentences
@@ -164,13 +163,6 @@ class Translator:
             self._continuous = ContinuousSearch(
                 make_grid, options, self.device, options.batch_size, self._tokens, warn
             )
-
-    @property
-    def _excludes_constraints(self) -> str:
-        """Name of the option that rules out constraints; empty if there is none."""
-        if self.options.sample is not None:
-            return "sample"
-        return "beam_groups" if self.options.beam_groups > 1 else ""
 
     @cached_property
     def constraint_compiler(self) -> ConstraintCompiler:
@@ -375,16 +367,16 @@ class Translator:
                 attempts.append([_Attempt(False, unconstrained)])
                 continue
             annotated = source.attention is not None
-            if self._excludes_constraints and (request.constrains or not annotated):
+            if self.options.sample is not None and (request.constrains or not annotated):
                 raise InputError(
-                    f"{where}:{number}: {self._excludes_constraints} cannot be combined with constraints; remove either"
+                    f"{where}:{number}: sample cannot be combined with constraints; remove either"
                 )
             compile_ = partial(self.constraint_compiler.of, request, f"{where}:{number}")
             in_full = compile_(source.terms, source.spans_of_sentence if annotated else source.spans)
             begin = DecodingConstraints(prefix=in_full.prefix) if in_full.prefix else unconstrained
             searches, last = [_Attempt(False, begin, in_full)], _Attempt(False, in_full)
             if annotated:
-                if self.options.glossary_mode == "annotate" or self._excludes_constraints:
+                if self.options.glossary_mode == "annotate" or self.options.sample is not None:
                     last = _Attempt(True, compile_(()))
                 searches.append(_Attempt(True, begin, last.constraints))
             attempts.append([*searches, last])
@@ -477,9 +469,7 @@ class Translator:
             model = restricted = Restricted(self.model, allowed, self.device, whole=whole)
         if self.options.sample is None:
             chooser: ContinuationChooser | None = None
-            if self.options.beam_groups > 1:
-                chooser = Diversity(len(sources), self.options)
-            elif constraints:
+            if constraints:
                 joins = self.constraint_compiler.joins
                 chooser = ConstrainedContinuations(constraints, joins, self.options)
             results = beam_search(model, *batch, self.options, self.watch, chooser, self._fusion)

@@ -28,8 +28,6 @@ class SearchOptions(recipe.Decoding):
         attention: True if hypotheses carry their attention.
         replace_unk: True if an unknown token is replaced by the source text that it attends to most (needs attention).
         restore_case: True if a line in capitals is translated in lower case and its translation put in capitals.
-        beam_groups: number of groups of the beam, see :mod:`econmt.decoding.search.diversity`; 1: no groups.
-        diversity_strength: penalty of a token for each earlier group that has chosen it.
         markup: True if tags and placeholders are removed before translation and inserted into it, see
             :mod:`econmt_serve.text.markup_reader`; needs ``attention``.
         split_sentences: True if lines are split into sentences, which are translated one by one, and URLs and e-mail
@@ -59,8 +57,6 @@ class SearchOptions(recipe.Decoding):
     attention: bool = True
     replace_unk: bool = False
     restore_case: bool = False
-    beam_groups: limits.BeamSize = 1
-    diversity_strength: limits.PenaltyWeight = 0.5
     markup: bool = False
     split_sentences: bool = False
     lm_weight: limits.PenaltyWeight = 0.0
@@ -82,14 +78,6 @@ class SearchOptions(recipe.Decoding):
             for name in ("replace_unk", "markup", "split_sentences"):
                 if getattr(self, name):
                     raise ValueError(f"{name} needs attention: True")
-        if self.beam_groups > 1:
-            if self.sample is not None or self.block_ngram_repeat:
-                other = "sample" if self.sample is not None else "block_ngram_repeat"
-                raise ValueError(f"beam_groups cannot be combined with {other}; remove one of them")
-            if self.beam_size % self.beam_groups:
-                raise ValueError(
-                    f"beam_groups {self.beam_groups} must divide beam_size {self.beam_size} without remainder"
-                )
         return self
 
     @classmethod
@@ -122,4 +110,4 @@ class SearchOptions(recipe.Decoding):
         """True if a search uses only log-probabilities and lengths, and ends when no better hypothesis can come."""
         ends_early = self.beam_search_stop == "first" or self.beam_prune
         changed = self.penalizes or self.adjusts or self.block_ngram_repeat
-        return not (changed or ends_early or self.beam_groups > 1)
+        return not (changed or ends_early)

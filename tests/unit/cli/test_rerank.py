@@ -1,4 +1,4 @@
-"""``econmt rerank``, diverse lists, markup and paragraphs through the command line."""
+"""``econmt rerank``, markup and paragraphs through the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import econmt
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_translate import failure
@@ -77,23 +76,6 @@ def test_what_cannot_be_ordered_is_told(call: Call, lists: Path, word_model: Pat
     failure(call(*source, "--reverse-weight", 2), "--reverse-weight is for --reverse-models")
     failure(call(*source, "--metric", "chrf"), "--metric is for --reference")
     failure(call("rerank", "-r", short, text="A\n"), "standard input:1: expected number ||| text")
-
-
-def test_groups_of_the_beam(call: Call, word_model: Path) -> None:
-    options = ("translate", "-m", word_model, "--beam-size", 4, "--nbest-size", 4)
-    found = call(*options, "--beam-groups", 4, "--diversity-strength", 3, text=TEXT)
-    assert found.code == 0
-    texts = [read_candidate(line, "x").text for line in found.lines]
-    assert len({text.split(" ")[0] for text in texts[:4]}) == 4
-    model = econmt.load(word_model, device="cpu")
-    wanted = {"beam_size": 4, "nbest_size": 4, "beam_groups": 4, "diversity_strength": 3.0}
-    expected = model.translate(TEXT.splitlines(), **wanted)  # type: ignore[arg-type]
-    assert texts == [text for each in expected for text in [h.text for h in each.hypotheses] or [""]]
-    assert texts[:4] != [
-        each.text for each in model.translate(["a b c"], beam_size=4, nbest_size=4)[0].hypotheses
-    ]
-    failure(call(*options, "--diversity-strength", 3, text=TEXT), "--diversity-strength is of --beam-groups")
-    failure(call(*options, "--beam-groups", 3, text=TEXT), "beam_groups 3 must divide beam_size 4")
 
 
 def test_markup_comes_back(call: Call, word_model: Path) -> None:

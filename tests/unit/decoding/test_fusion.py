@@ -11,7 +11,6 @@ import torch
 from econmt.config.recipe import LanguageModelSection
 from econmt.data.text.vocabulary import EOS
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search.diversity import Diversity
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.sampling import sample
 from econmt.model.language_model import LanguageModel
@@ -40,8 +39,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     limits = torch.full((len(sentences),), LIMIT)
     settings = SearchOptions(attention=False, lm_weight=WEIGHT, **options)
-    chooser = Diversity(len(sentences), settings) if settings.beam_groups > 1 else None
-    return beam_search(model, *sources(*sentences), limits, settings, chooser=chooser, fusion=fusion)
+    return beam_search(model, *sources(*sentences), limits, settings, fusion=fusion)
 
 
 def of_language_model(ids: tuple[int, ...], fusion: ShallowFusion = FUSION) -> list[float]:
@@ -113,9 +111,8 @@ def test_a_beam_of_one_is_greedy_and_so_are_draws_from_one_token() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "qrnn2"])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_results_do_not_depend_on_the_batch(cell: str, groups: int) -> None:
-    options: dict[str, Any] = {"beam_size": 4, "nbest_size": 2, "beam_groups": groups}
+def test_results_do_not_depend_on_the_batch(cell: str) -> None:
+    options: dict[str, Any] = {"beam_size": 4, "nbest_size": 2}
     fusion, sentences = fusion_of(cell), (*SENTENCES, 5, 7, 3)
     together = search(*sentences, fusion=fusion, **options)
     for sentence, best in zip(sentences, together, strict=True):

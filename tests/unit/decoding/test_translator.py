@@ -413,7 +413,6 @@ def test_plain_formats(output_type: str, expected: str) -> None:
         {"coverage_penalty_weight": 3.0},
         {"beam_prune": 0.1},
         {"beam_search_stop": "first"},
-        {"beam_size": 4, "beam_groups": 2},
     ],
 )
 def test_what_continuous_batches_cannot_follow_is_searched_in_batches(
