@@ -199,8 +199,8 @@ class TrainingState:
     last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training
     continues with (the best one after the plateau schedule returned to it); ``best_update`` is the best checkpoint, of
     score ``best_score``; ``best_regular`` is the best one at the checkpoint interval, to which the plateau schedule
-    returns, and ``num_not_improved`` counts those since it; ``gradient_norm`` is that of the last update, ``monitored``
-    those of monitored parameters; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a memory budget,
+    returns, and ``num_not_improved`` counts those since it; ``gradient_norm`` is that of the last update; ``text``
+    and ``vocabulary`` are fingerprints; ``plan`` is that of a memory budget,
     empty without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline``
     is the division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name
     in a recipe; ``loss_scale`` is that of the next update, empty unless in float16, and ``skipped`` counts the updates
@@ -224,7 +224,6 @@ class TrainingState:
     vocabulary: str = ""
     text: str = ""
     gradient_norm: float = 0.0
-    monitored: dict[str, Finite] = field(default_factory=dict)
     since_checkpoint: Meter = field(default_factory=Meter)
     since_log: Meter = field(default_factory=Meter)
     plan: Annotated[Values, shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
@@ -253,11 +252,13 @@ class TrainingState:
             raise InputError(
                 f"{where}: not a training state of this version of econmt; start anew in another folder"
             )
-        # States of older versions lack fields that were added later; their precision was float32.
-        later = {"plan", "choices", "precision", "average_from", "environment", "monitored"}
+        # States of older versions lack fields that were added later, and have norms of watched gradients; their
+        # precision was float32.
+        later = {"plan", "choices", "precision", "average_from", "environment"}
         later |= {"loss_scale", "skipped", "savings", "best_regular"}
         missing = {entry.name for entry in fields(cls)} - later - set(values)
         wrong = [f"{name}: missing" for name in sorted(missing)]
+        values.pop("monitored", None)
         values.setdefault("best_regular", values.get("best_update", 0))
         try:
             for name in ("since_checkpoint", "since_log"):

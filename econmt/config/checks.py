@@ -56,7 +56,6 @@ def check_pipeline(recipe: Any) -> None:
     conflicts = {
         "training.memory_budget": training.memory_budget is not None,
         f"training.optimizer.name {optimizer}": optimizer in ("adafactor", "adam8bit", "adamw8bit"),
-        "training.monitor_pattern (no rank has all gradients)": training.monitor_pattern is not None,
         "training.fixed_param_names": bool(training.fixed_param_names),
         **{
             f"training.{key} (the penalties need the top layer's outputs beside the loss)": getattr(

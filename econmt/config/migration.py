@@ -23,6 +23,7 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "data.subwords.copies": (0, _TRAIN_ANEW),
     "model.length_task": ("none", _TRAIN_ANEW),
     "model.length_task_layers": (1, _TRAIN_ANEW),
+    "training.monitor_pattern": (None, "remove it; metrics.tsv has the norm of all gradients"),
     "training.length_task_weight": (1.0, _TRAIN_ANEW),
     "decoding.brevity_penalty_type": (
         "constant",

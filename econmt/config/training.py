@@ -170,11 +170,6 @@ class Training(Section):
     decode_and_evaluate_device: Annotated[str | None, NO_MEMORY, TRANSLATION] = Field(
         None, description="device of decode_and_evaluate: cpu, cuda or cuda:N; null: as device"
     )
-    monitor_pattern: Regex | None = Field(
-        None,
-        description="regular expression; metrics.tsv records the norms of the parameters whose full name it matches, "
-        "and of their gradients before norm clipping, at each checkpoint. Disables CUDA graphs",
-    )
     bleu_tokenizer: Annotated[
         Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"], NO_MEMORY, TRANSLATION
     ] = Field(
@@ -233,8 +228,8 @@ class Training(Section):
 
     @property
     def in_graphs(self) -> bool:
-        """True if training steps on a GPU are captured in CUDA graphs; monitoring gradients rules them out."""
-        return self.cuda_graphs == "auto" and self.monitor_pattern is None
+        """True if training steps on a GPU are captured in CUDA graphs."""
+        return self.cuda_graphs == "auto"
 
     @model_validator(mode="after")
     def _it_ends(self) -> Training:
@@ -273,7 +268,6 @@ class Training(Section):
                 ("gradient_clipping.type norm", self.gradient_clipping.type == "norm"),
                 ("update_interval above 1", self.update_interval > 1),
                 ("precision float16", self.precision == "float16"),
-                ("monitor_pattern", self.monitor_pattern is not None),
             ):
                 if value:
                     raise ValueError(

@@ -66,7 +66,7 @@ def updates_in_backward(
         InputError: The recipe demands it, and precision or processes rule it out.
     """
     wanted = training.optimizer_in_backward
-    exact = training.gradient_clipping.type != "norm" and training.monitor_pattern is None
+    exact = training.gradient_clipping.type != "norm"
     obstacle = "precision float16, whose loss scale" if precision.dtype == torch.float16 else ""
     obstacle = f"{processes} processes, whose sum" if processes > 1 else obstacle
     if wanted == "always" and obstacle:

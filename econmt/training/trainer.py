@@ -45,7 +45,6 @@ from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.loss_scaling import LossScaling
-from econmt.training.monitors import Monitors
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
@@ -101,7 +100,6 @@ class Trainer:
         self._metrics = MetricsQueue(step.device, step.communicator)
         self._scaling = LossScaling(step.loss_scale)
         self._ranks = Ranks(step)
-        self._monitors = Monitors(training.monitor_pattern, self.parameters)
         self._saved = state.update
         self._pace = Pace()
         self._clock = time.monotonic() if began is None else began
@@ -126,7 +124,6 @@ class Trainer:
             )
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
-        self._monitors.restore(saved.state.monitored)
         self._scaling.restore(self.state)
         restore_random_states(saved.state.random)
         self.step.set_random_state(torch.tensor(saved.state.random.get("dropout", []), dtype=torch.int64))
@@ -169,8 +166,6 @@ class Trainer:
             several = interval > 1 or (plan is not None and plan.divides)
             most_rows = self._ranks.pad_to_largest(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
-        elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
-            progress.note("training.monitor_pattern is set: training steps are not captured in CUDA graphs")
         if self.device.type == "cuda" or self.budget.plan is not None:
             progress.doing("trying the largest batch" if self._graphed is None else "compiling kernels")
             self.rehearse()
@@ -248,7 +243,6 @@ class Trainer:
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
         self.optimizer.set_learning_rate(rate)
         result = self.gradient(batches, updates=True)
-        self._monitors.measure(result.loss_scale)
         self._report_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for metrics in self._metrics.submit(update, result, tokens, indices):
@@ -398,7 +392,6 @@ class Trainer:
             "epoch": self.batches.epoch,
             "gradient_norm": state.gradient_norm,
             **self._scaling.columns(state),
-            **self._monitors.columns(),
         }
 
     def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:
@@ -406,7 +399,6 @@ class Trainer:
         state, training = self.state, self.recipe.training
         state.schedule = self.schedule.state_dict()
         state.data = self.batches.state_dict()
-        state.monitored = self._monitors.gradients()
         self._scaling.store(state)
         state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.store(state)

@@ -298,7 +298,6 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
         (CLIPPED, "gradient_clipping.type norm"),
         ("training.update_interval=2", "update_interval above 1"),
         ("training.precision=float16", "precision float16"),
-        ("training.monitor_pattern=.*", "monitor_pattern"),
     ],
 )
 def test_updates_in_the_backward_pass_are_refused_where_they_cannot_be_exact(key: str, words: str) -> None:

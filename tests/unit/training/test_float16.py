@@ -75,27 +75,12 @@ def test_clipping_and_norms_do_not_depend_on_the_scale(make_run: MakeRun) -> Non
     found = []
     for number, scale in enumerate((2**8, 2**12)):
         how = (f"training.loss_scale={scale}", "training.gradient_clipping={type: norm, threshold: 0.01}")
-        monitored = ("training.monitor_pattern=decoder.*", "model.dropout=0.0")
-        trainer = begin(make_run(HALF, *how, *monitored, name=str(number)))
+        trainer = begin(make_run(HALF, *how, "model.dropout=0.0", name=str(number)))
         trainer._update(Progress.silent())
-        found.append((trainer.state.gradient_norm, trainer._monitors.gradients(), tensors(trainer)))
+        found.append((trainer.state.gradient_norm, tensors(trainer)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-2)
-    norms = found[0][1]
-    assert 0.0 < sum(norm**2 for norm in norms.values()) <= found[0][0] ** 2 * 1.01
-    assert norms == pytest.approx(found[1][1], rel=1e-2)
-    for one, other in zip(found[0][2], found[1][2], strict=True):
+    for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=2e-2)
-
-
-def test_the_norm_of_a_monitored_gradient_that_overflows_is_the_one_before(make_run: MakeRun) -> None:
-    trainer = begin(make_run(HALF, "training.monitor_pattern=decoder.combine.bias"))
-    trainer._update(Progress.silent())
-    norms = trainer._monitors.gradients()
-    assert trainer.step.loss_scale is not None
-    trainer.step.loss_scale.restore(2.0**40, 0)
-    trainer._update(Progress.silent())
-    assert trainer.state.skipped == 1
-    assert trainer._monitors.gradients() == norms
 
 
 @pytest.mark.parametrize(

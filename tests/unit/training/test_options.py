@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 from collections.abc import Callable
@@ -19,9 +18,6 @@ from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
 from econmt.errors import InputError
-from econmt.estimate.training_step import estimate_step
-from econmt.tasks.protocol import Shape
-from econmt.tasks.translation import TranslationTask
 from econmt.training import validation
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
@@ -193,56 +189,6 @@ def test_a_moving_average_goes_on(make_run: MakeRun) -> None:
     make_run(AVERAGING, "training.max_updates=4", name="parts").train()
     parts.train()
     assert snapshot(parts.folder) == snapshot(run.folder)
-
-
-def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> None:
-    key = r"training.monitor_pattern=output\..*|source_embedding\.weight"
-    run, plain = make_run(key, "training.max_updates=4"), make_run("training.max_updates=4", name="plain")
-    run.train()
-    plain.train()
-    parameters, _ = read_tensors(run.folder.parameters(4))
-    last = metrics(run.folder)[-1]
-    names = ["source_embedding.weight", "output.weight", "output.bias"]
-    assert set(last) - set(metrics(plain.folder)[-1]) == {
-        f"{kind}_norm:{name}" for kind in ("weight", "gradient") for name in names
-    }
-    for name in names:
-        assert last[f"weight_norm:{name}"] == pytest.approx(float(parameters[name].norm()))
-        assert 0.0 < last[f"gradient_norm:{name}"] <= last["gradient_norm"]
-    every = make_run("training.monitor_pattern=.*", "training.max_updates=4", name="every")
-    every.train()
-    row = metrics(every.folder)[-1]
-    squares = [value**2 for name, value in row.items() if name.startswith("gradient_norm:")]
-    assert math.sqrt(sum(squares)) == pytest.approx(row["gradient_norm"], rel=1e-5)
-    going_on = make_run(key, "training.max_updates=6")
-    assert going_on.train(resume_with_changes=True).update == 6
-    for pattern, message in {
-        "(": "not a valid regular expression",
-        "nothing": "matches no parameter; the model has source_",
-    }.items():
-        with pytest.raises(InputError, match=message):
-            make_run(f"training.monitor_pattern={pattern}", name="wrong").trainer()
-
-
-def test_norms_that_are_watched_go_on(make_run: MakeRun) -> None:
-    """A run may be left between an update and the checkpoint that tells its norms."""
-    key = r"training.monitor_pattern=output\..*"
-    trainer = make_run(key).trainer()
-    steps(trainer, 2)
-    leave(trainer)
-    found = make_run(key).trainer()._monitors.columns()
-    assert found == trainer._monitors.columns()
-    assert found.keys() >= {"gradient_norm:output.weight", "gradient_norm:output.bias"}
-
-
-def test_steps_whose_norms_are_watched_are_not_taken_as_captured(make_run: MakeRun) -> None:
-    watched, off, auto = (
-        TranslationTask(make_run(key).recipe, 12, 12)
-        for key in ("training.monitor_pattern=.*", "training.cuda_graphs=off", "training.seed=7")
-    )
-    assert (watched.recipe.training.in_graphs, auto.recipe.training.in_graphs) == (False, True)
-    peaks = [estimate_step(task, Shape(4, 5, 6), "cuda").peak for task in (watched, off, auto)]
-    assert peaks[0] == peaks[1] != peaks[2]
 
 
 DEEP = ("model.encoder.layers=4", "model.decoder.layers=3", "training.max_updates=2")

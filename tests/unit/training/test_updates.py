@@ -180,7 +180,6 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
         Plain(frozen=".*embedding.*|output.bias"),
     ),
     "strategy": ("training.fixed_param_strategy=all_except_decoder", Plain(frozen="(?!decoder).*")),
-    "monitored": ("training.monitor_pattern=output.*", Plain()),
     "bfloat16": ("training.precision=bfloat16", Plain(tolerance=0.05)),
     "float16": (
         "training.precision=float16 training.gradient_clipping={type: norm, threshold: 0.1}",
