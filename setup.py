@@ -24,7 +24,8 @@ setup(
     },
     package_data={
         "econmt": ["py.typed"],
-        "econmt.estimate.report": ["page.html"],
+        "econmt_memory": ["py.typed"],
+        "econmt_memory.report": ["page.html"],
         "econmt_serve": ["page/*"],
         "econmt._recipes": ["*.yaml"],
         **OPS["PACKAGE_DATA"],

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import textwrap
 
-_UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
-_NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
-
+from econmt_memory.report.text import printable as printable
 
 REMEDIES = {
     errno.ENOSPC: "free some space",
@@ -29,15 +24,6 @@ quiet = False
 """True if standard error gets warnings and errors only; set by the command line for --quiet."""
 
 
-def printable(text: object) -> str:
-    r"""Returns untrusted text as one line without characters that control a terminal.
-
-    Control characters, marks of text direction and undecodable bytes become Python escapes: ``\n``, ``\x1b``,
-    ``\u202e``.
-    """
-    return _UNPRINTABLE.sub(_escaped, str(text))
-
-
 def talk(line: str) -> None:
     """Prints a line, already :func:`printable`, on standard error; wraps it between words on a terminal."""
     if sys.stderr.isatty():
@@ -49,14 +35,6 @@ def talk(line: str) -> None:
             line, width or 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
     print(line, file=sys.stderr, flush=True)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: Python's form of an undecodable byte
-        code -= 0xDC00
-    escape = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return _NAMED.get(match[0], f"\\x{code:02x}" if code < 0x100 else escape)
 
 
 class EconmtError(Exception):

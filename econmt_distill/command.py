@@ -20,7 +20,6 @@ from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
-from econmt.data.tables import print_table
 from econmt.errors import InputError, printable
 from econmt.training.interrupts import Interrupted
 from econmt_distill.measuring import DistillationResults
@@ -28,6 +27,7 @@ from econmt_distill.stages import Distillation, Distilled
 from econmt_distill.stages import distill as run
 from econmt_distill.student import StudentChoice
 from econmt_distill.teachers import TeacherChoice
+from econmt_memory.report.layout import print_table
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from econmt.engine.devices import peak_memory
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
+from econmt.estimate.measurement import measure_step
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
-from econmt_memory.measure.ledger import measure_step
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 WARM_UP = 3

@@ -21,10 +21,10 @@ from econmt.config.recipe import Model, recipe_text
 from econmt.config.stacks import CELLS
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.tables import print_table
 from econmt.errors import InputError, printable
 from econmt.export.model_folder import DerivedModel
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
+from econmt_memory.report.layout import print_table
 from econmt_memory.report.tables import format_bytes
 
 

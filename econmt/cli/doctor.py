@@ -22,8 +22,8 @@ import typer
 import econmt
 from econmt.cli.option_groups import option
 from econmt.config.json_reader import json_text
-from econmt.data.tables import WIDTH
 from econmt.errors import EconmtError, printable
+from econmt_memory.report.layout import WIDTH
 
 REQUIRED = {
     "numpy": "numpy",

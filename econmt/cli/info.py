@@ -9,8 +9,8 @@ from typing import Any
 from econmt.cli.inspection import inspect_folder
 from econmt.cli.option_groups import argument, option
 from econmt.config.json_reader import json_text
-from econmt.data.tables import WIDTH
 from econmt.errors import printable
+from econmt_memory.report.layout import WIDTH
 from econmt_memory.report.tables import format_bytes
 
 METRIC_COLUMNS = (

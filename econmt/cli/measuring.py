@@ -20,8 +20,8 @@ from econmt.cli.options import AllCoresOption, DeviceOption, check_picture, chec
 from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
-from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
+from econmt_memory.report.layout import print_table
 
 Dtypes = Annotated[
     list[Literal["float32", "bfloat16", "float16"]],

@@ -24,7 +24,6 @@ from econmt.config import limits
 from econmt.config.recipe import Recipe
 from econmt.data.files import notice, writing
 from econmt.data.progress_bars import status_line
-from econmt.data.tables import print_table
 from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.freeze import fix_parameters
@@ -48,6 +47,7 @@ from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
 from econmt_memory.account.comparison import compare
 from econmt_memory.measure.ledger import Ledger
+from econmt_memory.report.layout import print_table
 from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "reference, bfloat16", "all, bfloat16")
@@ -172,7 +172,11 @@ def _print_difference(context: typer.Context, files: RunRecipe) -> None:
         "has no effect with --diff, which compares two files; leave it out",
         *(name for name in given if name not in ("recipe", "overrides", "diff")),
     )
-    print_table(table_console(), compare(files.recipe, others[0]).table().for_terminal())
+    try:
+        comparison = compare(files.recipe, others[0])
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    print_table(table_console(), comparison.table().for_terminal())
 
 
 def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:

@@ -11,8 +11,8 @@ from econmt.cli.option_groups import argument, option, with_option_groups
 from econmt.cli.options import RecipeChoice
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
-from econmt.data.tables import WIDTH
 from econmt.errors import InputError, printable, talk
+from econmt_memory.report.layout import WIDTH
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -89,7 +89,7 @@ def table_console() -> Console:
     """Returns a console for tables on standard output: as wide as the terminal, or 80 columns without one."""
     from rich.console import Console
 
-    from econmt.data.tables import WIDTH
+    from econmt_memory.report.layout import WIDTH
 
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH)

@@ -31,7 +31,6 @@ from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
 from econmt.data.files import cache_folder
-from econmt.data.tables import print_table
 from econmt.data.text.download import no_downloads
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
@@ -39,7 +38,6 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.outside_memory import limit_workspaces
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
-from econmt.estimate.report.report import ledger_table
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
@@ -49,6 +47,8 @@ from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
 from econmt.training.savings import describe_savings, plan_with_savings
+from econmt_memory.report.layout import print_table
+from econmt_memory.report.ledger_tables import ledger_table
 
 
 def train(

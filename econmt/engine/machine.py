@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import re
-from pathlib import Path
 
 import numpy as np
 import torch
 
 import econmt
+from econmt_memory.measure.process import free_ram, total_ram
 from econmt_ops.dispatch.device_limits import VARIABLE, limits_of, played_text, real_limits
 from econmt_ops.dispatch.measurements import processor
-
-_SYSTEM = Path("/proc")
 
 
 def describe_machine(device: str) -> dict[str, str]:
@@ -39,9 +35,7 @@ def total_memory(device: torch.device) -> int:
     """Returns the bytes of memory of a GPU or of the machine; 0 if the system does not tell."""
     if device.type == "cuda":
         return limits_of(device).memory
-    if not hasattr(os, "sysconf"):
-        return 0
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total_ram()
 
 
 def free_memory(device: torch.device) -> int:
@@ -49,12 +43,4 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         beyond = real_limits(device).memory - limits_of(device).memory  # of a smaller card that is played
         return max(0, int(torch.cuda.mem_get_info(device)[0]) - beyond)
-    try:
-        text = (_SYSTEM / "meminfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    available = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
-    if available:
-        return 1024 * int(available[1])
-    # The standard library does not tell the free memory of other systems: assumes half of all memory, or no limit.
-    return total_memory(device) // 2 or 1 << 62
+    return free_ram()

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from econmt.data.batching.bucket_shapes import GRAPH_BYTES
+from econmt_memory.estimate.cublas import VARIABLE, cublas_workspace
+from econmt_memory.measure.ledger import OutsideMemory
 
 STACK_BYTES = 256
 """Bytes of stack per thread with which a command begins."""
@@ -28,33 +29,7 @@ STACK_BYTES = 256
 WORKSPACE = ":16:8"
 """Workspace of cuBLAS with which a command in 16-bit precision begins: eight of 16 KiB, which is also deterministic."""
 
-DEFAULT_WORKSPACE = 32 << 20
-"""Bytes of cuBLAS's workspace by default on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
-
-Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
-Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
-"""
-
 MIB = 1 << 20
-
-
-class OutsideMemory(NamedTuple):
-    """Bytes of a GPU that a process takes outside of PyTorch's allocator.
-
-    Attributes:
-        context: CUDA's context with the stacks of all threads.
-        libraries: Kernels of PyTorch and cuBLAS, after their first use.
-        kernels: Everything since: kernels of Triton and cuDNN, further ones of cuBLAS, CUDA graphs.
-    """
-
-    context: int
-    libraries: int
-    kernels: int
-
-    @property
-    def total(self) -> int:
-        """All bytes outside of the allocator."""
-        return sum(self)
 
 
 ASSUMED = OutsideMemory(329 * MIB, 158 * MIB, 192 * MIB)
@@ -144,9 +119,6 @@ def agreed(read: Callable[[], int]) -> int:
     return min(readings)
 
 
-_WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-
-
 def limit_workspaces(precision: str) -> None:
     """Gives cuBLAS small workspaces for a precision of 16 bits, unless $CUBLAS_WORKSPACE_CONFIG is set or CUDA in use.
 
@@ -156,7 +128,7 @@ def limit_workspaces(precision: str) -> None:
     cuda: Any = torch.cuda
     if precision not in ("auto", "bfloat16", "float16") or cuda.is_initialized():
         return
-    if os.environ.setdefault(_WORKSPACE_VARIABLE, WORKSPACE) == WORKSPACE:
+    if os.environ.setdefault(VARIABLE, WORKSPACE) == WORKSPACE:
         # PyTorch 2.11 warns that cuBLASLt, which wants 1 MiB, gets no more than cuBLAS.
         warnings.filterwarnings("ignore", "Requested unified CUBLASLT workspace size")
 
@@ -169,9 +141,7 @@ def workspace_bytes(dtype: torch.dtype) -> int:
     """
     cuda: Any = torch.cuda
     small = dtype.itemsize == 2 and not cuda.is_initialized()
-    configured = os.environ.get(_WORKSPACE_VARIABLE, WORKSPACE if small else "")
-    sizes = re.findall(r":(\d+):(\d+)", configured)
-    return sum(int(kibibytes) * int(count) for kibibytes, count in sizes) << 10 or DEFAULT_WORKSPACE
+    return cublas_workspace(WORKSPACE if small else "")
 
 
 def outside_meter(device: torch.device) -> OutsideMeter:

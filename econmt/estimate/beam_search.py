@@ -8,9 +8,9 @@ import torch
 
 from econmt.config.recipe import Recipe
 from econmt.engine.outside_memory import workspace_bytes
-from econmt.estimate.training_step import cublas_workspaces, simulate
+from econmt.estimate.training_step import cublas_workspaces, replacements, simulate
 from econmt.model import IncrementalModel, build_model
-from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt_memory.estimate.fake import fake_tensors
 from econmt_memory.measure.storages import BLOCK
 from econmt_memory.measure.tracker import Tracker
 
@@ -44,7 +44,7 @@ def estimate_search(
         source = torch.ones(sentences, source_length, dtype=torch.int64)
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
+        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=replacements(device))
         # Those of training, which continues afterwards.
         workspaces = cublas_workspaces(tracker, 2, workspace_bytes(torch.float32)) if cuda else []
         for parameter in model.parameters():

@@ -24,11 +24,12 @@ from econmt.engine.step import StepResult
 from econmt.errors import printable
 from econmt.estimate.byte_budget import budget_bytes
 from econmt.estimate.kernels import KernelTimes, measure_kernels, optimizer_bytes
+from econmt.estimate.measurement import measure_step
 from econmt.estimate.techniques import Say, Technique, estimator, fixed_bytes
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
-from econmt_memory.measure.ledger import Ledger, measure_step
+from econmt_memory.measure.ledger import Ledger
 from econmt_memory.measure.process import resident_parts
 from econmt_ops.dispatch.rule import captured
 

@@ -13,19 +13,24 @@ gates.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from econmt.engine.outside_memory import ASSUMED, workspace_bytes
 from econmt.engine.precision import Precision, precision_of
-from econmt.model import Implementations
+from econmt.estimate.measurement import track_step
+from econmt.model import Implementations, translation
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_memory.estimate.allocator import CachingAllocator
-from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt_memory.estimate.fake import ON_GPU, assuming_distinct, fake_tensors
 from econmt_memory.estimate.gpu_reductions import REDUCTIONS
 from econmt_memory.estimate.shape_cache import ShapeCache
-from econmt_memory.measure.ledger import Ledger, track_step
+from econmt_memory.measure.ledger import Ledger
 from econmt_memory.measure.storages import BLOCK, Storage
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.core.loops import shortened
@@ -81,7 +86,7 @@ def estimate_step(
         tracker = Tracker(
             _CPU,
             block=BLOCK if cuda else 1,
-            replacements=ON_GPU if cuda else REPLACEMENTS,
+            replacements=replacements(device),
             workspace=REDUCTIONS.get if cuda else None,
             run=ShapeCache(mode),
         )
@@ -99,6 +104,15 @@ def estimate_step(
         ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
         ledger.outside = ASSUMED
     return ledger
+
+
+def replacements(device: str) -> Mapping[OpOverload[..., Any], Callable[..., Any]]:
+    """Returns the functions to run in place of operators of "cpu" or "cuda" that fake tensors cannot run.
+
+    On a GPU the model does not look for distinct words, which would synchronize; on a CPU there are as many as it
+    multiplies once.
+    """
+    return ON_GPU if device == "cuda" else assuming_distinct(translation.most_distinct)
 
 
 def cublas_workspaces(tracker: Tracker, threads: int, size: int) -> list[Tensor]:

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from econmt import errors
 from econmt.data.progress_bars import Heartbeat
-from econmt.data.tables import WIDTH, print_table
 from econmt.errors import printable, talk
+from econmt_memory.report.layout import WIDTH, print_table
 
 BAR = range(4, 31)
 """Columns that the progress bar of a live line may take."""

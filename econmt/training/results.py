@@ -26,6 +26,7 @@ from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
+from econmt.estimate.measurement import measure_step
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.model import Implementations, IncrementalModel
 from econmt.parallel.pipeline.costs import PipelinePlan
@@ -37,7 +38,7 @@ from econmt.training.context import RunContext
 from econmt.training.pictures import draw_learning_curve
 from econmt.training.savings import with_savings
 from econmt.training.validation import counted_sentences, make_translator, perplexity, requests_of
-from econmt_memory.measure.ledger import Ledger, measure_step
+from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.rule import rules_only
 
 SAMPLES = 3

@@ -1,10 +1,11 @@
-"""Memory of a training step: measured, predicted, planned and reported."""
+"""Memory of a PyTorch training step by module and category: measured, predicted and compared."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Account", "compare", "predict", "track"]
+__version__ = "0.1.0"
+__all__ = ["Account", "__version__", "compare", "predict", "track"]
 
 if TYPE_CHECKING:
     from econmt_memory.account.account import Account as Account

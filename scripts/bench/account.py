@@ -21,7 +21,7 @@ from rich.console import Console
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from econmt import memory
-from econmt.data.tables import print_table
+from econmt_memory.report.layout import print_table
 from econmt_memory.report.tables import ReportTable
 from scripts.bench.account_models import CASES, Case
 from scripts.bench.arguments import parser_of

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt import memory
-from econmt.data.tables import print_table
+from econmt_memory.report.layout import print_table
 from econmt_memory.report.tables import ReportTable
 from scripts.bench.account import SIZES
 from scripts.bench.account_models import CASES, LONG, Case

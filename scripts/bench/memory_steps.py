@@ -28,13 +28,13 @@ from econmt.engine.devices import give_back_memory, trims_batches
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
+from econmt.estimate.measurement import measure_step
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory
 from econmt.model.guided_alignment import TrainingGuides
 from econmt.model.layers import draw_seed, weights_of
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure.ledger import measure_step
 from econmt_ops import AttentionalLSTMState
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler

@@ -24,6 +24,7 @@ from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
+from econmt.estimate.measurement import measure_step
 from econmt.model import Implementations
 from econmt.parallel.cost_model import Network, Stack, StepProfile
 from econmt.parallel.pipeline.costs import timed_stacks
@@ -32,7 +33,6 @@ from econmt.parallel.reduction import travelling
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import settle
-from econmt_memory.measure.ledger import measure_step
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer

@@ -10,9 +10,8 @@ import pytest
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.search import _signals_wait
-from econmt_ops.core import scopes
 from econmt_ops.core.loops import shortened, steps_of
-from econmt_ops.core.scopes import current_layer, layer, watching
+from econmt_ops.core.scopes import current_layer, layer
 from econmt_ops.dispatch.rule import MODE, captured, rules_only
 from econmt_ops.dispatch.session import current_session, measuring
 
@@ -31,10 +30,9 @@ def repeating(times: int) -> Iterator[None]:
         (lambda: measuring(remember=False), current_session),
         (native.without, lambda: native.off),
         (lambda: layer("decoder"), current_layer),
-        (lambda: watching(print), lambda: [*scopes._watchers]),
         (_signals_wait, lambda: signal.getsignal(signal.SIGINT)),
     ],
-    ids=["shortened", "rules_only", "captured", "measuring", "without", "layer", "watching", "signals"],
+    ids=["shortened", "rules_only", "captured", "measuring", "without", "layer", "signals"],
 )
 def test_an_error_in_a_context_puts_back_what_was_there(
     make: Callable[[], AbstractContextManager[object]], state: Callable[[], object]

@@ -92,9 +92,9 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     recipes = {f"econmt/_recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
     assert len(recipes) >= 6
     assert recipes <= names
-    assert {"econmt/py.typed", "econmt_ops/py.typed"} <= names
+    assert {"econmt/py.typed", "econmt_memory/py.typed", "econmt_ops/py.typed"} <= names
     assert {name for name in names if name.endswith(".html")} == {
-        "econmt/estimate/report/page.html",
+        "econmt_memory/report/page.html",
         "econmt_serve/page/index.html",
         "econmt_serve/page/docs.html",
     }
@@ -132,8 +132,51 @@ def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: P
     assert done.stdout == f"{tmp_path}/site/econmt_ops/backends/c/__init__.py {built}\n"
 
 
-def test_both_distributions_have_the_same_licence() -> None:
-    assert (ROOT / "ops" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+ACCOUNT = """
+import sys, torch
+from torch import nn
+import econmt_memory as memory
+model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(64, 8)).sum().backward()
+    optimizer.step()
+step()
+with memory.track(model, optimizer) as account:
+    step()
+account.show()
+account.save("page.html")
+predicted = memory.predict(step, model, optimizer, device="cpu")
+print(memory.compare(account, predicted).grown, sum(account.by_category().values()) == account.peak_bytes)
+print(memory.predict(step, model, optimizer).by_category()["feature maps"])
+print([name for name in sys.modules if name.partition(".")[0] in ("econmt", "econmt_ops")])
+"""
+
+
+def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "memory", tmp_path / "memory", ignore=IGNORED)
+    wheel, _ = build(tmp_path / "memory", "wheel")
+    folder = ROOT / "memory" / "econmt_memory"
+    expected = {*folder.rglob("*.py"), folder / "py.typed", folder / "report" / "page.html"}
+    assert held(wheel) == {file.relative_to(folder.parent).as_posix() for file in expected}
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "\nName: econmt-memory\n" in metadata
+    assert f"\nVersion: {__version__}\n" in metadata
+    needs = re.findall(r"^Requires-Dist: (\w+)", metadata, re.MULTILINE)
+    assert needs == ["torch", "numpy", "rich"]
+    done = python_in(wheel, tmp_path, "-c", ACCOUNT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "where the bytes of a training step went" in done.stdout
+    assert done.stdout.splitlines()[-3:] == ["0 True", "3072", "[]"]
+    assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["memory", "ops"])
+def test_all_distributions_have_the_same_licence(name: str) -> None:
+    assert (ROOT / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from econmt.data.tables import print_table
 from econmt.estimate.fit import Fit
 from econmt.estimate.kernels import KernelTimes
 from econmt.estimate.profiling import Profile
 from econmt.estimate.report.kernel_tables import classes_table, launches_table
 from econmt.estimate.techniques import Technique
 from econmt.tasks.protocol import Shape
-from econmt_memory.measure.allocations import OUTSIDE
-from econmt_memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
+from econmt_memory.measure.ledger import CATEGORIES, LAYERS, Ledger
 from econmt_memory.measure.storages import PHASES
+from econmt_memory.report.layout import print_table
+from econmt_memory.report.ledger_tables import largest_table, ledger_table, peak_moment
 from econmt_memory.report.tables import (
     Cell,
     ReportTable,
@@ -26,11 +25,7 @@ from econmt_memory.report.tables import (
     format_rate,
     format_share,
     less,
-    shape_text,
 )
-
-LARGEST = 10
-"""Number of groups of equal tensors at the peak that are listed."""
 
 _LEAST_MILLISECONDS = 0.05
 """Shortest time for which a layer that keeps nothing is listed."""
@@ -64,24 +59,6 @@ class Report:
     profiles: list[Profile] = field(default_factory=list)
     kernels: list[KernelTimes] = field(default_factory=list)
     ranks: list[Ledger] = field(default_factory=list)
-
-
-def peak_moment(ledger: Ledger) -> Moment:
-    """Returns the first moment with the most live bytes."""
-    return max(ledger.timeline, key=lambda moment: moment.bytes)
-
-
-def grouped(largest: Sequence[TensorAtPeak]) -> list[tuple[TensorAtPeak, int]]:
-    """Groups equal tensors at a peak; returns each with its number, the group with the most bytes first."""
-    return sorted(Counter(largest).items(), key=lambda item: (-item[0].bytes * item[1], item[0]))
-
-
-def maker(tensor: TensorAtPeak) -> str:
-    """Names the operator that made a tensor, the innermost first: "mm in lstm_layer_backward"."""
-    if tensor.operator == OUTSIDE:
-        return OUTSIDE
-    names = [name.rpartition(".")[2] for name in tensor.operator.split()]
-    return " in ".join(reversed(names)) or "code before the step"
 
 
 def format_precision(profile: Profile) -> str:
@@ -153,41 +130,6 @@ def summary(profile: Profile) -> list[str]:
     return lines
 
 
-def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
-    """Lists the bytes at the peak by layer, or by what ``kind`` names, and by category."""
-    sizes, total = ledger.by_layer(), ledger.total
-    rows: list[list[Cell]] = [
-        [
-            layer,
-            *(ledger.entries.get((category, layer), 0) for category in CATEGORIES),
-            sizes[layer],
-            format_share(sizes[layer], total),
-        ]
-        for layer in ledger.layers
-    ]
-    tokens = f"{ledger.tokens} target tokens" if ledger.tokens else ""
-    whose = ", ".join(filter(None, [tokens, ledger.rank]))
-    return ReportTable(
-        "where the bytes of a training step went" + (f" ({whose})" if whose else ""),
-        (kind, *CATEGORIES, "all", "share"),
-        rows,
-        ["all", *map(ledger.category, CATEGORIES), total, "100 %"],
-        below=_device_rows(ledger),
-    )
-
-
-def _device_rows(ledger: Ledger) -> list[list[Cell]]:
-    """Returns the rows of a ledger's table about the rest of a GPU's memory."""
-    if ledger.outside is None or ledger.reserved is None:
-        return []
-    sizes = {
-        "reserved, unused": ledger.reserved - ledger.total,
-        "outside PyTorch": ledger.outside.total,
-        "of the GPU": ledger.reserved + ledger.outside.total,
-    }
-    return [[name, *[""] * len(CATEGORIES), size, ""] for name, size in sizes.items()]
-
-
 def ranks_table(ledgers: Sequence[Ledger]) -> ReportTable:
     """Lists the bytes of each rank at its peak by category."""
     rows: list[list[Cell]] = [
@@ -229,30 +171,6 @@ def process_table(ledger: Ledger) -> ReportTable:
         ("part", "bytes", "share"),
         rows,
         ["resident set of the process", resident, "100 %"],
-    )
-
-
-def largest_table(ledger: Ledger) -> ReportTable:
-    """Lists the largest tensors alive at the peak; equal ones share a row."""
-    groups = grouped(ledger.largest)[:LARGEST]
-    count = sum(number for _, number in groups)
-    rows: list[list[Cell]] = [
-        [
-            number * tensor.bytes,
-            f"{number} of {format_bytes(tensor.bytes)}" if number > 1 else "1",
-            shape_text(tensor.shape),
-            tensor.dtype,
-            tensor.category,
-            tensor.layer,
-            maker(tensor),
-        ]
-        for tensor, number in groups
-    ]
-    return ReportTable(
-        f"the {count} largest tensors at the peak, equal ones in one row",
-        ("bytes", "tensors", "shape", "dtype", "category", "layer", "made by"),
-        rows,
-        left=range(2, 7),
     )
 
 

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from rich.console import Console
 
-from econmt.data.tables import print_table
-from econmt.errors import InputError
-from econmt.estimate.report.data import ledger_data
-from econmt.estimate.report.page import account_page
-from econmt.estimate.report.report import largest_table, ledger_table, peak_moment
 from econmt_memory.account import exports
 from econmt_memory.account.advice import Advice, advise
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, ledger_of
 from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import PHASES
+from econmt_memory.report.data import ledger_data
+from econmt_memory.report.layout import print_table
+from econmt_memory.report.ledger_tables import largest_table, ledger_table, peak_moment
+from econmt_memory.report.page import account_page
 from econmt_memory.report.tables import Cell, ReportTable, format_bytes, shape_text
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Account:
     def ledger(self) -> Ledger:
         """Ledger of the step."""
         if self._scopes is None:
-            raise InputError(
+            raise ValueError(
                 "the memory account is complete when its with block has ended; read it after the block"
             )
         tracker = self._tracker

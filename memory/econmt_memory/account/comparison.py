@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from econmt.data.tables import print_table
-from econmt.errors import InputError
 from econmt_memory.account.account import OUTSIDE, Account
+from econmt_memory.report.layout import print_table
 from econmt_memory.report.tables import Cell, ReportTable, format_bytes
 
 
@@ -58,7 +57,7 @@ def compare(before: Account | Path | str, after: Account | Path | str) -> Accoun
     """Compares two accounts, or files of ``Account.to_json`` and of ``econmt profile --json``.
 
     Raises:
-        InputError: A file is missing, or is no account.
+        ValueError: A file is missing, or is no account.
     """
     return AccountComparison(_entries(before), _entries(after))
 
@@ -78,10 +77,10 @@ def _entries(source: Account | Path | str) -> Counter[tuple[str, str]]:
             }
         )
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
         wanted = "expected the output of Account.to_json or of econmt profile --json"
-        raise InputError(f"{path}: no memory account; {wanted}") from None
+        raise ValueError(f"{path}: no memory account; {wanted}") from None
 
 
 def _named(name: str) -> str:

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from econmt_memory.account.step_recorder import StepRecorder
 from econmt_memory.account.step_tracker import StepTracker
+from econmt_memory.measure import scopes
 from econmt_memory.measure.user_lines import UserLine, user_line
-from econmt_ops.core import scopes as accounting
 
 _CALLS = 3
 """Number of functions, of PyTorch and of the account, that run when a module is called, before its hook has."""
@@ -153,8 +153,13 @@ class ModuleScopes:
         compiled: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with accounting.layer(name):
+            if torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
+            scopes.enter(name)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                scopes.leave()
 
         module._compiled_call_impl = call
         self._hooks.callback(setattr, module, "_compiled_call_impl", compiled)
@@ -260,7 +265,7 @@ class ModuleScopes:
         name = self.names.get(id(module))
         if name is None:
             if self._running:  # made after its model was registered
-                self._name(module, f"{accounting.current_layer()}.{type(module).__name__}")
+                self._name(module, f"{scopes.current_layer()}.{type(module).__name__}")
             else:
                 self._register(module)
             name = self.names[id(module)]
@@ -276,7 +281,7 @@ class ModuleScopes:
             line = (self._running[-1][1] if self._running else None) or user_line(_CALLS)
         self._tracker.calling = line
         self._running.append((module, line))
-        accounting.enter(name)
+        scopes.enter(name)
 
     def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
         if self._is_elsewhere():
@@ -292,7 +297,7 @@ class ModuleScopes:
         """Leaves all but the outermost ``depth`` scopes."""
         while len(self._running) > depth:
             self._running.pop()
-            accounting.leave()
+            scopes.leave()
         self._tracker.calling = self._running[-1][1] if self._running else None
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from econmt_memory.account.step_tracker import StepTracker
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.measure.storages import Storage
-from econmt_ops.dispatch.traits import Cost
 
 ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
 """Operators whose internal memory on a GPU is assumed."""
@@ -62,10 +61,10 @@ class PredictingTracker(StepTracker):
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
 
-    def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
-        """Records internal memory; that which is assumed has a row of its own."""
+    def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
+        """Records internal memory; assumed bytes have a row of their own."""
         assumed = self.allocator is not None and self._path() in ASSUMED
-        super()._charge(cost, dtype, ASSUMED_ROW if assumed and cost.workspace else layer)
+        super()._charge(workspace, flops, dtype, ASSUMED_ROW if assumed and workspace else layer)
 
     def _find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""

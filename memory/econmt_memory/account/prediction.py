@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map
 
-from econmt.errors import InputError
 from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
@@ -57,19 +56,20 @@ def predict(
         The account, without times. Compiled functions count as if they were not compiled.
 
     Raises:
-        InputError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, or ``model`` or
-            ``optimizer`` is something else or of TorchScript.
+        ValueError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, or a module is one of
+            TorchScript.
+        TypeError: ``model`` or ``optimizer`` is something else.
     """
     device = str(device).partition(":")[0]
     if device not in ("cpu", "cuda"):
-        raise InputError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
+        raise ValueError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
     if not 0.0 <= nonzero <= 1.0:
-        raise InputError(f"memory.predict: nonzero {nonzero} is no share; give a number from 0 to 1")
+        raise ValueError(f"memory.predict: nonzero {nonzero} is no share; give a number from 0 to 1")
     on_gpu = device == "cuda"
     models: list[nn.Module] = several(model, nn.Module)
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
     if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
-        raise InputError(
+        raise ValueError(
             "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
     with _values_unknown(), ExitStack() as stack:
@@ -123,7 +123,7 @@ def _values_unknown() -> Iterator[None]:
     try:
         yield
     except DynamicOutputShapeException as error:
-        raise InputError(
+        raise ValueError(
             f"memory.predict: the shape of the result of {error.func} depends on values, which a prediction does not "
             "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
         ) from error

@@ -157,7 +157,7 @@ class Operations:
             return 0
         args, kwargs = self._arguments(operator)
         if facts.cost is not None:
-            return facts.cost(*args, **kwargs).flops
+            return facts.cost(*args, **kwargs)[1]
         assert facts.flops is not None
         # The size of a convolution's result is not among its arguments.
         result = operator.overload(*args, **kwargs) if facts.name == "aten.convolution" else None

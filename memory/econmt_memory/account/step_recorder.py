@@ -25,12 +25,13 @@ from econmt_memory.account.profiled_operators import (
     read_events,
     tensors_of,
 )
+from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, AllocationLog
-from econmt_memory.measure.layer_times import Clock
+from econmt_memory.measure.clock import Clock
+from econmt_memory.measure.ops_package import whole_operators
 from econmt_memory.measure.record import MemoryRecord, now
 from econmt_memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
-from econmt_ops.core import scopes as accounting
 
 _Label = tuple[int, int, int, str, str]
 """Time in nanoseconds, address, bytes, category and layer of a tensor."""
@@ -87,11 +88,11 @@ class StepRecorder(MemoryRecord):
         unpack = itemgetter(0) if self.clock is None else self.unpack
         with self._log.recording(), self._log.range():
             self._start = time.time_ns()
-            self.enter(accounting.current_layer())
+            self.enter(scopes.current_layer())
             try:
                 with (
-                    accounting.watching(self.enter),
-                    accounting.whole_operators(),
+                    scopes.watching(self.enter),
+                    whole_operators(),
                     torch.autograd.graph.saved_tensors_hooks(self.pack, unpack),
                 ):
                     yield
@@ -157,7 +158,7 @@ class StepRecorder(MemoryRecord):
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
-        layer, inner = accounting.current_layer(), _inner(tensor)
+        layer, inner = scopes.current_layer(), _inner(tensor)
         address = _address(inner)
         if address:
             line = None

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_memory.measure.layer_times import Clock
+from econmt_memory.measure.clock import Clock
+from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.tracker import Tracker
 from econmt_memory.measure.user_lines import UserLine
-from econmt_ops.core.scopes import current_layer
 
 
 class StepTracker(Tracker):  # type: ignore[no-untyped-call]

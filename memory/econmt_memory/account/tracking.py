@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from econmt.errors import InputError
 from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.step_recorder import StepRecorder
 from econmt_memory.account.step_tracker import StepTracker
 from econmt_memory.measure.allocations import another_thread_records
-from econmt_memory.measure.layer_times import Clock
+from econmt_memory.measure.clock import Clock
 from econmt_memory.measure.ledger import read_allocator
+from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import BLOCK
 from econmt_memory.measure.tracker import Tracker
-from econmt_ops.core.scopes import current_layer
 
 _Any = TypeVar("_Any")
 
@@ -48,19 +47,19 @@ def track(
         The account.
 
     Raises:
-        InputError: The device is neither a CPU nor a CUDA device that is there, another thread is in such a block, or
-            ``model`` or ``optimizer`` is something else.
+        ValueError: The device is neither a CPU nor a CUDA device that is there, or another thread is in such a block.
+        TypeError: ``model`` or ``optimizer`` is something else.
     """
     models = several(model, nn.Module)
     optimizers = several(optimizer, Optimizer)
     parameter = next((each for one in models for each in one.parameters()), None)
     where = torch.device(device or ("cpu" if parameter is None else parameter.device))
     if where.type not in ("cpu", "cuda"):
-        raise InputError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
+        raise ValueError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"memory.track: there is no GPU for device '{where}'; memory.predict needs none")
+        raise ValueError(f"memory.track: there is no GPU for device '{where}'; memory.predict needs none")
     if another_thread_records():
-        raise InputError(
+        raise ValueError(
             "memory.track: a block of another thread has not ended; one thread can be tracked at a time"
         )
     if where == torch.device("cuda"):
@@ -118,14 +117,14 @@ def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]
     """Returns one object, or several ones, as a list.
 
     Raises:
-        InputError: One of them is of another class.
+        TypeError: One of them is of another class.
     """
     if given is None:
         return []
     all_given = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
     for each in all_given:
         if not isinstance(each, kind):
-            raise InputError(
+            raise TypeError(
                 f"memory account: expected a torch {kind.__name__} or a list of them, but got {type(each).__name__}; "
                 "the model comes first, then the optimizer"
             )

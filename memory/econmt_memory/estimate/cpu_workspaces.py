@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.engine.machine import free_memory
 from econmt_memory.measure.allocations import AllocationLog
+from econmt_memory.measure.process import free_ram
 
 aten = torch.ops.aten
 
-_CPU = torch.device("cpu")
 _ALWAYS = (
     aten.convolution.default,
     aten.convolution_backward.default,
@@ -69,7 +68,7 @@ def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     key = func, _described((args, tuple(kwargs.items())))
     if key not in _KNOWN:
         needed = 4 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors((args, kwargs)))
-        _KNOWN[key] = _run(func, args, kwargs) if needed < free_memory(_CPU) else 0
+        _KNOWN[key] = _run(func, args, kwargs) if needed < free_ram() else 0
     return _KNOWN[key]
 
 

@@ -17,12 +17,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.errors import InputError
-from econmt.model import translation
 from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import round_up
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu
-from econmt_ops.dispatch.rule import rules_only
+from econmt_memory.measure.ops_package import following_rules
 
 aten = torch.ops.aten
 
@@ -133,7 +131,7 @@ def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_
 
 def _packed(*_: Any) -> Any:
     """Refuses sequences whose lengths are values of a tensor."""
-    raise InputError(
+    raise ValueError(
         "memory.predict: packed sequences cannot be predicted for a CPU; use device='cuda' or memory.track"
     )
 
@@ -174,8 +172,7 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
-    # The largest number of distinct words for which the model multiplies each of them once.
-    aten._unique2.default: _unique(lambda count: max(1, translation.most_distinct(count))),
+    aten._unique2.default: _all_distinct,
     aten.add.Tensor: _add,
     aten.add_.Tensor: _add_in_place,
     aten.unique_consecutive.default: _consecutive,
@@ -198,11 +195,16 @@ def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dty
     return out
 
 
-ON_GPU = {**REPLACEMENTS, **gpu_kernels.REPLACEMENTS, aten._unique2.default: _all_distinct}
-"""Replacements for a fake GPU, on which the model does not look for distinct words, since that would synchronize."""
+ON_GPU = {**REPLACEMENTS, **gpu_kernels.REPLACEMENTS}
+"""Replacements for a fake GPU."""
 
 if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer
     ON_GPU[aten.addmm.dtype_out] = _add_to_sum
+
+
+def assuming_distinct(most: Callable[[int], int]) -> dict[OpOverload[..., Any], Callable[..., Any]]:
+    """Returns the replacements for a CPU, where ``unique`` finds at most ``most(n)`` distinct values among n."""
+    return {**REPLACEMENTS, aten._unique2.default: _unique(lambda count: max(1, most(count)))}
 
 
 @contextmanager
@@ -210,7 +212,7 @@ def fake_tensors(device: str) -> Iterator[FakeTensorMode]:
     """Makes new tensors fake CPU tensors that stand for those of ``device``, "cpu" or "cuda"."""
     with ExitStack() as stack:
         mode = stack.enter_context(FakeTensorMode())
-        stack.enter_context(rules_only(device))
+        stack.enter_context(following_rules(device))
         if device == "cuda":
             stack.enter_context(as_on_gpu())
             stack.enter_context(_without_launches())

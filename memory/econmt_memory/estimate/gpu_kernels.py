@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.engine.outside_memory import workspace_bytes
+from econmt_memory.estimate.cublas import cublas_workspace
 from econmt_memory.estimate.gpu_attention import ATTENTION
 from econmt_memory.estimate.gpu_convolutions import CONVOLUTIONS
 from econmt_memory.estimate.gpu_recurrent import RECURRENT
@@ -154,7 +154,7 @@ class Workspaces:
 
     def _use_cublas(self, *_: Any, **__: Any) -> int:
         backward = torch._C._current_graph_task_id() >= 0
-        self._begin(backward, workspace_bytes(torch.float32))
+        self._begin(backward, cublas_workspace())
         return 0
 
     def _use_cublaslt(self, added: Tensor, *_: Any, **__: Any) -> int:

@@ -1,4 +1,4 @@
-"""The ledger: the bytes and milliseconds of a training step by layer, category and phase, and how they are measured.
+"""The ledger: the bytes and milliseconds of a training step by layer, category and phase.
 
 A Tracker observes one whole step: forward pass, backward pass and the optimizer's update. A storage is a *feature map*
 if the forward pass creates it and autograd keeps it for the backward pass; it counts once, for the layer that keeps it
@@ -10,26 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from econmt_memory.measure.layer_times import peak_flops, time_step
 from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import BLOCK, PHASES, Beginning, Storage, expanded
-from econmt_memory.measure.tracker import Tracker
-from econmt_ops.dispatch.capture import release_workspaces
-
-if TYPE_CHECKING:
-    from econmt.data.batching.batch import AnyBatch
-    from econmt.engine.outside_memory import OutsideMemory
-from econmt.engine.step import TrainingStep
+from econmt_memory.measure.storages import Beginning, Storage, expanded
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
@@ -59,6 +49,25 @@ class Moment(NamedTuple):
     milliseconds: float
     bytes: int
     phase: str
+
+
+class OutsideMemory(NamedTuple):
+    """Bytes of a GPU that a process takes outside of PyTorch's allocator.
+
+    Attributes:
+        context: CUDA's context with the stacks of all threads.
+        libraries: Kernels of PyTorch and cuBLAS, after their first use.
+        kernels: Everything since: kernels of Triton and cuDNN, further ones of cuBLAS, CUDA graphs.
+    """
+
+    context: int
+    libraries: int
+    kernels: int
+
+    @property
+    def total(self) -> int:
+        """All bytes outside of the allocator."""
+        return sum(self)
 
 
 @dataclass
@@ -178,87 +187,6 @@ class Ledger:
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
 
 
-def measure_step(
-    step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False, timed: bool = True
-) -> Ledger:
-    """Runs a training step several times, and measures its bytes and times.
-
-    An optimizer without state gets it first, since only the first step of a run lacks it. Bytes and times are measured
-    in different passes, because tracking takes time. Afterwards parameters, buffers, optimizer and random states are
-    restored; gradients are cleared.
-
-    On a GPU, the bytes are those of the caching allocator, including memory that operators use internally; bytes that
-    belong to no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled by torch.compile
-    run uncompiled while bytes are tracked.
-
-    An ``accumulating`` step adds to existing gradients, as all but the first batch of an update.
-    """
-    device, batch = step.device, batch.to(step.device)
-    with _restored(step):
-        step.prepare()
-        tracker = Tracker(device)
-        if device.type == "cuda":
-            release_workspaces()
-            torch.cuda.empty_cache()
-            tracker = Tracker(device, block=BLOCK, meter=lambda: read_allocator(device))
-        ledger = track_step(tracker, step, batch, accumulating=accumulating)
-        if device.type == "cuda":
-            ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
-        if timed:
-            ledger.milliseconds, seconds = time_step(step, batch, _layers(step))
-            ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
-            _scale(ledger)
-            ledger.take(seconds)
-    return ledger
-
-
-def track_step(
-    tracker: Tracker, step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False
-) -> Ledger:
-    """Runs one training step on real or fake tensors and returns the ledger of its bytes; restores nothing.
-
-    The optimizer has its state. An ``accumulating`` step adds to existing gradients, which are created here.
-    """
-    in_graphs = step.device.type == "cuda" and step.task.recipe.training.in_graphs
-
-    def begin(phase: str) -> None:
-        if phase == "backward" and in_graphs:
-            release_workspaces()  # as a captured step does, since the backward pass has its own thread
-        tracker.begin(phase)
-
-    step.clear()
-    tokens = step.tokens([batch])
-    layers = _layers(step)
-    tracker.nodes.add_parameters(layers)
-    for parameter in step.model.parameters():
-        tracker.label(parameter, "weights", layers[parameter])
-    for parameter in step.parameters if accumulating else ():
-        parameter.grad = torch.zeros_like(parameter)
-        tracker.label(parameter.grad, "gradients", layers[parameter])
-    _label_state(tracker, step, layers)
-
-    def label(parameter: Tensor) -> None:
-        if parameter.grad is not None and not parameter.grad.is_sparse:
-            tracker.label(parameter.grad, "gradients", layers[parameter])
-
-    if step.backward_updates is not None:
-        step.backward_updates.watch = label
-    with tracker.recording():
-        applies = not accumulating
-        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True, applies=applies)
-        step.update()
-        for parameter in step.parameters:
-            gradient, layer = parameter.grad, layers[parameter]
-            if gradient is not None:
-                tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
-        _label_state(tracker, step, layers)
-    if step.backward_updates is not None:
-        step.backward_updates.watch = None
-    ledger = ledger_of(tracker)
-    ledger.tokens = batch.target_tokens
-    return ledger
-
-
 def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
     """Returns the ledger of a step that a tracker has observed.
 
@@ -345,58 +273,8 @@ def kind_of(storage: Storage) -> tuple[str, str]:
     return "workspace", storage.layer
 
 
-def _layers(step: TrainingStep) -> dict[Tensor, str]:
-    """Returns the layers of the model's parameters, and of the step's slices of them."""
-    names = step.task.layers(step.model)
-    parameters = chain(step.model.named_parameters(), step.named_parameters())
-    return {parameter: names[name] for name, parameter in parameters}
-
-
-def _label_state(tracker: Tracker, step: TrainingStep, layers: dict[Tensor, str]) -> None:
-    for parameter, state in step.optimizer.state.items():
-        for part in state.values():
-            tracker.label(part, "optimizer state", layers.get(parameter, "other"))
-
-
-@contextmanager
-def _restored(step: TrainingStep) -> Iterator[None]:
-    """Restores parameters, buffers, optimizer and random states after the context, and clears the gradients."""
-    tensors = [*step.model.parameters(), *step.model.buffers()]
-    had_state = bool(step.optimizer.state)
-    for state in step.optimizer.state.values():
-        tensors += state.values()
-    # The copies are on the CPU, so that they take no GPU memory.
-    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    with torch.random.fork_rng(devices=[step.device] if step.device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            step.clear()
-            with torch.no_grad():
-                for tensor, copy in zip(tensors, copies, strict=True):
-                    tensor.copy_(copy)
-            if not had_state:
-                step.optimizer.state.clear()
-
-
 def read_allocator(device: torch.device) -> tuple[int, int]:
     """Returns the bytes allocated on a GPU, and their peak since the last call."""
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device), peak
-
-
-def _scale(ledger: Ledger) -> None:
-    """Scales the phases of the timeline, which tracking has slowed down, to the times measured without tracking."""
-    points = ledger.timeline
-    first = {moment.phase: moment.milliseconds for moment in reversed(points)}
-    ends = (first["backward"], first["optimizer"], points[-1].milliseconds)
-    now, scaled = 0.0, []
-    for phase, end in zip(PHASES, ends, strict=True):
-        factor = ledger.phase(phase) / (end - first[phase])
-        for point in points:
-            if point.phase == phase:
-                stamp = now + factor * (point.milliseconds - first[phase])
-                scaled.append(point._replace(milliseconds=stamp))
-        now += ledger.phase(phase)
-    ledger.timeline = scaled

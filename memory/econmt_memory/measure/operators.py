@@ -10,7 +10,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
 from econmt_memory.measure.flops import flops_formula
-from econmt_ops.dispatch.traits import Cost, cost_of
+from econmt_memory.measure.ops_package import cost_of
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 """Dispatch key of operators that consist of others."""
@@ -27,7 +27,7 @@ class OperatorFacts(NamedTuple):
         is_mutable: True if it may write to its arguments.
         replaced: True if a replacement runs instead.
         body: Function that runs with the tracker on; None: the operator runs, without the tracker.
-        cost: Returns the internal memory and operations that it declares.
+        cost: Returns the internal bytes and the operations that it declares.
         flops: Formula of its floating-point operations, unless it declares them.
         workspace: Returns internal bytes that a prediction assumes.
     """
@@ -40,7 +40,7 @@ class OperatorFacts(NamedTuple):
     is_mutable: bool
     replaced: bool
     body: Callable[..., Any] | None
-    cost: Callable[..., Cost] | None
+    cost: Callable[..., tuple[int, int]] | None
     flops: Callable[..., int] | None
     workspace: Callable[..., int] | None = None
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.user_lines import UserLine
-from econmt_ops.core import scopes as accounting
 
 BLOCK = 512
 """Granularity of CUDA's caching allocator, in bytes."""
@@ -58,7 +58,7 @@ class NodeLayers:
 
     def running(self) -> str:
         """Returns the layer of the running code; in a backward pass, that of the node being computed."""
-        layer = accounting.current_layer()
+        layer = current_layer()
         node = torch._C._current_autograd_node() if layer == "other" else None
         return layer if node is None else self(node)
 

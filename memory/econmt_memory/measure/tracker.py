@@ -4,7 +4,7 @@ A :class:`Tracker` observes every storage that a PyTorch operator creates, resiz
 tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
 oneDNN, is included if the tracker has a meter. Operators registered with
 ``torch.library.custom_op`` run with the tracker on, if it follows them, so that their workspace is included, or declare
-it (`econmt_ops.dispatch.traits.Traits.costs`).
+it (`econmt_memory.measure.ops_package.cost_of`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
 from econmt_memory.measure.record import MemoryRecord, now
 from econmt_memory.measure.storages import (
@@ -35,8 +36,6 @@ from econmt_memory.measure.storages import (
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, user_line
-from econmt_ops.core import scopes as accounting
-from econmt_ops.dispatch.traits import Cost
 
 _FACTS: dict[int, OperatorFacts] = {}
 """Properties of operators that run as they are, by id."""
@@ -90,10 +89,10 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recording = True
         if self._meter is not None:
             self._at_start, _ = self._meter()
-        self.nodes.note(accounting.current_layer())
+        self.nodes.note(scopes.current_layer())
         try:
             with (
-                accounting.watching(self.nodes.note),
+                scopes.watching(self.nodes.note),
                 torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
                 self,
             ):
@@ -108,7 +107,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
-        """Marks a loop body that stands for ``times`` further equal ones; see `econmt_ops.core.loops`."""
+        """Marks a loop body that stands for ``times`` further equal ones."""
         begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
         yield
         for dtype, done in self.flops.items():
@@ -194,7 +193,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
         declared = None if cost is None else cost(*args, **kwargs)
-        flops += 0 if declared is None else declared.flops
+        flops += 0 if declared is None else declared[1]
         layer = self.nodes.running()
         if begin:
             self.works.append(Work(begin, now(self._start), self._path(), layer, phase, flops))
@@ -205,18 +204,18 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
         if declared is not None:
-            self._charge(declared, read[0].dtype, layer)
+            self._charge(*declared, read[0].dtype, layer)
         if facts.workspace is not None:
-            self._charge(Cost(facts.workspace(*args, **kwargs)), torch.uint8, layer)
+            self._charge(facts.workspace(*args, **kwargs), 0, torch.uint8, layer)
         if body is None and self._meter is not None:
             self._note_hidden(self._meter()[1])
         return result
 
-    def _charge(self, cost: Cost, dtype: torch.dtype, layer: str) -> None:
-        """Records the internal memory and the operations that an operator declares."""
-        self.flops[dtype] += cost.flops
+    def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
+        """Records the internal bytes and the operations that an operator declares."""
+        self.flops[dtype] += flops
         if self._meter is None:  # otherwise the allocator has counted it
-            self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device), layer)
+            self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
     def now(self) -> float:
         """Returns the seconds since the start of the recording."""
@@ -238,7 +237,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         for dense in self._on_device((tensor,)):
             storage = self._find(dense)
             if storage.kept_by is None:
-                storage.kept_by = accounting.current_layer()
+                storage.kept_by = scopes.current_layer()
         return tensor
 
     def _find(self, tensor: Tensor) -> Storage:

@@ -9,9 +9,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from econmt.errors import printable
 from econmt_memory.measure.ledger import Moment
 from econmt_memory.report.tables import format_bytes, format_share
+from econmt_memory.report.text import printable
 
 WIDTH = 1200
 """Units of a chart's coordinates; the page scales charts to its own width."""

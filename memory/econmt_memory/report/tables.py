@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from econmt.errors import printable
+from econmt_memory.report.text import printable
 
 Cell = str | int
 """Cell of a table: text, or a number of bytes."""

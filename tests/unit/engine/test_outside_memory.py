@@ -16,12 +16,12 @@ from econmt.engine.outside_memory import (
     ASSUMED,
     STACK_BYTES,
     WORKSPACE,
-    OutsideMemory,
     OutsideMeter,
     limit_workspaces,
     outside_meter,
     workspace_bytes,
 )
+from econmt_memory.measure.ledger import OutsideMemory
 
 GPU = torch.device("cuda:1")
 

@@ -11,10 +11,10 @@ from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
+from econmt.estimate.measurement import measure_step
 from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure.ledger import measure_step
 from tests.unit.engine.toy import assert_same_bits, gradients, parameters, tiny_recipe
 
 VOCABULARY = 80

@@ -13,11 +13,12 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.outside_memory import workspace_bytes
 from econmt.engine.precision import NAMED
 from econmt.engine.step import TrainingStep
+from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations, translation
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure.ledger import Ledger, measure_step
+from econmt_memory.measure.ledger import Ledger
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.dispatch.rule import rules_only
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from econmt.config import recipe
 from econmt.engine.step import TrainingStep
-from econmt.estimate.report.report import ledger_table
+from econmt.estimate.measurement import measure_step, track_step
 from econmt.model import Implementations, TranslationModel, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -25,10 +25,9 @@ from econmt_memory.measure.ledger import (
     LAYERS,
     Ledger,
     ledger_of,
-    measure_step,
-    track_step,
 )
 from econmt_memory.measure.tracker import Tracker
+from econmt_memory.report.ledger_tables import ledger_table
 from econmt_memory.report.tables import format_bytes
 from econmt_ops.backends import c as library
 from econmt_ops.core.scopes import layer

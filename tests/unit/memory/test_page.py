@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from econmt.engine.precision import NAMED
-from econmt.estimate.report.data import downsample
 from econmt.estimate.report.page import best_of, page
 from econmt_memory.measure.ledger import CATEGORIES, LAYERS, Moment
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report import charts
 from econmt_memory.report.charts import Bar, Part, css_class
+from econmt_memory.report.data import downsample
 from econmt_memory.report.tables import format_bytes
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
 

@@ -48,10 +48,10 @@ from econmt.estimate.byte_budget import (
     nearest_budget,
     size_text,
 )
+from econmt.estimate.measurement import measure_step
 from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure.ledger import measure_step
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.rule import rules_only
 

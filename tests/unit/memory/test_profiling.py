@@ -22,6 +22,7 @@ from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_memory.measure import process
 from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.device_limits import H200, playing
 from econmt_ops.dispatch.measurements import processor
@@ -364,10 +365,8 @@ def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
 
 
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from econmt.engine import machine
-
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")
-    monkeypatch.setattr(machine, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(process, "_MEMORY", tmp_path / "meminfo")
     assert free_memory(CPU) == 17 * 1024
     (tmp_path / "meminfo").unlink()
     assert free_memory(CPU) > 17 * 1024

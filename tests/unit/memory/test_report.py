@@ -8,25 +8,21 @@ import re
 import pytest
 from rich.console import Console
 
-from econmt.engine.outside_memory import OutsideMemory
 from econmt.estimate.fit import Fit
-from econmt.estimate.report.data import downsample, fit_data, report_data
+from econmt.estimate.report.data import fit_data, report_data
 from econmt.estimate.report.report import (
     comparison_table,
     fit_table,
-    grouped,
     heading,
-    largest_table,
     layers_table,
-    ledger_table,
-    maker,
-    peak_moment,
     print_report,
     process_table,
     stash_table,
     summary,
 )
-from econmt_memory.measure.ledger import Ledger, Moment, TensorAtPeak
+from econmt_memory.measure.ledger import Ledger, Moment, OutsideMemory, TensorAtPeak
+from econmt_memory.report.data import downsample
+from econmt_memory.report.ledger_tables import grouped, largest_table, ledger_table, maker, peak_moment
 from econmt_memory.report.tables import ReportTable, faster, format_rate, less, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
 

@@ -9,6 +9,7 @@ from econmt.config.recipe import load_recipe
 from econmt.engine.communicator import Communicator
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
+from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import translation
 from econmt.parallel.pipeline.costs import divided, plan_by_weights
@@ -18,7 +19,6 @@ from econmt.parallel.simulated_rank import Rank
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure.ledger import measure_step
 from econmt_ops.dispatch.rule import rules_only
 from tests.unit.parallel.group import Group
 from tests.unit.parallel.pipeline_checks import NO_PENALTIES

@@ -17,12 +17,12 @@ from econmt.config.recipe import Recipe
 from econmt.data.batching.batches import Batch, BatchIterator
 from econmt.data.batching.store import PreparedData
 from econmt.engine.step import TrainingStep
+from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
 from econmt.tasks import registry
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure.ledger import measure_step
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
 
 MakeRun = Callable[..., Run]

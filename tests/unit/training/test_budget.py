@@ -21,7 +21,6 @@ from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
-from econmt.engine.outside_memory import OutsideMemory
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.estimate.byte_budget import AUTO_SHARE
@@ -33,6 +32,7 @@ from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Watch, validate
+from econmt_memory.measure.ledger import OutsideMemory
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.device_limits import H200, playing
 from tests.unit.training.test_trainer import batch_of, gradients

@@ -17,6 +17,7 @@ from econmt.decoding.text_reader import TextReader
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import optimizer_tensors
 from econmt.engine.step import TrainingStep
+from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
@@ -25,7 +26,6 @@ from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape
 from econmt.training.results import make_results
 from econmt.training.validation import perplexity
-from econmt_memory.measure.ledger import measure_step
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters
 from tests.unit.training.tiny import metrics, snapshot

@@ -14,7 +14,6 @@ from rich.console import Console
 from torch import nn
 
 from econmt import memory
-from econmt.errors import InputError
 from scripts.bench.account import counted_peak
 from scripts.bench.account_models import CASES, Case, gpt, next_word_loss
 
@@ -74,10 +73,10 @@ def test_modules_and_categories_of_a_gpt(tmp_path: Path) -> None:
 
 
 def test_an_account_is_read_after_the_block() -> None:
-    with memory.track() as account, pytest.raises(InputError, match="read it after the block"):
+    with memory.track() as account, pytest.raises(ValueError, match="read it after the block"):
         _ = account.peak_bytes
     with (
-        pytest.raises(InputError, match="device 'meta' cannot be tracked; use cpu or cuda"),
+        pytest.raises(ValueError, match="device 'meta' cannot be tracked; use cpu or cuda"),
         memory.track(device="meta"),
     ):
         pass
@@ -180,9 +179,9 @@ def test_a_prediction_of_a_gpu_from_code_that_makes_everything_itself() -> None:
     assert (
         account.peak_bytes <= account.ledger.allocated < account.peak_bytes + 2_000_000
     )  # parts of blocks unused
-    with pytest.raises(InputError, match="device 'tpu' is unknown; use cpu or cuda"):
+    with pytest.raises(ValueError, match="device 'tpu' is unknown; use cpu or cuda"):
         memory.predict(training, device="tpu")
-    with pytest.raises(InputError, match="nonzero 2 is no share; give a number from 0 to 1"):
+    with pytest.raises(ValueError, match="nonzero 2 is no share; give a number from 0 to 1"):
         memory.predict(training, nonzero=2)
 
 

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
-from econmt.errors import InputError
 from econmt_memory.estimate.fake import REPLACEMENTS
 from econmt_memory.measure.tracker import Tracker
 
@@ -62,7 +61,7 @@ def test_two_threads_do_not_share_the_profiler() -> None:
         try:
             with memory.track(model):
                 model(inputs)
-        except InputError as error:
+        except ValueError as error:
             errors.append(str(error))
 
     def run_in_thread() -> None:
@@ -195,7 +194,7 @@ def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
 
 def test_packed_sequences_are_not_predicted_for_a_cpu() -> None:
     layer, inputs, lengths = nn.LSTM(4, 5), torch.randn(6, 3, 4), torch.tensor([6, 3, 1])
-    with pytest.raises(InputError, match="packed sequences cannot be predicted for a CPU"):
+    with pytest.raises(ValueError, match="packed sequences cannot be predicted for a CPU"):
         memory.predict(lambda: layer(pack_padded_sequence(inputs, lengths)), layer, device="cpu")
 
 
@@ -235,7 +234,7 @@ def test_masks_are_looked_up_like_nonzero_elements() -> None:
 
 def test_a_shape_that_depends_on_values_is_named() -> None:
     values = torch.arange(8)
-    with pytest.raises(InputError, match=r"repeat_interleave\.Tensor depends on values.* output_size"):
+    with pytest.raises(ValueError, match=r"repeat_interleave\.Tensor depends on values.* output_size"):
         memory.predict(lambda: values.repeat_interleave(values), device="cpu")
 
 

@@ -20,7 +20,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from econmt import memory
-from econmt.errors import InputError
 from econmt_memory.account import exports
 
 
@@ -267,9 +266,9 @@ def test_a_trace_sums_the_counters_without_all_modules_at_each_change(
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message), memory.track(*arguments):  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=message), memory.track(*arguments):  # type: ignore[arg-type]
         pass
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(TypeError, match=message):
         memory.predict(lambda: None, *arguments)  # type: ignore[arg-type]
 
 
@@ -277,7 +276,7 @@ def test_wrong_arguments_are_named(arguments: tuple[object, ...], message: str) 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_gpu_that_is_not_there_cannot_be_tracked(device: str) -> None:
     with (
-        pytest.raises(InputError, match=f"there is no GPU for device '{device}"),
+        pytest.raises(ValueError, match=f"there is no GPU for device '{device}"),
         memory.track(device=device),
     ):
         pass
@@ -298,14 +297,14 @@ def test_scripted_modules_are_tracked_and_not_predicted() -> None:
     with memory.track(model) as account:
         model(inputs).sum().backward()
     assert account.by_category()["weights"] == (64 + 1) * 64 * 4
-    with pytest.raises(InputError, match=r"modules of torch\.jit\.script cannot be predicted"):
+    with pytest.raises(ValueError, match=r"modules of torch\.jit\.script cannot be predicted"):
         memory.predict(lambda: model(inputs), model)
 
 
 def test_advice_is_read_after_the_block() -> None:
     with (
         memory.track() as account,
-        pytest.raises(InputError, match="the memory account is complete when its with block has ended"),
+        pytest.raises(ValueError, match="the memory account is complete when its with block has ended"),
     ):
         account.advice()
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from econmt.data.tables import fitted, print_table
+from econmt_memory.report.layout import fitted, print_table
 
 
 def printed(table: Table, width: int) -> list[str]:

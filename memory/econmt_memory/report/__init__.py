@@ -1,0 +1,1 @@
+"""Tables, charts and the HTML page of a memory account."""

@@ -1,0 +1,139 @@
+"""HTML page of a ledger, which needs no network and no other files; and its parts, of which other pages consist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+from econmt_memory.measure.ledger import CATEGORIES, Ledger
+from econmt_memory.measure.storages import PHASES
+from econmt_memory.report import charts
+from econmt_memory.report.charts import Bar, Part, escape
+from econmt_memory.report.data import downsample
+from econmt_memory.report.ledger_tables import peak_moment
+from econmt_memory.report.tables import Cell, ReportTable, cell_text, format_bytes, format_share
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], notes: Sequence[str]) -> str:
+    """Returns the page of a memory account.
+
+    Args:
+        tables: Tables below the charts, by their kinds; "ledger" belongs to the bars.
+        notes: Sentences for the reader.
+    """
+    at_peak = layer_bars(ledger, max(ledger.by_layer().values(), default=0))
+    others = "".join(
+        f"<h3>{escape(table.title)}</h3>{html_table(kind, table)}"
+        for kind, table in tables.items()
+        if kind != "ledger"
+    )
+    timed = bool(ledger.milliseconds)
+    live = live_chart(ledger, None, ledger.peak, timed=timed) if ledger.timeline else ""
+    cells = html_table("ledger", tables["ledger"]) if "ledger" in tables else ""  # of a block without memory
+    sections = section("Where the bytes are", at_peak + cells)
+    sections += section("Live memory over the step", live + others)
+    tiles = (
+        (format_bytes(ledger.peak), "live at the moment of the tables", f"{ledger.peak:,} bytes"),
+        (format_bytes(ledger.stashed), "feature maps kept for the backward pass", ""),
+    )
+    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    content = (
+        f'<div class="panel" data-technique="0">{sections}</div><section class="made">{paragraphs}</section>'
+    )
+    return document(title, f"<p class='what'>{escape(ledger.device)}</p>", tiles_of(tiles), content, [ledger])
+
+
+def document(title: str, subtitle: str, tiles: str, content: str, ledgers: Sequence[Ledger]) -> str:
+    """Fills the template; the page's cursor shows the live bytes of the ledgers."""
+    moments = [
+        [
+            [round(moment.milliseconds, 3), moment.bytes, PHASES.index(moment.phase)]
+            for moment in downsample(ledger.timeline)
+        ]
+        for ledger in ledgers
+    ]
+    data = {"moments": moments, "phases": PHASES, "left": charts.PLOT_LEFT, "width": charts.PLOT_WIDTH}
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        subtitle=subtitle,
+        tiles=tiles,
+        content=content,
+        # An unescaped "<" could end the script.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+    )
+
+
+def tiles_of(tiles: Sequence[tuple[str, str, str]]) -> str:
+    """Returns tiles of a figure, what it counts, and details."""
+    return "".join(
+        f'<div class="tile"><span class="figure">{escape(figure)}</span><span class="what">{escape(what)}</span>'
+        f'<span class="detail">{escape(detail)}</span></div>'
+        for figure, what, detail in tiles
+    )
+
+
+def section(title: str, content: str) -> str:
+    """Returns a section with a heading."""
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def layer_bars(ledger: Ledger, largest: int) -> str:
+    """Returns bars of the bytes at the peak, one per layer; ``largest`` bytes fill the width."""
+    rows = []
+    sizes, total = ledger.by_layer(), ledger.total
+    for layer in ledger.layers:
+        size = sizes[layer]
+        parts = bar_parts(
+            layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES}
+        )
+        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, total)}"))
+    return labelled_bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
+
+
+def bar_parts(name: str, sizes: Mapping[str, int]) -> list[Part]:
+    """Returns the segments of the bar ``name``, from its bytes by kind."""
+    return [Part(kind, size, f"{name}, {kind}: {format_bytes(size)}") for kind, size in sizes.items() if size]
+
+
+def labelled_bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float) -> str:
+    """Returns bars with the legend of the kinds that occur; ``largest`` fills the width."""
+    read_out = ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
+    used = [kind for kind in kinds if any(part.kind == kind for row in rows for part in row.parts)]
+    legend = charts.legend(used) if used else ""
+    return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
+
+
+def live_chart(ledger: Ledger, before: int | None, largest: int, *, timed: bool) -> str:
+    """Returns the chart of live bytes; ``before``: the reference's peak, ``largest``: bytes of the full height."""
+    peak = peak_moment(ledger)
+    words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
+    chart = charts.timeline(downsample(ledger.timeline), words, largest=largest, timed=timed, before=before)
+    marked = " data-timed" if timed else ""
+    slider = (
+        f'<label class="moment"{marked}><span>Moment</span>'
+        '<input type="range" min="0" max="1000" value="0" step="1"><output></output></label>'
+    )
+    return charts.legend(PHASES) + chart + slider
+
+
+def html_table(kind: str, table: ReportTable) -> str:
+    """Returns a table; a row that begins with text is named by it."""
+    top = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    body = []
+    for first, *others in filter(None, [*table.rows, table.sums, *table.below]):
+        named = f'<th scope="row">{escape(first)}</th>' if isinstance(first, str) else _cell(first)
+        body.append(f"<tr>{named}{''.join(map(_cell, others))}</tr>")
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{kind} figures"><table class="{kind}">'
+        f"<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return f"<td>{escape(cell)}</td>"
+    return f'<td data-bytes="{cell}">{cell_text(cell) if cell else ""}</td>'

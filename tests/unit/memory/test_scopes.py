@@ -1,0 +1,63 @@
+"""Layers that code, modules and operators of econmt_ops enter are one stack."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import econmt_ops
+from econmt_memory.measure import ops_package, scopes
+from econmt_ops.core.scopes import layer
+from econmt_ops.dispatch.rule import MODE
+
+
+def test_watchers_hear_every_change_while_they_watch() -> None:
+    heard: list[str] = []
+    with scopes.watching(heard.append), layer("decoder"):
+        scopes.enter("decoder.cell")
+        with layer("attention"):
+            assert scopes.current_layer() == "attention"
+        scopes.leave()
+    with layer("encoder"):
+        pass
+    assert heard == ["decoder", "decoder.cell", "attention", "decoder.cell", "decoder", "other"]
+
+
+def test_watching_ends_with_an_error() -> None:
+    def hear(_: str) -> None:
+        pytest.fail("it still listens")
+
+    with pytest.raises(KeyboardInterrupt), scopes.watching(hear):
+        raise KeyboardInterrupt
+    with layer("encoder"):
+        pass
+
+
+def test_layers_of_before_the_import_of_econmt_ops_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[object] = []
+    monkeypatch.setattr(scopes, "_layers", [])
+    monkeypatch.setattr(scopes, "_watchers", [])
+    monkeypatch.setattr(ops_package, "scopes", lambda: imported[0] if imported else None)
+    heard: list[str] = []
+    with scopes.watching(heard.append):
+        scopes.enter("model")
+        ops = SimpleNamespace(layers=["attention"], watchers=[])
+        imported.append(ops)
+        assert scopes.current_layer() == "attention"
+        assert ops.layers == ["model", "attention"]
+        assert ops.watchers == [heard.append]
+        ops.layers.pop()
+        scopes.leave()
+    assert (ops.layers, ops.watchers, heard) == ([], [], ["model", "other"])
+
+
+def test_names_of_econmt_ops_are_those_that_it_has() -> None:
+    assert ops_package.scopes() is econmt_ops.core.scopes
+    with ops_package.following_rules("cuda"):
+        assert MODE.device == "cuda"
+    with ops_package.whole_operators():
+        assert econmt_ops.core.scopes.are_whole
+    assert not econmt_ops.core.scopes.are_whole
+    cost = ops_package.cost_of("econmt_ops::linear_recurrence")
+    assert cost is not None
