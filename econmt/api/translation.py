@@ -14,6 +14,7 @@ from econmt.api.fusion import load_fusion
 from econmt.checkpoint.checkpoints import LoadedModel, load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
+from econmt.config.conditions import SEARCH_RULES, idle_keys
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary, read_glossary
@@ -386,33 +387,29 @@ class TrainedModel:
         top_k = changes.pop("top_k", None)
         if changes.get("sample") is True:  # as on the command line; a number is the top k itself
             changes["sample"] = top_k or 0
-        elif top_k is not None or changes.get("sample") is False:
-            if top_k is not None:
-                raise InputError("top_k has no effect without sample=True; add that, or remove top_k")
+        elif changes.get("sample") is False:
             del changes["sample"]
         try:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        _refuse_idle(changes, options)
+        _refuse_idle({**changes, "sample": options.sample, "top_k": top_k}, options)
         return options
 
 
-def _refuse_idle(changes: Mapping[str, Any], options: SearchOptions) -> None:
-    """Rejects given search options that would have no effect.
+def _refuse_idle(given: Mapping[str, Any], options: SearchOptions) -> None:
+    """Rejects search options that were given and have no effect.
 
     Raises:
-        InputError: if there is one; the message names it and the option that it needs.
+        InputError: if there is one; the message names it and what it needs.
     """
-    weight, ratio = "brevity_penalty_weight", "brevity_penalty_constant_length_ratio"
-    penalties = weight, ratio, "coverage_penalty_weight", "word_penalty"
-    for name in (*penalties, "beam_prune", "beam_search_stop"):
-        if changes.get(name, "all") not in ("all", 0.0) and options.sample is not None:
-            raise InputError(f"{name} cannot be combined with sample; remove one of them")
-    if ratio in changes and not options.brevity_penalty_weight:
-        raise InputError(f"{ratio} has no effect with {weight} 0; set the weight too, or remove {ratio}")
-    if options.temperature != 1.0 and options.sample is None:
-        raise InputError("temperature has no effect without sample=True; add that, or remove temperature")
+    values = {f"decoding.{name}": value for name, value in [*options, *given.items()]}
+    idle = idle_keys(values, SEARCH_RULES)
+    for name, value in given.items():
+        field, key = SearchOptions.model_fields.get(name), f"decoding.{name}"
+        if key in idle and value is not None and (field is None or value != field.default):
+            needs = SEARCH_RULES[key].needs.text.replace("decoding.", "")
+            raise InputError(f"{name} has no effect without {needs}; add that, or remove {name}")
 
 
 def parameter_count(models: Iterable[torch.nn.Module]) -> int:

@@ -1,14 +1,17 @@
-"""Recipe keys that have an effect only together with other keys, and the check for values without effect.
+"""Rules about options: which have an effect only together with others, and which cannot be combined.
 
-:data:`RULES` has one entry for each such key. Other keys always have an effect, or a validator of their section checks
-them.
+:data:`RULES` and :data:`CONFLICTS` say so for recipes and for searches, whether an option comes from a recipe, a
+command line, Python or a request. Options are named by the dotted keys of a recipe; those that only a search has are
+named as if they were in its section ``decoding``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from econmt.config.optimizer import METRICS
+from econmt.config.stacks import CELLS
 from econmt.config.yaml_reader import Finding, leaves, plain_text
 
 PROCESSES = "--processes"
@@ -16,15 +19,17 @@ PROCESSES = "--processes"
 
 
 class Condition(NamedTuple):
-    """A condition on the values of a recipe.
+    """A condition on the values of options.
 
     Attributes:
-        holds: function from the values by dotted key to True if they satisfy the condition.
+        holds: function from the values by key to True if they satisfy the condition.
         text: the condition in words, for messages and the reference documentation.
+        keys: the options that it looks at.
     """
 
     holds: Callable[[Mapping[str, Any]], bool]
     text: str
+    keys: tuple[str, ...]
 
 
 class Rule(NamedTuple):
@@ -41,16 +46,34 @@ class Rule(NamedTuple):
     refused: bool = False
 
 
+class Conflict(NamedTuple):
+    """Two conditions that must not both hold; ``reason`` follows them in the message."""
+
+    one: Condition
+    other: Condition
+    reason: str = ""
+
+
+def is_set(key: str) -> Condition:
+    """Returns the condition that a key has a value other than null, false, 0 and an empty list."""
+    return Condition(lambda values: bool(values.get(key)), key, (key,))
+
+
+def is_empty(key: str) -> Condition:
+    """Returns the condition that :func:`is_set` does not hold."""
+    return Condition(lambda values: not values.get(key), f"an empty {key}", (key,))
+
+
 def one_of(key: str, *accepted: Any) -> Condition:
     """Returns the condition that a key has one of the ``accepted`` values."""
     words = " or ".join(map(plain_text, accepted))
-    return Condition(lambda values: values.get(key) in accepted, f"{key}: {words}")
+    return Condition(lambda values: values.get(key) in accepted, f"{key}: {words}", (key,))
 
 
 def other_than(key: str, *refused: Any) -> Condition:
     """Returns the condition that a key has none of the ``refused`` values."""
     words = " or ".join(map(plain_text, refused))
-    return Condition(lambda values: values.get(key) not in refused, f"{key} other than {words}")
+    return Condition(lambda values: values.get(key) not in refused, f"{key} other than {words}", (key,))
 
 
 def at_least(key: str, least: int | str) -> Condition:
@@ -58,32 +81,44 @@ def at_least(key: str, least: int | str) -> Condition:
     return Condition(
         lambda values: values.get(key, 0) >= (values[least] if isinstance(least, str) else least),
         f"{key} of at least {least}",
+        (key,),
     )
+
+
+def below(key: str, limit: str) -> Condition:
+    """Returns the condition that a key is less than another one."""
+    return Condition(lambda values: values[key] < values[limit], f"{key} below {limit}", (key,))
 
 
 def above_zero(key: str) -> Condition:
     """Returns the condition that a key is above 0."""
-    return Condition(lambda values: (values.get(key) or 0) > 0, f"{key} above 0")
+    return Condition(lambda values: (values.get(key) or 0) > 0, f"{key} above 0", (key,))
 
 
 def any_of(*conditions: Condition) -> Condition:
     """Returns the condition that at least one of ``conditions`` holds."""
-    return Condition(
-        lambda values: any(each.holds(values) for each in conditions),
-        ", or ".join(each.text for each in conditions),
-    )
+    return _joined(any, ", or ", conditions)
 
 
 def all_of(*conditions: Condition) -> Condition:
     """Returns the condition that all ``conditions`` hold."""
-    return Condition(
-        lambda values: all(each.holds(values) for each in conditions),
-        " with ".join(each.text for each in conditions),
-    )
+    return _joined(all, " with ", conditions)
+
+
+def _joined(how: Callable[[Iterable[bool]], bool], word: str, conditions: tuple[Condition, ...]) -> Condition:
+    keys = tuple(dict.fromkeys(key for each in conditions for key in each.keys))
+    text = word.join(each.text for each in conditions)
+    return Condition(lambda values: how(each.holds(values) for each in conditions), text, keys)
 
 
 _TRANSLATION = one_of("task", "translation")
 _SEVERAL = at_least(PROCESSES, 2)
+SAMPLING = other_than("decoding.sample", None)._replace(text="decoding.sample")
+_LEARNT = all_of(is_empty("data.subwords.models"), is_empty("data.subwords.lists"))._replace(
+    text="empty models and lists in data.subwords"
+)
+_SEPARATE = one_of("data.subwords.joint", False)
+_BEAM_SEARCH = one_of("decoding.sample", None)._replace(text="beam search")
 
 RULES: dict[str, Rule] = {
     "model.encoder.reverse_input": Rule(
@@ -166,6 +201,17 @@ RULES: dict[str, Rule] = {
     "training.min_updates": Rule(
         other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
     ),
+    "training.update_vocab": Rule(is_set("training.initialize_from"), refused=True),
+    "data.mixing.epoch_pairs": Rule(is_set("data.mixing.weights"), refused=True),
+    "data.annotate_terms.glossary": Rule(above_zero("data.annotate_terms.share"), refused=True),
+    "data.subwords.dropout": Rule(one_of("data.subwords.type", "bpe"), refused=True),
+    "model.source_factors_combine": Rule(is_set("data.source_factors"), refused=True),
+    "data.subwords.threshold": Rule(is_set("data.subwords.vocabularies"), refused=True),
+    **{
+        f"data.subwords.{key}": Rule(_LEARNT, refused=True)
+        for key in ("source", "size", "min_count", "character_coverage")
+    },
+    "data.subwords.target": Rule(all_of(_LEARNT, _SEPARATE), refused=True),
     "training.min_epochs": Rule(
         other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
     ),
@@ -181,16 +227,163 @@ RULES: dict[str, Rule] = {
     "parallel.shard_optimizer": Rule(_SEVERAL),
     "parallel.timeout": Rule(_SEVERAL),
 }
-"""Conditions of all keys that do not always have an effect, by dotted key."""
+"""Conditions of all keys of a recipe that do not always have an effect, by dotted key."""
+
+SEARCH_RULES: dict[str, Rule] = {
+    **RULES,
+    **{
+        f"decoding.{name}": Rule(_BEAM_SEARCH)
+        for name in ("coverage_penalty_weight", "word_penalty", "beam_prune", "beam_search_stop", "beam_size")
+    },
+    **{f"decoding.{name}": Rule(SAMPLING) for name in ("top_k", "top_p", "temperature")},
+    "decoding.lm_weight": Rule(is_set("decoding.language_model")),
+    "decoding.restrict_lexicon_topk": Rule(is_set("decoding.restrict_lexicon")),
+}
+"""Those of options that are given for one search."""
+
+
+_PIPELINE = at_least("parallel.pipeline", 2)
+_IN_BACKWARD = one_of("training.optimizer_in_backward", "always")
+_ALL_GRADIENTS = ", which needs all gradients of an update"
+_AVERAGING = other_than("training.averaging.start", "never")
+_STORED_IN_BFLOAT16 = one_of("training.param_dtype", "bfloat16")
+_SHARED = one_of("model.weight_tying", "src_trg", "src_trg_softmax")
+_AT_ONCE = one_of("model.decoder.input_feeding", False)
+_NOISE = any_of(
+    *(above_zero(f"data.noise.{name}") for name in ("upper", "title", "typos", "emoji", "markup"))
+)
+_TERMS = above_zero("data.annotate_terms.share")
+_ORTHOGONAL = other_than("model.initialization.rnn_h2h", "default")
+_OUTPUTS = " (the penalties need the top layer's outputs beside the loss)"
+_DECODER_OPTIONS = (
+    is_set("model.decoder.context_gating"),
+    other_than("model.attention.coverage.type", "none"),
+    is_set("model.layer_normalization"),
+)
+
+
+def _cell_without(ability: str, key: str) -> Condition:
+    """Returns the condition that a cell lacks an ability of :class:`~econmt.config.stacks.CellRules`."""
+    return other_than(key, *(name for name, rules in CELLS.items() if getattr(rules, ability)))
+
+
+CONFLICTS = (
+    *(Conflict(_PIPELINE, each) for each in _DECODER_OPTIONS),
+    *(
+        Conflict(_PIPELINE, is_set(key))
+        for key in (
+            "training.memory_budget",
+            "training.fixed_param_names",
+            "training.fixed_param_strategy",
+            "data.source_factors",
+            "data.alignment",
+            "data.weights",
+        )
+    ),
+    *(Conflict(_PIPELINE, other_than(f"model.{part}cell", "lstm")) for part in ("", "encoder.", "decoder.")),
+    Conflict(_PIPELINE, one_of("training.optimizer.name", "adam8bit", "adamw8bit")),
+    *(
+        Conflict(_PIPELINE, above_zero(f"training.{kind}activation_regularization"), _OUTPUTS)
+        for kind in ("", "temporal_")
+    ),
+    Conflict(
+        _PIPELINE,
+        is_set("parallel.shard_optimizer"),
+        " (each rank already holds only the optimizer state of its layers)",
+    ),
+    Conflict(_PIPELINE, below("model.layers", "parallel.pipeline"), " (each stage needs a layer)"),
+    Conflict(
+        _PIPELINE,
+        all_of(*(below(f"model.{part}.layers", "parallel.pipeline") for part in ("encoder", "decoder"))),
+        " (each stage needs a layer)",
+    ),
+    Conflict(is_set("parallel.shard_optimizer"), _AVERAGING),
+    Conflict(one_of("training.schedule.name", "plateau-reduce"), _AVERAGING),
+    Conflict(_STORED_IN_BFLOAT16, _AVERAGING),
+    Conflict(_STORED_IN_BFLOAT16, other_than("training.precision", "auto", "bfloat16")),
+    Conflict(_STORED_IN_BFLOAT16, _SEVERAL),
+    Conflict(_IN_BACKWARD, one_of("training.gradient_clipping.type", "norm"), _ALL_GRADIENTS),
+    Conflict(_IN_BACKWARD, at_least("training.update_interval", 2), _ALL_GRADIENTS),
+    Conflict(_IN_BACKWARD, one_of("training.precision", "float16"), _ALL_GRADIENTS),
+    Conflict(_IN_BACKWARD, _SEVERAL, _ALL_GRADIENTS),
+    Conflict(
+        one_of(
+            "training.early_stopping.metric",
+            *(name for name, each in METRICS.items() if each.of_translations),
+        ),
+        one_of("training.decode_and_evaluate", 0),
+    ),
+    *(
+        Conflict(
+            other_than("training.bucket_width", None),
+            each,
+            ", which changes the lengths of pairs in each epoch",
+        )
+        for each in (is_set("data.mixing.weights"), _NOISE)
+    ),
+    *(
+        Conflict(_NOISE, is_set(f"data.{key}"), ": it changes words")
+        for key in ("alignment", "source_factors")
+    ),
+    *(Conflict(_TERMS, is_set(f"data.{key}"), ": it adds words") for key in ("alignment", "source_factors")),
+    *(
+        Conflict(_TERMS, each, ": sources get target words")
+        for each in (_SEPARATE, one_of("data.subwords.type", "words"))
+    ),
+    Conflict(_SHARED, _SEPARATE),
+    Conflict(_SHARED, is_set("model.initialization.target_embedding"), "; source_embedding is that of both"),
+    Conflict(is_set("data.source_factors"), is_set("data.tags"), ": a tag is a word without factors"),
+    *(Conflict(_AT_ONCE, each) for each in _DECODER_OPTIONS),
+    Conflict(one_of("model.decoder.input_feeding", True), _cell_without("feeding", "model.decoder.cell")),
+    *(
+        conflict
+        for part in ("", "encoder.", "decoder.")
+        for conflict in (
+            Conflict(other_than(f"model.{part}rank", None), _cell_without("ranks", f"model.{part}cell")),
+            Conflict(_ORTHOGONAL, other_than(f"model.{part}rank", None)),
+            Conflict(_ORTHOGONAL, _cell_without("recurrent", f"model.{part}cell")),
+        )
+    ),
+    Conflict(above_zero("model.dropout.weights"), _cell_without("recurrent", "model.cell")),
+    Conflict(is_set("decoding.ban_unk"), above_zero("decoding.unk_penalty")),
+    Conflict(above_zero("decoding.block_ngram_repeat"), SAMPLING),
+    *(
+        Conflict(one_of("decoding.attention", False), is_set(f"decoding.{name}"))
+        for name in ("replace_unk", "markup", "split_sentences")
+    ),
+    Conflict(is_set("decoding.language_model"), is_set("decoding.restrict_lexicon")),
+)
+"""Pairs of settings that cannot be combined."""
+
+
+def conflicts(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a message for each of :data:`CONFLICTS` that holds and whose options are all among ``values``."""
+    for one, other, reason in CONFLICTS:
+        if (
+            all(key in values for key in (*one.keys, *other.keys))
+            and one.holds(values)
+            and other.holds(values)
+        ):
+            both = (
+                " and ".join(f"{key}: {plain_text(values[key])}" for key in _set(each.keys, values))
+                for each in (one, other)
+            )
+            yield f"{' cannot be combined with '.join(both)}{reason}; change one of them"
+
+
+def _set(keys: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:
+    """Returns the keys that :func:`is_set` holds for; all if there is none."""
+    return [key for key in keys if values[key]] or [*keys]
+
+
+def idle_keys(values: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> frozenset[str]:
+    """Returns the keys of ``values`` that have no effect."""
+    return frozenset(key for key, rule in rules.items() if key in values and not rule.needs.holds(values))
 
 
 def keys_without_effect(recipe: Any, processes: int = 2) -> frozenset[str]:
-    """Returns the keys of :data:`RULES` whose condition does not hold.
-
-    The run has ``processes`` processes; 2 stands for several, when only the recipe is known.
-    """
-    values = {**dict(leaves(recipe)), PROCESSES: processes}
-    return frozenset(key for key, rule in RULES.items() if key in values and not rule.needs.holds(values))
+    """Returns the keys of a recipe that have no effect in ``processes`` processes; 2 stands for several."""
+    return idle_keys({**dict(leaves(recipe)), PROCESSES: processes})
 
 
 def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:

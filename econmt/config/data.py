@@ -43,14 +43,6 @@ Language = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_c
 TextPrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
-def refuse_learning(section: Section, files: str, *names: str) -> None:
-    """Raises ValueError if a section names vocabulary files and keys that tell how to learn a vocabulary."""
-    for name in names if getattr(section, files) else ():
-        value = getattr(section, name)
-        if value != type(section).model_fields[name].default:
-            raise ValueError(f"{name} {value} has no effect with {files}; remove one of them")
-
-
 MinimumCount = Annotated[int, Field(ge=1, le=limits.TOKENS)]
 FileName = Annotated[str, Field(min_length=1)]
 
@@ -86,9 +78,6 @@ class SentencePieceSubwords(Section):
 
     @model_validator(mode="after")
     def _dropout_needs_bpe(self) -> SentencePieceSubwords:
-        if self.dropout > 0.0 and self.type != "bpe":
-            raise ValueError("dropout (BPE-dropout) needs type: bpe")
-        refuse_learning(self, "models", "size", "character_coverage")
         if self.models and len(self.models) != (1 if self.joint else 2):
             raise ValueError(
                 f"models has {len(self.models)} files and joint is {str(self.joint).lower()}; give one file with "
@@ -122,15 +111,12 @@ class WordSubwords(Section):
 
     @model_validator(mode="after")
     def _lists_are_two(self) -> WordSubwords:
-        refuse_learning(self, "lists", "source", "target", "min_count")
         if len(self.lists) == (2 if self.joint else 1):
             raise ValueError(
                 "lists has two files and joint is true; give one"
                 if self.joint
                 else "lists needs two files, those of source and target; they may be the same"
             )
-        if self.joint and self.target != type(self).model_fields["target"].default:
-            raise ValueError(f"target {self.target} has no effect with joint: true; source is the size")
         return self
 
 
@@ -173,8 +159,6 @@ class CodesSubwords(Section):
                 f"vocabularies has {len(self.vocabularies)} files and joint is {str(self.joint).lower()}; give one "
                 "file with joint: true, or those of source and target with joint: false"
             )
-        if self.threshold > 1 and not self.vocabularies:
-            raise ValueError(f"threshold {self.threshold} has no effect without vocabularies")
         return self
 
 
@@ -305,8 +289,6 @@ class Mixing(Section):
                 f"weights has {len(self.weights)} stages and epochs has {len(self.epochs)}: give epochs for each stage "
                 "except the last"
             )
-        if self.epoch_pairs is not None and not self.weights:
-            raise ValueError("epoch_pairs needs weights; set them, or remove epoch_pairs")
         for number, stage in enumerate(self.weights, 1):
             if not any(stage):
                 raise ValueError(f"all weights of stage {number} are 0; at least one must be positive")
@@ -326,12 +308,6 @@ class TermAnnotation(Section):
         description="file of terms to annotate, in the format of --glossary, where both sides have them; null: words "
         "that word alignment of the training text pairs",
     )
-
-    @model_validator(mode="after")
-    def _glossary_needs_share(self) -> TermAnnotation:
-        if self.glossary is not None and self.share == 0.0:
-            raise ValueError("glossary needs a share above 0; set it, or remove glossary")
-        return self
 
 
 def _check_tag(tag: str) -> str:
@@ -411,19 +387,6 @@ class Data(Section):
                     f"{key}: {name!r} is also the suffix of other files; each needs its own suffix"
                 )
             taken += [] if name is None else [name]
-        return self
-
-    @model_validator(mode="after")
-    def _annotation_fits(self) -> Data:
-        if self.annotate_terms.share > 0.0:
-            if isinstance(self.subwords, WordSubwords) or not self.subwords.joint:
-                raise ValueError(
-                    "annotate_terms puts target words into sources and needs subwords of both languages; set "
-                    "subwords.type to bpe, unigram or codes and subwords.joint to true"
-                )
-            for name, is_set in (("source_factors", self.source_factors), ("alignment", self.alignment)):
-                if is_set:
-                    raise ValueError(f"annotate_terms adds words that have no {name}; remove one of them")
         return self
 
     @model_validator(mode="after")

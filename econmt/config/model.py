@@ -8,7 +8,7 @@ from pydantic import Field, Tag, model_validator
 
 from econmt.config import limits
 from econmt.config.section import Probability, Section, Width, number_or_section
-from econmt.config.stacks import CELLS, DecoderSection, EncoderSection
+from econmt.config.stacks import DecoderSection, EncoderSection
 
 
 class CoverageSection(Section):
@@ -186,25 +186,10 @@ class Model(Section):
                 f"attention.type {attention.type} needs encoder.size ({encoder.size}) equal to decoder.size "
                 f"({decoder.size}); change one of them, or use bilinear or additive"
             )
-        if decoder.input_feeding and not CELLS[decoder.cell].feeding:
-            cells = ", ".join(name for name, rules in CELLS.items() if rules.feeding)
-            raise ValueError(
-                f"decoder.cell {decoder.cell} has no input feeding; set decoder.input_feeding: false, or one of these "
-                f"cells: {cells}"
-            )
-        fed = next((key for key, is_set in self.decoder_options.items() if is_set), None)
-        if fed and not decoder.input_feeding:
-            raise ValueError(f"{fed} needs decoder.input_feeding: true")
-        if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
-            raise ValueError(
-                f"weight_tying {self.weight_tying} shares both embeddings; set initialization.source_embedding only, "
-                "and remove initialization.target_embedding"
-            )
         return self
 
     @model_validator(mode="after")
     def _layers_fit(self) -> Model:
-        initialization = f"initialization.rnn_h2h {self.initialization.rnn_h2h}"
         own, target = self.embedding_widths
         if self.weight_tying.startswith("src_trg") and own != target:
             raise ValueError(
@@ -212,15 +197,6 @@ class Model(Section):
                 "source_embedding and target_embedding equal"
             )
         for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            if self.initialization.rnn_h2h != "default" and not CELLS[stack.cell].recurrent:
-                raise ValueError(
-                    f"{initialization}: {part}.cell {stack.cell} has no recurrent matrix; set rnn_h2h to default"
-                )
-            if self.initialization.rnn_h2h != "default" and stack.rank is not None:
-                raise ValueError(
-                    f"{initialization}: {part}.rank {stack.rank} factorises these matrices; set rnn_h2h to default, or "
-                    "rank to null"
-                )
             limit = rank_limit(self, part)
             if stack.rank is not None and stack.rank > limit.rank:
                 raise ValueError(f"{part}.rank {stack.rank} must be at most {limit.rank}: {limit.reason}")

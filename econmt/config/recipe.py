@@ -174,12 +174,6 @@ class Decoding(Section):
         "are left out of the perplexity",
     )
 
-    @model_validator(mode="after")
-    def _penalties_fit(self) -> Decoding:
-        if self.ban_unk and self.unk_penalty:
-            raise ValueError("ban_unk and unk_penalty cannot be combined; remove one of them")
-        return self
-
 
 class Recipe(Section):
     """Settings of one training run."""

@@ -61,13 +61,6 @@ class RecurrentStack(Section):
     )
     layers: Layers = Field(1, description="number of layers")
 
-    @model_validator(mode="after")
-    def _rank_has_a_cell(self) -> RecurrentStack:
-        if self.rank is not None and not CELLS[self.cell].ranks:
-            known = ", ".join(name for name, rules in CELLS.items() if rules.ranks)
-            raise ValueError(f"rank {self.rank} needs cell: {known}; cell {self.cell} cannot be factorised")
-        return self
-
 
 class EncoderSection(RecurrentStack):
     """A stack of recurrent layers over the source."""

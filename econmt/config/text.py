@@ -13,13 +13,12 @@ from econmt.config.data import (
     MinimumCount,
     TextPrefix,
     VocabularySize,
-    refuse_learning,
     subword_type,
 )
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
 from econmt.config.model import Initialization
 from econmt.config.section import Layers, Probability, Section, Width, number_or_section, width_or_widths
-from econmt.config.stacks import CELL_DESCRIPTION, CELLS, CellName
+from econmt.config.stacks import CELL_DESCRIPTION, CellName
 
 
 class TextWords(Section):
@@ -38,11 +37,6 @@ class TextWords(Section):
         description="a list of words to use, as for translation; empty: learn it",
     )
 
-    @model_validator(mode="after")
-    def _learns_or_reads(self) -> TextWords:
-        refuse_learning(self, "lists", "size", "min_count")
-        return self
-
 
 class TextSubwords(Section):
     """Subwords learnt by SentencePiece from the raw training text."""
@@ -60,11 +54,6 @@ class TextSubwords(Section):
     models: list[FileName] = Field(
         [], max_length=1, description="a SentencePiece model to use, as for translation; empty: learn one"
     )
-
-    @model_validator(mode="after")
-    def _learns_or_reads(self) -> TextSubwords:
-        refuse_learning(self, "models", "size", "character_coverage")
-        return self
 
 
 class TextData(Section):
@@ -149,21 +138,6 @@ class LanguageModelSection(Section):
                     f"weight_tying softmax needs the last width of size, {self.size[-1]}, equal to embedding "
                     f"{self.embedding}; change one of them, or give one number for all layers, which adds a projection"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _cell_has_recurrent_matrices(self) -> LanguageModelSection:
-        if CELLS[self.cell].recurrent:
-            return self
-        if self.dropouts.weights > 0.0:
-            raise ValueError(
-                f"dropout.weights drops recurrent matrices, and cell {self.cell} has none; set it to 0"
-            )
-        if self.initialization.rnn_h2h != "default":
-            raise ValueError(
-                f"initialization.rnn_h2h {self.initialization.rnn_h2h}: cell {self.cell} has no recurrent matrix; set "
-                "rnn_h2h to default"
-            )
         return self
 
     @property

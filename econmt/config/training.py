@@ -10,7 +10,6 @@ from econmt.config import limits
 from econmt.config.data import Positions
 from econmt.config.marks import LANGUAGE_MODEL, NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.optimizer import (
-    METRICS,
     Averaging,
     BatchSize,
     Checkpoints,
@@ -256,34 +255,9 @@ class Training(Section):
             raise ValueError(
                 f"loss_scale {self.loss_scale} is not a power of two; use {power // 2} or {power}"
             )
-        if self.param_dtype == "bfloat16":
-            if self.precision not in ("auto", "bfloat16"):
-                raise ValueError(
-                    f"param_dtype bfloat16 needs precision bfloat16, got {self.precision}; change one of them"
-                )
-            if self.averaging.start != "never":
-                raise ValueError("param_dtype bfloat16 cannot be combined with averaging; remove one of them")
-        if self.optimizer_in_backward == "always":
-            for obstacle, value in (
-                ("gradient_clipping.type norm", self.gradient_clipping.type == "norm"),
-                ("update_interval above 1", self.update_interval > 1),
-                ("precision float16", self.precision == "float16"),
-            ):
-                if value:
-                    raise ValueError(
-                        f"optimizer_in_backward always cannot be combined with {obstacle}, which needs all gradients "
-                        "of an update; set it to auto"
-                    )
         budget = self.memory_budget
         if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:
             raise ValueError(
                 f"memory_budget {self.memory_budget} means bytes, too few for any model; add a unit, as in 4GiB"
             )
-        if self.update_vocab and self.initialize_from is None:
-            raise ValueError("update_vocab needs initialize_from; set it, or remove update_vocab")
-        if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
-            raise ValueError("averaging cannot be combined with schedule plateau-reduce; remove one of them")
-        metric = self.early_stopping.metric
-        if METRICS[metric].of_translations and self.decode_and_evaluate == 0:
-            raise ValueError(f"early_stopping.metric {metric} needs decode_and_evaluate other than 0")
         return self

@@ -9,30 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.training import Training
-from econmt.engine.precision import Precision
-from econmt.errors import InputError
 
 
-def store_parameters(
-    model: nn.Module, training: Training, precision: Precision | None = None, processes: int = 1
-) -> None:
-    """Stores the matrices of a model that are trained in the type of the recipe, in place; vectors stay float32.
-
-    Raises:
-        InputError: The precision of products is another one than bfloat16, or several processes train together.
-    """
+def store_parameters(model: nn.Module, training: Training) -> None:
+    """Stores the matrices of a model that are trained in the type of the recipe, in place; vectors stay float32."""
     if training.param_dtype == "float32":
         return
-    if precision is not None and precision.dtype != torch.bfloat16:
-        raise InputError(
-            f"training.param_dtype bfloat16 needs products in bfloat16, but the precision is {precision.name}; set "
-            "training.precision=bfloat16 or training.param_dtype=float32"
-        )
-    if processes > 1:
-        raise InputError(
-            f"training.param_dtype bfloat16 cannot be combined with {processes} processes; use one process or set "
-            "training.param_dtype=float32"
-        )
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dim() > 1 and parameter.dtype == torch.float32:
             parameter.data = parameter.data.to(torch.bfloat16)

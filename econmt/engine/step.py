@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from econmt.config.conditions import PROCESSES, conflicts
 from econmt.config.training import Training
+from econmt.config.yaml_reader import leaves
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
 from econmt.engine.communicator import Communicator
@@ -60,22 +62,14 @@ class OtherRankError(RuntimeError):
 def updates_in_backward(
     training: Training, precision: Precision, processes: int, device: torch.device
 ) -> bool:
-    """Returns True if updates from one batch are made during the backward pass on a type of device.
-
-    Raises:
-        InputError: The recipe demands it, and precision or processes rule it out.
-    """
-    wanted = training.optimizer_in_backward
-    exact = training.gradient_clipping.type != "norm"
-    obstacle = "precision float16, whose loss scale" if precision.dtype == torch.float16 else ""
-    obstacle = f"{processes} processes, whose sum" if processes > 1 else obstacle
-    if wanted == "always" and obstacle:
-        raise InputError(
-            f"training.optimizer_in_backward always cannot be combined with {obstacle} needs all gradients before the "
-            "first update; set it to auto"
-        )
+    """Returns True if updates from one batch are made during the backward pass on a type of device."""
     in_graphs = device.type == "cuda" and training.in_graphs and training.update_interval == 1
-    return exact and not obstacle and (wanted == "always" or (wanted == "auto" and in_graphs))
+    needs_all = training.gradient_clipping.type == "norm"
+    if needs_all or processes > 1 or precision.dtype == torch.float16:
+        return False
+    return training.optimizer_in_backward == "always" or (
+        training.optimizer_in_backward == "auto" and in_graphs
+    )
 
 
 class TrainingStep:
@@ -122,10 +116,13 @@ class TrainingStep:
         self.precision = Precision() if precision is None else precision
         self.implementations = implementations or Implementations.of(task.recipe.ops)
         self.communicator = Communicator() if communicator is None else communicator
+        facts = {"training.precision": self.precision.name, PROCESSES: self.communicator.size}
+        for problem in conflicts({**dict(leaves(task.recipe)), **facts}):
+            raise InputError(problem)
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
         fix_parameters(model, training)
-        store_parameters(model, training, self.precision, self.communicator.size)
+        store_parameters(model, training)
         self.shares = self.communicator.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned

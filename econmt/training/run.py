@@ -276,7 +276,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, vocabulary)
     fix_parameters(model, recipe.training)
     # Before they are copied, since parameters that shrink on a GPU leave gaps that other streams cannot use.
-    store_parameters(model, recipe.training, precision, communicator.size)
+    store_parameters(model, recipe.training)
     step, pipeline, divisions = make_step(task, model.to(device), context)
     trainer = Trainer(step, folder, prepared, state, context.began, context.hook)
     notes = [

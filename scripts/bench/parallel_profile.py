@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from econmt.bench.training import vocabulary_sizes
-from econmt.config.checks import check_pipeline
+from econmt.config.conditions import conflicts
 from econmt.config.json_reader import Record, json_text, read_json
 from econmt.config.recipe import LanguageModelSection, Recipe
+from econmt.config.yaml_reader import leaves
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.files import write_atomically
 from econmt.engine.graphs import GraphedStep
@@ -189,11 +190,7 @@ class Setting(NamedTuple):
 
 def why_undivided(recipe: Recipe, stages: int) -> str:
     """Returns why a recipe cannot be trained as a pipeline of so many stages; empty if it can."""
-    try:
-        check_pipeline(divided(recipe, stages))
-    except ValueError as error:
-        return str(error)
-    return ""
+    return next(conflicts(dict(leaves(divided(recipe, stages)))), "")
 
 
 def divided(recipe: Recipe, stages: int) -> Recipe:

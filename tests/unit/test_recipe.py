@@ -176,7 +176,7 @@ def test_one_line_names_file_line_key_and_remedy(
             "data.subwords.type: must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
         ),
         ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, joint, min_count, lists"),
-        ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords: dropout (BPE-dropout) needs type: bpe"),
+        ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords.dropout: 0.1 has no effect without data.subwords.type: bpe; set that, or remove this key"),
         ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
         ("model.attention={type: dot, layer_norm: true}", "model.attention: layer_norm needs type: additive, not dot"),
     ],
@@ -225,14 +225,14 @@ def test_an_override_of_a_whole_section_takes_its_place_in_errors(tmp_path: Path
     ("changes", "expected"),
     [
         (["training.max_updates=null", "training.early_stopping.max_num_checkpoint_not_improved=null"], "never end"),
-        (["training.early_stopping.metric=bleu", "training.decode_and_evaluate=0"], "needs decode_and_evaluate other"),
+        (["training.early_stopping.metric=bleu", "training.decode_and_evaluate=0"], "cannot be combined with training.decode_and_evaluate: 0"),
         (["model.attention.type=dot", "model.encoder.size=8"], "needs encoder.size (8) equal to decoder.size (512)"),
         (["model.encoder.rank=205"], "encoder.rank 205 must be at most 204: the hidden matrix of layer 1 is 1024 x 256"),
         (["model.decoder.rank=410"], "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512"),
         (["model.embedding=8", "model.encoder.rank=9"], "must be at most 7: the input matrix of layer 1 is 1024 x 8"),
         (["model.encoder={size: 1, rank: 1, bidirectional: none}"], "at most 0: the hidden matrix of layer 1 is 4 x 1"),
-        (["model.weight_tying=src_trg", "data.subwords.joint=false"], "needs data.subwords.joint: true"),
-        (["model.weight_tying=src_trg_softmax", "data.subwords={type: words}"], "needs data.subwords.joint: true"),
+        (["model.weight_tying=src_trg", "data.subwords.joint=false"], "cannot be combined with data.subwords.joint: false"),
+        (["model.weight_tying=src_trg_softmax", "data.subwords={type: words}"], "cannot be combined with data.subwords.joint: false"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_go_together(tmp_path: Path, changes: list[str], expected: str) -> None:

@@ -55,6 +55,20 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "training.gradient_clipping.threshold": ("0.1", ("training.gradient_clipping.type=norm",)),
     "training.decode_and_evaluate_device": ("cpu", ("training.decode_and_evaluate=5",)),
     "training.bleu_tokenizer": ("char", ("training.decode_and_evaluate=5",)),
+    "training.update_vocab": ("true", ("training.initialize_from=run",)),
+    "data.mixing.epoch_pairs": ("9", ("data.mixing.weights=[[1]]",)),
+    "data.annotate_terms.glossary": ("terms.tsv", ("data.annotate_terms.share=0.1",)),
+    "data.subwords.threshold": ("2", ("data.subwords={type: codes, files: [a], vocabularies: [b]}",)),
+    "data.subwords.dropout": ("0.1", ("data.subwords.type=bpe",)),
+    "data.subwords.source": ("90", ("data.subwords={type: words}",)),
+    "data.subwords.target": ("90", ("data.subwords={type: words}",)),
+    "data.subwords.size": ("90", ("data.subwords.type=bpe",)),
+    "data.subwords.min_count": ("2", ("data.subwords={type: words}",)),
+    "data.subwords.character_coverage": ("0.99", ("data.subwords.type=bpe",)),
+    "model.source_factors_combine": (
+        "sum",
+        ("data.source_factors=[pos]", "model.source_factors_num_embed=[128]", "model.source_embedding=128"),
+    ),
     "decoding.brevity_penalty_constant_length_ratio": ("1.5", ("decoding.brevity_penalty_weight=1",)),
     "decoding.length_penalty_beta": ("1", ("decoding.length_penalty_alpha=0.5",)),
 }
@@ -83,6 +97,13 @@ IDLE: dict[str, tuple[str, ...]] = {
         "training.early_stopping.metric=perplexity",
     ),
     "decoding.length_penalty_beta": ("decoding.length_penalty_alpha=0",),
+    "data.subwords.threshold": ("data.subwords={type: codes, files: [a]}",),
+    "data.subwords.dropout": ("data.subwords.type=unigram",),
+    "data.subwords.size": ("data.subwords={type: bpe, models: [a]}",),
+    "data.subwords.character_coverage": ("data.subwords={type: bpe, models: [a]}",),
+    "data.subwords.min_count": ("data.subwords={type: words, lists: [a, b]}",),
+    "data.subwords.source": ("data.subwords={type: words, lists: [a, b]}",),
+    "data.subwords.target": ("data.subwords={type: words, lists: [a, b]}",),
 }
 """What makes a key idle where the recipe as it stands does not."""
 PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
@@ -94,7 +115,13 @@ def recipe_of(key: str) -> str:
 
 def test_every_rule_is_tried_and_is_about_a_key() -> None:
     assert set(CASES) == set(RULES) - PROCESSES
-    keys = {key for name in ("quickstart", "ptb") for key, _ in leaves(load_recipe(name))}
+    recipes = [
+        load_recipe("quickstart"),
+        load_recipe("ptb"),
+        load_recipe("quickstart", ["data.subwords={type: words}"]),
+    ]
+    recipes.append(load_recipe("quickstart", ["data.subwords={type: codes, files: [a]}"]))
+    keys = {key for recipe in recipes for key, _ in leaves(recipe)}
     assert set(RULES) <= keys
 
 

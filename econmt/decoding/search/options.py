@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from econmt.config import limits, recipe
+from econmt.config.conditions import conflicts
 
 LM_WEIGHT = 0.2
 """Default weight of a language model in a search."""
@@ -70,14 +71,9 @@ class SearchOptions(recipe.Decoding):
     def _options_fit(self) -> SearchOptions:
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
-        if self.sample is not None and self.block_ngram_repeat:
-            raise ValueError("block_ngram_repeat cannot be combined with sample; remove one of them")
-        if self.sample is None and self.top_p < 1.0:
-            raise ValueError("top_p is for sample; give that too, or remove top_p")
-        if not self.attention:
-            for name in ("replace_unk", "markup", "split_sentences"):
-                if getattr(self, name):
-                    raise ValueError(f"{name} needs attention: True")
+        named = {f"decoding.{name}": value for name, value in self}
+        for problem in conflicts(named):
+            raise ValueError(problem.replace("decoding.", ""))
         return self
 
     @classmethod

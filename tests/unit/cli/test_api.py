@@ -262,7 +262,16 @@ def test_training_is_the_command_lines(
 
 def test_the_names_of_the_interface() -> None:
     settings = ["DynamicEvaluation", "NeuralCache"]
-    assert dir(econmt) == [*settings, "Request", "TrainedModel", "__version__", "evaluate", "load", "train"]
+    assert dir(econmt) == [
+        *settings,
+        "Request",
+        "TrainedModel",
+        "__version__",
+        "evaluate",
+        "load",
+        "memory",
+        "train",
+    ]
 
 
 def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
@@ -294,19 +303,19 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
     assert model.search_options({"sample": False}).sample is None
     drawn = [each.text for each in model.translate(LINES, sample=True, top_k=2, seed=3)]
     assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
-    with pytest.raises(InputError, match="top_k has no effect without sample=True"):
+    with pytest.raises(InputError, match="top_k has no effect without sample"):
         model.translate(LINES, top_k=3)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.5}, "temperature has no effect without sample=True"),
-        ({"sample": True, "beam_prune": 0.5}, "beam_prune cannot be combined with sample"),
-        ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop cannot be combined with sample"),
+        ({"temperature": 0.5}, "temperature has no effect without sample"),
+        ({"sample": True, "beam_prune": 0.5}, "beam_prune has no effect without beam search"),
+        ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop has no effect without beam search"),
         (
             {"brevity_penalty_constant_length_ratio": 2.0},
-            "brevity_penalty_constant_length_ratio has no effect with brevity_penalty_weight 0",
+            "brevity_penalty_constant_length_ratio has no effect without brevity_penalty_weight above 0",
         ),
         ({"restrict_lexicon_topk": 3}, "restrict_lexicon_topk has no effect without restrict_lexicon"),
     ],
