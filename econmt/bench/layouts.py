@@ -16,8 +16,8 @@ import econmt_ops
 from econmt.bench.rows import Row, Say, in_graph, time_in_turns
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt_ops.cells.lstm import forward as cell_forward
-from econmt_ops.core.packed import is_available
 from econmt_ops.linear import LAYOUTS
+from econmt_ops.products.packed import is_available
 
 PAPER = (64, 512, 2048)
 """N, I, O of the published comparison: 64 sentences, 512 units, four gates."""

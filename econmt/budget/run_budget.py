@@ -35,7 +35,7 @@ from econmt.parallel.simulated_rank import ranks_that_differ
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task
 from econmt_ops.dispatch.device_limits import limits_of, played, real_limits
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
 
 
 def divide(

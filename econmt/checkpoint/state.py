@@ -136,7 +136,7 @@ class PipelineState(Record):
 
 
 class LossScaleState(Record):
-    """Loss scale of float16 and its counter, see :class:`econmt_ops.loss_scale.LossScale`."""
+    """Loss scale of float16 and its counter, see :class:`econmt_ops.optimizers.loss_scale.LossScale`."""
 
     scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     good: Count

@@ -105,7 +105,7 @@ class OptimizerSection(Section):
         1.0e-8,
         gt=0.0,
         le=1.0,
-        description="term added to the root mean square (adafactor: lower bound of the mean square)",
+        description="term added to the root mean square (adafactor: epsilon 1 of torch.optim)",
     )
     weight_decay: float = Field(
         0.0,

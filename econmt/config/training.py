@@ -227,8 +227,8 @@ class Training(Section):
 
     @property
     def in_graphs(self) -> bool:
-        """True if training steps on a GPU are captured in CUDA graphs."""
-        return self.cuda_graphs == "auto"
+        """True if training steps on a GPU are captured in CUDA graphs; two optimizers wait for the device."""
+        return self.cuda_graphs == "auto" and self.optimizer.name not in ("adagrad", "adafactor")
 
     @model_validator(mode="after")
     def _it_ends(self) -> Training:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config import recipe
+from econmt.engine.torch_optimizers import TorchOptimizer
 from econmt.errors import InputError
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_8bit import EightBitOptimizer
-from econmt_ops.optimizer_rules import PlainOptimizer
+from econmt_ops.optimizers import EightBitOptimizer, FusedOptimizer
 
 
 def make_optimizer(
@@ -25,7 +24,7 @@ def make_optimizer(
     Its kernels are deterministic. It updates the ``owned`` parameters only; None: all of them. The ``seed`` is that of
     the rounding of parameters in bfloat16.
     """
-    kinds = (FusedOptimizer, PlainOptimizer, EightBitOptimizer)
+    kinds = (FusedOptimizer, EightBitOptimizer, TorchOptimizer)
     kind = next(kind for kind in kinds if config.name in kind.names)
     return kind(parameters.values(), **config.model_dump(), owned=owned, rounding_seed=seed)
 

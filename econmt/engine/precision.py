@@ -17,10 +17,10 @@ from econmt.config.recipe import Recipe
 from econmt.engine.devices import shortest_seconds
 from econmt.engine.measurement_cache import measured_today
 from econmt_ops.backends import c as native
-from econmt_ops.core.gemm import Product
-from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.precision import autocast_to
 from econmt_ops.dispatch.device_limits import limits_of
+from econmt_ops.products.gemm import Product
+from econmt_ops.products.int8 import Int8Product
 
 LEAST_SIZE = 128
 """Smallest hidden size for which auto considers bfloat16 on a CPU; below it, casts cost what products save."""

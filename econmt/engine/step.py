@@ -23,10 +23,10 @@ from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of
-from econmt_ops.core.dropout import SeedCounter
-from econmt_ops.loss_scale import LossScale
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_in_backward import BackwardUpdates
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.in_backward import BackwardUpdates
+from econmt_ops.optimizers.loss_scale import LossScale
+from econmt_ops.products.dropout import SeedCounter
 
 Watch = Callable[[str, Tensor | None], object]
 """Called with the phase that begins: "forward", "backward" (with the differentiated loss) or "optimizer"."""

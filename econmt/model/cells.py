@@ -15,10 +15,10 @@ from econmt.config.stacks import CELLS as CELL_RULES
 from econmt_ops import bidirectional_lstm, final_state, lstm
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.table import KINDS
-from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.layers.op import OPS
+from econmt_ops.products.repeated import Inputs
 
 _FALLBACK = "recompute"
 """Implementation of a cell whose operation lacks the one that the recipe names; it saves memory too."""

@@ -20,9 +20,9 @@ from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, SeededDropout, initialize_linear, make_layer, weights_of
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, ContextGate, attentional_lstm
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer as account
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.repeated import Inputs
 
 
 class Memory(NamedTuple):

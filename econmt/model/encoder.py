@@ -13,8 +13,8 @@ from econmt.config import recipe
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, SeededDropout, make_layer, weights_of
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.repeated import Inputs
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.repeated import Inputs
 
 
 class EncoderSeeds(NamedTuple):

@@ -27,10 +27,10 @@ from econmt.model.layers import (
     initialize_linear,
 )
 from econmt_ops import linear_cross_entropy
-from econmt_ops.core.dropout import Seed, apply_dropout, keep_mask
 from econmt_ops.core.scopes import layer
-from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import State as State
+from econmt_ops.products.dropout import Seed, apply_dropout, keep_mask
+from econmt_ops.products.stack import StackOptions, run_stack
 
 
 class Seeds(NamedTuple):

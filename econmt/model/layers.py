@@ -22,9 +22,9 @@ from econmt.model.cells import CELLS
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
 from econmt_ops.cells.protocol import Cell
-from econmt_ops.core.dropout import RowsSeed, Seed, SeedCounter, apply_dropout, dropout, keep_mask
-from econmt_ops.core.look_up import look_up
 from econmt_ops.core.weights import AnyLSTMWeights
+from econmt_ops.products.dropout import RowsSeed, Seed, SeedCounter, apply_dropout, dropout, keep_mask
+from econmt_ops.products.look_up import look_up
 
 _FEW = 4
 """Minimum ratio of rows in an embedding to looked-up ids for a sparse gradient."""

@@ -32,10 +32,10 @@ from econmt.model.layers import (
 )
 from econmt.model.rematerialization import rematerialized
 from econmt_ops import UniqueRows, linear_cross_entropy
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer
 from econmt_ops.dispatch.rule import device_of
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.repeated import Inputs
 
 DISTINCT = 0.75
 """Maximum share of distinct words in a batch for which it is faster to multiply each word once."""

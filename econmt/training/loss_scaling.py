@@ -6,7 +6,7 @@ from econmt.checkpoint.state import TrainingState
 from econmt.errors import TrainingError
 from econmt.training.failures import scale_too_small
 from econmt.training.update_metrics import UpdateMetrics
-from econmt_ops.loss_scale import LossScale
+from econmt_ops.optimizers.loss_scale import LossScale
 
 LEAST = 1e-4
 """Loss scale below which a run stops, that of fairseq."""

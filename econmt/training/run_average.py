@@ -9,7 +9,7 @@ from econmt.config import recipe
 from econmt.engine.averaging import ParameterAverage, begins
 from econmt.engine.parameter_types import in_float32
 from econmt.training.end_of_run import regular
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
 
 
 class RunAverage:

@@ -166,6 +166,8 @@ class Trainer:
             several = interval > 1 or (plan is not None and plan.divides)
             most_rows = self._ranks.pad_to_largest(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
+        elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+            progress.note("training.optimizer.name rules out CUDA graphs")
         if self.device.type == "cuda" or self.budget.plan is not None:
             progress.doing("trying the largest batch" if self._graphed is None else "compiling kernels")
             self.rehearse()

@@ -13,8 +13,6 @@ from econmt_ops.cells import scan
 from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.cells.lnlstm import LNLSTM, LNLSTM_PER_GATE
 from econmt_ops.core.caches import cache_folder
-from econmt_ops.core.dropout import dropout_mask
-from econmt_ops.core.repeated import UniqueRows
 from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
@@ -30,14 +28,16 @@ from econmt_ops.core.weights import (
     LSTMState,
     LSTMWeights,
 )
-from econmt_ops.layers.modules import GILRLSTM, QRNN, SRU, SSRU, LayerNormLSTM
 from econmt_ops.layers.op import LayerOp
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import final_state, linear_recurrence
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.modules import AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
-from econmt_ops.rnn import GRU, LSTM
+from econmt_ops.modules.attention import AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from econmt_ops.modules.cells import GILRLSTM, QRNN, SRU, SSRU, LayerNormLSTM
+from econmt_ops.modules.rnn import GRU, LSTM
+from econmt_ops.products.dropout import dropout_mask
+from econmt_ops.products.repeated import UniqueRows
 
 __version__ = "0.1.0"
 __all__ = [

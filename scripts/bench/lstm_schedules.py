@@ -20,9 +20,9 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import allow_variants, has_compiler
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.rule import captured, rules_only
 from econmt_ops.lstm import recompute
+from econmt_ops.products.stack import StackOptions
 from scripts.bench.layers import by_torch
 
 Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]

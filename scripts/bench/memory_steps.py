@@ -39,7 +39,7 @@ from econmt_ops import AttentionalLSTMState
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
 from scripts.bench.compare.measure import resident_bytes
 
 TEXT_BATCHES = 3

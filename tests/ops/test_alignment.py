@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from econmt_ops.core.alignment import even, widened
-from econmt_ops.core.outer import add_outer
+from econmt_ops.products.outer import add_outer
 
 
 def test_rows_of_16_bits_are_multiples_of_16_bytes() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, dropout_mask
-from econmt_ops.core.dropout import derive_seed
+from econmt_ops.products.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
     assert_close,

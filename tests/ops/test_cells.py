@@ -19,8 +19,8 @@ from econmt_ops import (
     LayerNormPerGateLSTMWeights,
 )
 from econmt_ops.backends import c as native
-from econmt_ops.core.dropout import derive_seed
 from econmt_ops.layers.op import OPS
+from econmt_ops.products.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
     assert_close,

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights, attentional_lstm, dropout_mask
-from econmt_ops.core.dropout import RowsSeed, apply_dropout, derive_seed, dropout, keep_mask, layer_keep_masks
+from econmt_ops.products.dropout import (
+    RowsSeed,
+    apply_dropout,
+    derive_seed,
+    dropout,
+    keep_mask,
+    layer_keep_masks,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -11,7 +11,8 @@ import torch
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.library import Library
-from econmt_ops.core.int8 import Int8Product, rounded
+from econmt_ops.core.int8 import rounded
+from econmt_ops.products.int8 import Int8Product
 from tests.conftest import ROOT, econmt_environment
 
 LEVELS = ["tensors", 0, 1, 2]
@@ -89,7 +90,7 @@ def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
 
 FEWER = """
 import torch
-from econmt_ops.core.int8 import Int8Product
+from econmt_ops.products.int8 import Int8Product
 torch.manual_seed(1)
 product, left = Int8Product(torch.randn(256, 256)), torch.randn(3000, 256)
 alone = product(left)

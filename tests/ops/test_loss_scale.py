@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.loss_scale import LossScale
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_8bit import EightBitOptimizer
-from econmt_ops.optimizer_rules import PlainOptimizer
+from econmt_ops.optimizers.eight_bit import EightBitOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.loss_scale import LossScale
 
 KINDS: list[dict[str, Any]] = [
     {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01},
@@ -20,14 +19,13 @@ KINDS: list[dict[str, Any]] = [
     {"name": "adam", "weight_decay": 0.01},
     {"name": "adamw", "weight_decay": 0.1},
     {"name": "adam8bit"},
-    *({"name": name} for name in PlainOptimizer.names),
 ]
 SHAPES = [(70, 64), (9,)]
 ROWS = torch.tensor([3, 40, 41])
 
 
 def make(parameters: list[nn.Parameter], keys: dict[str, Any]) -> FusedOptimizer:
-    kinds = (FusedOptimizer, PlainOptimizer, EightBitOptimizer)
+    kinds = (FusedOptimizer, EightBitOptimizer)
     rate = torch.tensor(0.5, device="cuda") if parameters[0].is_cuda else 0.5
     return next(kind for kind in kinds if keys["name"] in kind.names)(parameters, learning_rate=rate, **keys)
 

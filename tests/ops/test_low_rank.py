@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import econmt_ops
 from econmt_ops import AttentionalLSTMWeights, LowRank, LowRankLSTMWeights, dropout_mask
 from econmt_ops.core import chunks as blocks
-from econmt_ops.core.dropout import derive_seed
 from econmt_ops.core.weights import AttentionalLSTMState
 from econmt_ops.lstm import unrolled
+from econmt_ops.products.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
     assert_close,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from econmt_ops import LSTMWeights, dropout_mask, lstm
-from econmt_ops.core.dropout import derive_seed
+from econmt_ops.products.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
     assert_close,

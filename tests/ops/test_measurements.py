@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt_ops.backends import c as native
 from econmt_ops.dispatch import measurements
 from econmt_ops.dispatch.measurements import (
     Measurement,
@@ -79,7 +80,7 @@ def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.Mo
     monkeypatch.setattr(measurements, "sources", lambda: "0123")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     for built, words in ((True, ""), (False, ", no C library")):
-        monkeypatch.setattr(measurements.native, "is_built", lambda built=built: built)
+        monkeypatch.setattr(native, "is_built", lambda built=built: built)
         found = machine(torch.device("cpu"))
         assert found == f"torch {torch.__version__}, econmt_ops 0123, Abacus 3, 7 threads{words}"
 

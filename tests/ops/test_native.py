@@ -18,9 +18,9 @@ import econmt_ops
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.core.repeated import add_repeated
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import recompute
+from econmt_ops.products.repeated import add_repeated
+from econmt_ops.products.stack import StackOptions
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt_ops import optimizer as module
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_8bit import EightBitOptimizer
-from econmt_ops.optimizer_rules import PlainOptimizer
+from econmt_ops.optimizers import fused as module
+from econmt_ops.optimizers.eight_bit import EightBitOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
 
 KINDS: list[dict[str, Any]] = [
     {"name": "sgd"},
@@ -21,21 +20,12 @@ KINDS: list[dict[str, Any]] = [
     {"name": "adam", "weight_decay": 0.01},
     {"name": "adamw", "betas": (0.8, 0.95), "weight_decay": 0.1},
 ]
-PLAIN: list[dict[str, Any]] = [
-    {"name": "nadam", "betas": (0.8, 0.95), "weight_decay": 0.1},
-    {"name": "radam", "betas": (0.8, 0.95), "eps": 1e-6},
-    {"name": "adagrad", "weight_decay": 0.01},
-    {"name": "adadelta", "betas": (0.5, 0.9), "eps": 1e-6},
-    {"name": "rmsprop", "betas": (0.5, 0.95)},
-    {"name": "rmsprop", "momentum": 0.9, "weight_decay": 0.1},
-    {"name": "adafactor", "weight_decay": 0.1},
-]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def make(parameters: list[nn.Parameter], **keys: Any) -> FusedOptimizer:
     given = {"name": "sgd", "learning_rate": 0.5, **keys}
-    return (PlainOptimizer if given["name"] in PlainOptimizer.names else FusedOptimizer)(parameters, **given)
+    return FusedOptimizer(parameters, **given)
 
 
 def rows_only(gradient: Tensor, rows: Tensor, coalesced: bool = True) -> Tensor:
@@ -45,7 +35,7 @@ def rows_only(gradient: Tensor, rows: Tensor, coalesced: bool = True) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("keys", [*KINDS, *PLAIN], ids=str)
+@pytest.mark.parametrize("keys", KINDS, ids=str)
 @pytest.mark.parametrize("bytes_at_once", [1, 4096, 1 << 20])
 def test_a_sparse_gradient_is_a_dense_one_with_zeros(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], dtype: torch.dtype, bytes_at_once: int
@@ -78,48 +68,6 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(
         assert mine.keys() == theirs.keys()
         for name, value in mine.items():
             torch.testing.assert_close(value, theirs[name])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("keys", PLAIN, ids=str)
-def test_plain_rules_are_those_of_torch(keys: dict[str, Any], device: str) -> None:
-    """Steps and state in float64, before and after RAdam knows a variance, with a rate that changes."""
-    draw = torch.Generator().manual_seed(2)
-    start = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((5, 3), (7,), (1, 4))]
-    runs = [[nn.Parameter(part.clone().to(device)) for part in start] for _ in range(2)]
-    ours = make(runs[0], learning_rate=0.05, **keys)
-    settings: dict[str, Any] = {"weight_decay": keys.get("weight_decay", 0.0)}
-    settings |= {"eps": (1e-8, 1e-3)} if keys["name"] == "adafactor" else {"eps": keys.get("eps", 1e-8)}
-    settings |= {"betas": keys["betas"]} if keys["name"] in ("nadam", "radam") else {}
-    if keys["name"] == "rmsprop":
-        settings |= {"alpha": keys.get("betas", (0.9, 0.999))[1], "momentum": keys.get("momentum", 0.0)}
-    settings |= {"rho": keys["betas"][1]} if keys["name"] == "adadelta" else {}
-    kinds = {
-        "adadelta": "Adadelta",
-        "nadam": "NAdam",
-        "radam": "RAdam",
-        "adagrad": "Adagrad",
-        "rmsprop": "RMSprop",
-        "adafactor": "Adafactor",
-    }
-    theirs = getattr(torch.optim, kinds[keys["name"]])(runs[1], lr=0.05, **settings)
-    for step in range(20):
-        rate = 0.05 / (1 + step)
-        if keys["name"] == "adafactor":  # above and below its relative rate, the root of 1 / step
-            rate = 0.9 / (1 + step % 7)
-        ours.set_learning_rate(rate)
-        theirs.param_groups[0]["lr"] = rate
-        for one, other in zip(*runs, strict=True):
-            one.grad = torch.randn(one.shape, generator=draw, dtype=torch.float64).to(device)
-            other.grad = one.grad.clone()
-        ours.step()
-        theirs.step()
-    for one, other, before in zip(*runs, start, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-        assert not torch.allclose(one.cpu(), before, rtol=1e-5)
-        for name, shape in ours.moments(one).items():
-            assert ours.state[one][name].shape == shape
-            torch.testing.assert_close(ours.state[one][name], theirs.state[other][name])
 
 
 def test_rows_that_repeat_or_are_in_no_order_are_summed() -> None:
@@ -242,7 +190,7 @@ def test_a_bound_holds_for_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("keys", [*KINDS, PLAIN[0]], ids=str)
+@pytest.mark.parametrize("keys", KINDS, ids=str)
 @pytest.mark.parametrize("kind", ["none", "value", "norm"])
 def test_clipping_and_stepping_at_once_is_one_after_the_other(
     kind: str, keys: dict[str, Any], device: str
@@ -442,7 +390,7 @@ def test_the_order_of_values_in_memory_does_not_matter(
         torch.testing.assert_close(run(values, incoming), wanted)
 
 
-@pytest.mark.parametrize("kind", [FusedOptimizer, EightBitOptimizer, PlainOptimizer])
+@pytest.mark.parametrize("kind", [FusedOptimizer, EightBitOptimizer])
 def test_a_graph_from_before_a_step_is_refused(kind: type[FusedOptimizer], device: str) -> None:
     """As with the unfused optimizers of torch: a backward pass would mix old and new values."""
     for name in kind.names:

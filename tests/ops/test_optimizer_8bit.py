@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt_ops import optimizer as module
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_8bit import (
+from econmt_ops.optimizers import fused as module
+from econmt_ops.optimizers.eight_bit import (
     EightBitOptimizer,
     read_first,
     read_second,
     write_first,
     write_second,
 )
+from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.ops.test_optimizer import DEVICES, Largest, rows_only
 
 TURNS = [0.0, 1.0 - 2.0**-20, 123456.3]

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt_ops import optimizer_in_backward
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_8bit import EightBitOptimizer
-from econmt_ops.optimizer_in_backward import BackwardUpdates
-from econmt_ops.optimizer_rules import PlainOptimizer
+from econmt_ops.optimizers import in_backward as optimizer_in_backward
+from econmt_ops.optimizers.eight_bit import EightBitOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.in_backward import BackwardUpdates
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -21,8 +20,6 @@ KINDS: list[tuple[type[FusedOptimizer], dict[str, Any]]] = [
     (FusedOptimizer, {"name": "adam", "weight_decay": 0.1}),
     (FusedOptimizer, {"name": "nag", "momentum": 0.9}),
     (EightBitOptimizer, {"name": "adamw8bit", "weight_decay": 0.1}),
-    (PlainOptimizer, {"name": "adafactor"}),
-    (PlainOptimizer, {"name": "nadam"}),
 ]
 
 

@@ -14,8 +14,8 @@ from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
-from econmt_ops.core.gemm import Product, multiply
-from econmt_ops.core.outer import add_outer, outer
+from econmt_ops.products.gemm import Product, multiply
+from econmt_ops.products.outer import add_outer, outer
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 pytestmark = pytest.mark.skipif(

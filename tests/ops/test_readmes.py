@@ -14,7 +14,7 @@ READMES = sorted(OPS.rglob("README.md"))
 
 def test_every_op_has_one() -> None:
     folders = {path.parent.name for path in (OPS / "econmt_ops").glob("*/reference.py")}
-    assert {path.parent.name for path in READMES} == {"ops", "cells", "rnn", *folders}
+    assert {path.parent.name for path in READMES} == {"ops", "cells", "modules", *folders}
 
 
 def test_every_cell_has_its_equations() -> None:

@@ -19,9 +19,9 @@ import econmt_ops
 from econmt_ops.attentional_lstm import recompute as attentional_module
 from econmt_ops.backends import c as native
 from econmt_ops.core import chunks as blocks
-from econmt_ops.core.dropout import apply_dropout, dropout, keep_mask
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.linear_cross_entropy import recompute as loss_module
+from econmt_ops.products.dropout import apply_dropout, dropout, keep_mask
 from tests.ops.helpers import (
     Make,
     assert_close,

@@ -12,9 +12,9 @@ from torch import Tensor
 import econmt_ops
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
 from econmt_ops.core import chunks as blocks
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.session import measuring
 from econmt_ops.lstm import recompute
+from econmt_ops.products.stack import StackOptions
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 
 ROWS, BATCH, STEPS, WIDTH, HIDDEN = 4, 3, 5, 6, 7

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 import econmt_ops
 from econmt_ops import LSTMWeights
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.lstm import call_plans
+from econmt_ops.products.stack import StackOptions
 from tests.ops.helpers import Make, assert_close, padded_part, poisoned
 
 SIZE, HIDDEN, BATCH, STEPS = 5, 7, 4, 6

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from dataclasses import replace
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 import econmt_ops
 from econmt_ops.dispatch import traits
 from econmt_ops.dispatch.rule import captured, leanest, rule, rules_only
-from econmt_ops.dispatch.select import Problem, implementations, run
+from econmt_ops.dispatch.select import Problem, run
 from econmt_ops.dispatch.traits import Implementation, Traits
 from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
@@ -29,34 +28,22 @@ OPS = (
 )
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package named `made_up` in which implementations can be put."""
-    folder = tmp_path / "made_up"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.split(".")[0] == "made_up"]:
-        monkeypatch.delitem(sys.modules, name)
-    return folder
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_has_a_reference(op: str) -> None:
     assert traits.definition(op).name == "reference"
     assert callable(getattr(econmt_ops, op))
 
 
-def test_a_file_is_an_implementation(package: Path) -> None:
-    head = "from econmt_ops.dispatch.traits import Traits\nTRAITS = Traits(warms_up=True)\n"
-    (package / "triton.py").write_text(f"{head}def double(x):\n    return 2 * x\n")
-    (package / "reference.py").write_text(f"{head}def double(x):\n    return x + x\n")
-    (package / "recompute.py").write_text("def halve(x):\n    return x / 2\n")
-    (package / "something_else.py").write_text("def double(x):\n    return 0\n")
-    found = implementations("made_up", "double")
-    assert list(found) == list(traits.names_of("double")) == ["reference", "triton"]
-    assert found["triton"].function(4) == 8
-    assert found["triton"].traits.warms_up
+def test_a_module_is_an_implementation() -> None:
+    reference, recompute = ModuleType("made_up.reference"), ModuleType("made_up.recompute")
+    reference.__dict__.update(double=lambda x: x + x, TRAITS=Traits())
+    recompute.__dict__.update(double=lambda x, backend="eager": (x, backend), TRAITS=Traits(recomputes=True))
+    triton = (lambda x: 2 * x, Traits(warms_up=True))
+    found = traits.implementations("double", recompute, reference, triton=triton)
+    assert list(found) == list(traits.names_of("double")) == ["reference", "recompute", "compiled", "triton"]
+    assert found["reference"].function(4) == found["triton"].function(4) == 8
+    assert found["compiled"].function(4) == (4, "compiled")
+    assert found["compiled"].traits.fake_implementation == "recompute"
 
 
 def test_every_implementation_has_traits() -> None:

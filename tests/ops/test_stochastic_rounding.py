@@ -8,19 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_8bit import EightBitOptimizer
-from econmt_ops.optimizer_in_backward import BackwardUpdates
-from econmt_ops.optimizer_rules import PlainOptimizer
-from econmt_ops.stochastic_rounding import _hash_, _hashed, round_into, salt_of
+from econmt_ops.optimizers.eight_bit import EightBitOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.in_backward import BackwardUpdates
+from econmt_ops.optimizers.stochastic_rounding import _hash_, _hashed, round_into, salt_of
 
 KINDS: list[tuple[type[FusedOptimizer], dict[str, Any]]] = [
     (FusedOptimizer, {"name": "adam"}),
     (FusedOptimizer, {"name": "sgd", "momentum": 0.9}),
     (FusedOptimizer, {"name": "sgd"}),
     (EightBitOptimizer, {"name": "adam8bit"}),
-    (PlainOptimizer, {"name": "adafactor"}),
-    (PlainOptimizer, {"name": "radam"}),
 ]
 
 
@@ -129,7 +126,7 @@ def test_small_updates_add_up() -> None:
 def test_rows_of_a_sparse_gradient_are_rounded_as_those_of_a_dense_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("econmt_ops.optimizer.BLOCK_BYTES", 5 * 16 * 2)
+    monkeypatch.setattr("econmt_ops.optimizers.fused.BLOCK_BYTES", 5 * 16 * 2)
     found = []
     for sparse in (False, True):
         weight = nn.Parameter(torch.linspace(1.0, 2.0, 40 * 16).view(40, 16).bfloat16())

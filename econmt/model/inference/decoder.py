@@ -30,11 +30,11 @@ from econmt_ops.backends.eager import advance_cell
 from econmt_ops.cells.output import output_forward
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.activations import tanh_
-from econmt_ops.core.gemm import Product
-from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype, autocast_to
 from econmt_ops.core.weights import AttentionalLSTMState, State
+from econmt_ops.products.gemm import Product
+from econmt_ops.products.int8 import Int8Product
 
 AnyState = IncrementalState | NativeState
 """State of the rows of a search, for tensor operations or the C library."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from econmt_ops.core.gemm import Product
-from econmt_ops.core.int8 import Int8Product, rounded
+from econmt_ops.core.int8 import rounded
 from econmt_ops.core.weights import LowRank, Matrix
+from econmt_ops.products.gemm import Product
+from econmt_ops.products.int8 import Int8Product
 
 TABLE_BYTES = 256 << 20
 """Maximum size in bytes of a table of the words' shares in the gates of the bottom layer."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from econmt.model.decoder import Decoder
 from econmt.model.layers import weights_of
 from econmt_ops import GRUWeights, LSTMWeights
-from econmt_ops.core.low_rank import columns
 from econmt_ops.core.weights import Matrix
+from econmt_ops.products.low_rank import columns
 
 
 def search_layers(decoder: Decoder) -> tuple[Any, ...]:

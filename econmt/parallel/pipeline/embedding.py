@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from econmt.parallel.pipeline.plan import Boundary
 from econmt.parallel.pipeline.stages import Stages, even_rows
-from econmt_ops.core.look_up import add_look_up_gradient
+from econmt_ops.products.look_up import add_look_up_gradient
 
 
 class LookUp:

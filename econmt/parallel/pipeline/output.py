@@ -13,7 +13,6 @@ Shapes: N rows, D input size of the output layer, V vocabulary, v tokens of it o
 
 from __future__ import annotations
 
-import importlib
 from typing import NamedTuple
 
 import torch
@@ -22,8 +21,8 @@ from torch.nn import functional
 
 from econmt_ops.backends import triton
 from econmt_ops.core.gathering import Gather, Gathered
-from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.products.outer import add_outer
 
 CHUNK_BYTES = 32 << 20
 """Bytes of the logits of one chunk without Triton kernels; two chunks exist at a time."""
@@ -105,15 +104,16 @@ def split_cross_entropy(
         ignore_index: Target of rows without loss and gradient.
     """
     if len(hidden) and triton.serves(hidden):
-        kernels = importlib.import_module("econmt_ops.backends.triton.sliced_cross_entropy")
-        labels = kernels.Labels(
-            targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index
-        )
+        # Both import triton.
+        from econmt_ops.backends.triton.sliced_cross_entropy import Labels
+        from econmt_ops.linear_cross_entropy.rank_slices import walk_slice
+
+        labels = Labels(targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index)
         weight, bias = (
             torch.empty_like(chunk_rows, dtype=torch.float32) for chunk_rows in (layer.weight, layer.bias)
         )
         gradients = torch.empty_like(hidden), weight, bias
-        losses = kernels.walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
+        losses = walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
         return VocabularyShares(losses.sum(), *gradients)
     exact = accumulate_dtype(hidden.dtype)
     shares = VocabularyShares(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from econmt.parallel.pipeline.embedding import LookUp
 from econmt.parallel.pipeline.plan import Like, Output, PipelinePart
-from econmt_ops.core.dropout import Seed, apply_dropout, dropout, keep_mask
 from econmt_ops.core.weights import AnyLSTMWeights
 from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.products.dropout import Seed, apply_dropout, dropout, keep_mask
 
 
 class Parts:
@@ -104,7 +104,7 @@ class ChunkedDropout:
             values: Chunk of the inputs, (B, C, H).
             layer: Layer that reads them; each layer's mask is drawn once.
             begin: Position of the chunk's first step.
-            seed, index: See :func:`econmt_ops.core.dropout.keep_mask`.
+            seed, index: See :func:`econmt_ops.products.dropout.keep_mask`.
         """
         if seed is None:
             return values

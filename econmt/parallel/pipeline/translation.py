@@ -27,10 +27,10 @@ from econmt.parallel.pipeline.embedding import reader
 from econmt.parallel.pipeline.parts import ChunkedDropout, Chunks, Parts
 from econmt.parallel.pipeline.plan import Like, Output
 from econmt.parallel.pipeline.step import Divided
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype
 from econmt_ops.core.weights import AnyLSTMWeights
 from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.products.dropout import Seed
 
 
 class StagePlacement(NamedTuple):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from econmt_ops.additive_attention import recompute, reference
 from econmt_ops.additive_attention.reference import AttentionArguments
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import implementations
 
-_IMPLEMENTATIONS = implementations(__name__, "additive_attention")
+_IMPLEMENTATIONS = implementations(
+    "additive_attention",
+    reference,
+    recompute,
+    triton=on_kernels(recompute.additive_attention, recompute.TRAITS),
+)
 
 
 def additive_attention(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
+from econmt_ops.attentional_lstm import recompute, reference
 from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
-from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
 from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import (
@@ -25,10 +27,23 @@ from econmt_ops.core.weights import (
     LSTMWeights,
     cast_decoder,
 )
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import implementations
 from econmt_ops.lstm import check_layers, hidden_size
+from econmt_ops.lstm import triton as lstm_on_gpu
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 
-_IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
+_IMPLEMENTATIONS = implementations(
+    "attentional_lstm",
+    reference,
+    recompute,
+    triton=on_kernels(
+        functools.partial(recompute.attentional_lstm, run_stack=lstm_on_gpu.lstm),
+        recompute.TRAITS,
+        model_stash="attention",
+    ),
+)
 
 _KINDS = (
     LSTMWeights,

@@ -19,10 +19,11 @@ from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import CoverageStep, OutputStep
 from econmt_ops.core.chunks import rows_of, split_rows
-from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.low_rank import (
+from econmt_ops.dispatch.registration import Gradients, Incoming
+from econmt_ops.products.gemm import add_rows
+from econmt_ops.products.low_rank import (
     add_gradient,
     columns,
     gradient_of,
@@ -31,9 +32,8 @@ from econmt_ops.core.low_rank import (
     tensors_of_matrices,
     thin_of,
 )
-from econmt_ops.core.outer import add_outer
-from econmt_ops.core.repeated import add_repeated
-from econmt_ops.dispatch.registration import Gradients, Incoming
+from econmt_ops.products.outer import add_outer
+from econmt_ops.products.repeated import add_repeated
 
 
 class Backward:

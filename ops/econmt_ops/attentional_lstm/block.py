@@ -11,7 +11,7 @@ from econmt_ops.attentional_lstm.lstm_layers import RebuiltLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
 from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import previous
-from econmt_ops.core.low_rank import project
+from econmt_ops.products.low_rank import project
 
 
 class BackwardTensors(NamedTuple):

@@ -17,10 +17,10 @@ from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors
 from econmt_ops.backends.protocol import CellStep, Read, StepGradients
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
-from econmt_ops.core.gemm import multiply
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.low_rank import AnyProduct
 from econmt_ops.dispatch.rule import device_of
+from econmt_ops.products.gemm import multiply
+from econmt_ops.products.low_rank import AnyProduct
 
 
 class _Pair:

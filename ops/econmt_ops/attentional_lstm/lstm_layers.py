@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
-from econmt_ops.core.low_rank import add_linear, linear_into
+from econmt_ops.products.low_rank import add_linear, linear_into
 
 
 class BottomGates:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.stack import StackOptions
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.stack import StackOptions
 
 
 class DecoderOptions(NamedTuple):

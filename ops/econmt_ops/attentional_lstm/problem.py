@@ -20,10 +20,13 @@ from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
-from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import (
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import Matrix
+from econmt_ops.dispatch.rule import device_of
+from econmt_ops.products.dropout import apply_dropout, join_seed, layer_keep_masks
+from econmt_ops.products.gemm import Product
+from econmt_ops.products.low_rank import (
     LowRankProduct,
     cast_together,
     columns,
@@ -33,10 +36,7 @@ from econmt_ops.core.low_rank import (
     product_of,
     project,
 )
-from econmt_ops.core.packed import is_available
-from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.weights import Matrix
-from econmt_ops.dispatch.rule import device_of
+from econmt_ops.products.packed import is_available
 
 _ROWS_OF_STATE = 8
 """Multiple of the rows of a product whose rows the tensor cores of a GPU read fast."""

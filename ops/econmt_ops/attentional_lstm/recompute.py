@@ -26,11 +26,8 @@ from econmt_ops.attentional_lstm.reference import combined_output
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
-from econmt_ops.core.dropout import split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -45,6 +42,9 @@ from econmt_ops.dispatch.registration import Operator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.recompute import lstm
+from econmt_ops.products.dropout import split_seed
+from econmt_ops.products.low_rank import tensors_of_layers
+from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 

@@ -18,9 +18,7 @@ from econmt_ops.cells.coverage import CoverageWeights, coverage_forward
 from econmt_ops.cells.output import output_forward
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core import scopes as accounting
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -36,6 +34,8 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
+from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.products.low_rank import columns
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""

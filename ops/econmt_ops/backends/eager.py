@@ -155,7 +155,7 @@ class EagerSteps:
             h: (B, H) tensors, at least one, that receive the new h in the compute type.
             keep: True if a backward pass will read these gates.
             recurrent: (B, 4H) in the compute type, to be added to ``gates``; or None.
-                `econmt_ops.core.gemm.Product.share` returns it where a library cannot add to ``gates`` itself.
+                `econmt_ops.products.gemm.Product.share` returns it where a library cannot add to ``gates`` itself.
             read: input of the next layer at this step; or None.
         """
         self._cell_forward(gates, recurrent, before, after, h[0], keep)

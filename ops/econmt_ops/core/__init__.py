@@ -1,3 +1,3 @@
-"""Utilities that all ops share: checks, lengths, precision, dropout, blocks, products with prepacked weights."""
+"""Types and rules that all ops share: weights, shapes, lengths, precision, blocks of steps, arguments of operators."""
 
 from __future__ import annotations

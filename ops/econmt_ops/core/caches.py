@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import stat
 import sys
@@ -54,7 +53,9 @@ def use_private_compiler_folder() -> None:
         folder = private_folder(cache_folder() / _with_user("inductor"))
         os.environ[_COMPILER] = str(folder)
         # Precompiled headers are in torch's default folder whatever the variable says.
-        compiler: Any = importlib.import_module("torch._inductor.codecache")
+        from torch._inductor import codecache
+
+        compiler: Any = codecache
         for name, parts in (("_HEADER_DIR", ("headers",)), ("_HEADER_LOCK_DIR", ("headers", "locks"))):
             if hasattr(compiler, name):  # older versions have none
                 setattr(compiler, name, str(folder.joinpath(*parts)))

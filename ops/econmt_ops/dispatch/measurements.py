@@ -15,14 +15,13 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from econmt_ops.backends import c as native
 from econmt_ops.core.caches import cache_folder
 from econmt_ops.dispatch.device_limits import played_text
 
@@ -34,6 +33,10 @@ _FORMAT = "econmt-choices-1"
 
 _MACHINES = 16
 """Largest number of machines (with their library versions) in the file; the most recently written ones are kept."""
+
+
+CPU_DETAILS: list[Callable[[], str]] = []
+"""Functions by which backends add to the key of a machine whose CPU they use; "" adds nothing."""
 
 
 class MeasurementRecord(NamedTuple):
@@ -124,7 +127,7 @@ def machine(device: torch.device) -> str:
         parts += [torch.cuda.get_device_name(device), *filter(None, [played_text()])]
     else:
         parts += [processor(), f"{torch.get_num_threads()} threads"]
-        parts += [] if native.is_built() else ["no C library"]
+        parts += filter(None, (describe() for describe in CPU_DETAILS))
     return ", ".join(parts)
 
 

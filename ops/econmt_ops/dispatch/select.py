@@ -20,9 +20,9 @@ from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
 from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem, can_run, is_transformed
 from econmt_ops.dispatch.session import current_session, remembered
-from econmt_ops.dispatch.traits import Implementation, implementations
+from econmt_ops.dispatch.traits import Implementation
 
-__all__ = ["Candidate", "Problem", "implementations", "run"]
+__all__ = ["Candidate", "Problem", "run"]
 
 _Result = TypeVar("_Result")
 
@@ -45,7 +45,7 @@ def run(
     Args:
         problem: Description of the call.
         call: Runs a candidate, its first argument, with the problem's arguments as further arguments.
-        available: Implementations of the op by name, from `implementations`.
+        available: Implementations of the op by name, from `econmt_ops.dispatch.traits.implementations`.
         implementation: "auto" or a name in `available`.
         stash: Requested stash level: "auto" or one of `STASHES`.
         options: Options with which every implementation can run, the rule's option first; empty if there are none.

@@ -1,19 +1,17 @@
 """Traits and registry of the implementations of each op.
 
-Every op has a package of its own. Each of its modules with a name from `NAMES` that has a function with the op's name
-is an implementation; the module's constant `TRAITS` describes it. "compiled" has no module: it is "recompute" with
-``backend="compiled"``. The choice of an implementation, recipes, plans,
-estimates and benchmarks read the traits instead of comparing names.
+An implementation is a module of the op's package with a name from `NAMES`: a function with the op's name, and a
+constant `TRAITS` that describes it. "compiled" has no module: it is "recompute" with ``backend="compiled"``. The choice
+of an implementation, recipes, plans, estimates and benchmarks read the traits instead of comparing names.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -100,26 +98,24 @@ _OPS: dict[str, dict[str, Implementation]] = {}
 """Implementations by op and name, in the order of `NAMES`."""
 
 
-def implementations(package: str, op: str) -> Mapping[str, Implementation]:
-    """Collects the implementations of an op from a package.
+def implementations(
+    op: str, *modules: ModuleType, **others: tuple[Callable[..., Any], Traits]
+) -> Mapping[str, Implementation]:
+    """Collects the implementations of an op.
 
     Args:
-        package: Full name of the package, such as `econmt_ops.lstm`.
         op: Name of the op, which is the name of the function in every implementation.
+        modules: Modules with a name from `NAMES`, the function and its `TRAITS`. A recomputing function that takes
+            ``backend`` is the implementation "compiled", too.
+        others: Functions and traits of further implementations by name.
 
     Returns:
         The implementations by name, in the order of `NAMES`; later calls of `register` add to it.
     """
-    _OPS[op] = {}
-    for name in NAMES:
-        if importlib.util.find_spec(f"{package}.{name}") is not None:
-            module = importlib.import_module(f"{package}.{name}")
-            if hasattr(module, op):
-                register(op, name, getattr(module, op), module.TRAITS)
-    recompute = _OPS[op].get("recompute")
-    if recompute is not None and "backend" in inspect.signature(recompute.function).parameters:
-        register(op, "compiled", *compiled(recompute.function, recompute.traits))
-    return _OPS[op]
+    made = {module.__name__.rpartition(".")[2]: (getattr(module, op), module.TRAITS) for module in modules}
+    if "recompute" in made and "backend" in inspect.signature(made["recompute"][0]).parameters:
+        made["compiled"] = compiled(*made["recompute"])
+    return add_op(op, made | others)
 
 
 def compiled(recompute: Callable[..., Any], traits: Traits) -> tuple[Callable[..., Any], Traits]:

@@ -18,10 +18,10 @@ from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.scan import CELLS, ScanInputs, ScannedArguments
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.outer import outer
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import FLOATS
 from econmt_ops.layers.scanned import RECOMPUTE, ScannedResults, empty_results, staged
+from econmt_ops.products.outer import outer
 
 TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
 

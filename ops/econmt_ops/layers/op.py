@@ -13,11 +13,8 @@ from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.cells.table import CELLS, KINDS
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.repeated import Inputs, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.rule import MODE
@@ -25,6 +22,9 @@ from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import Traits, add_op, compiled
 from econmt_ops.layers import fused, scanned, stepped
 from econmt_ops.lstm.reference import is_light
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.repeated import Inputs, check_inputs, expanded, values_of
+from econmt_ops.products.stack import StackOptions
 
 OPS: dict[str, LayerOp] = {}
 """Operations by the names of their cells; `econmt_ops` makes all of them."""

@@ -28,15 +28,15 @@ from econmt_ops.backends import c as native
 from econmt_ops.backends.c import scan_cells
 from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import reaches
-from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.outer import add_outer
-from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, is_transformed, rule
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.products.gemm import Product, add_rows
+from econmt_ops.products.outer import add_outer
+from econmt_ops.products.stack import StackOptions, last_of, run_cells
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)

@@ -26,17 +26,17 @@ from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import previous, rows_of, split_blocks
-from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
 from econmt_ops.lstm.reference import STEPWISE
+from econmt_ops.products.gemm import Product, add_rows
+from econmt_ops.products.outer import add_outer
+from econmt_ops.products.stack import StackOptions, last_of, run_cells
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
@@ -52,7 +52,7 @@ def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Te
 def reference_layer(
     cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer in plain PyTorch; see `econmt_ops.core.stack.RunLayer`."""
+    """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.RunLayer`."""
     parts = cell.split(weights)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
     reads = functional.linear(zero_padding(inputs, padding), parts.input, parts.read_bias)
@@ -300,7 +300,7 @@ def _recompute_layer(
     state: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with recomputation; see `econmt_ops.core.stack.RunLayer`."""
+    """Runs one layer with recomputation; see `econmt_ops.products.stack.RunLayer`."""
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(

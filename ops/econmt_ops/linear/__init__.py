@@ -6,11 +6,13 @@ from torch import Tensor
 
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_tensor
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import implementations
+from econmt_ops.linear import reference
 
 LAYOUTS = ("row", "column", "transposed", "packed")
 
-_IMPLEMENTATIONS = implementations(__name__, "linear")
+_IMPLEMENTATIONS = implementations("linear", reference)
 
 
 def linear(

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.core.packed import packed_linear
 from econmt_ops.dispatch.rule import is_transformed
 from econmt_ops.dispatch.traits import Traits
+from econmt_ops.products.packed import packed_linear
 
 TRAITS = Traits()
 """Traits of plain PyTorch under autograd."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_number
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import implementations
+from econmt_ops.linear_cross_entropy import recompute, reference
 
-_IMPLEMENTATIONS = implementations(__name__, "linear_cross_entropy")
+_IMPLEMENTATIONS = implementations(
+    "linear_cross_entropy",
+    reference,
+    recompute,
+    triton=on_kernels(recompute.linear_cross_entropy, recompute.TRAITS),
+)
 _REDUCTIONS = ("mean", "sum", "none")
 
 

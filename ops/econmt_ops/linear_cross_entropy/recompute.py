@@ -10,7 +10,6 @@ The equations of a chunk are in `econmt_ops.backends.losses`. Sizes: N rows, H h
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,12 +19,13 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.backends import triton
 from econmt_ops.backends.losses import losses_for
-from econmt_ops.core.gemm import Product
+from econmt_ops.core.arguments import CrossEntropyArguments
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
+from econmt_ops.products.gemm import Product
+from econmt_ops.products.outer import add_outer
 
 TRAITS = Traits(recomputes=True)
 
@@ -34,33 +34,12 @@ CHUNK_BYTES = 32 << 20
 
 LARGE_VOCABULARY = 1 << 16
 """Vocabulary size from which the kernels loop over slices of the vocabulary instead of chunks of rows
-(`backends.triton.words_cross_entropy`). There, reading and writing the float32 gradient of the weight once per chunk
+(`word_slices`). There, reading and writing the float32 gradient of the weight once per chunk
 takes longer than computing the logits twice."""
 
 _FLOAT16_FACTOR = 256.0
 """Factor of the gradients that the forward pass saves in float16: the smallest probability that they hold is then 2e-10
 instead of 6e-8, and they overflow only if a weight is larger than 128. The backward pass divides by it."""
-
-
-class CrossEntropyArguments(NamedTuple):
-    """Arguments of the output layer operator.
-
-    Attributes:
-        hidden: (N, H). weight: (V, H). targets: (N,). bias: (V,), or None.
-        smoothing, ignore_index, reduction: as in `econmt_ops.linear_cross_entropy`.
-        backend: "eager", "compiled" or "triton".
-        alone: True if only autograd holds the saved gradients, which then may be scaled in place.
-    """
-
-    hidden: Tensor
-    weight: Tensor
-    targets: Tensor
-    bias: Tensor | None
-    smoothing: float
-    ignore_index: int
-    backend: str
-    reduction: str
-    alone: bool
 
 
 class CrossEntropyResults(NamedTuple):
@@ -142,10 +121,10 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
     """
     hidden, weight = call.hidden, call.weight
     if call.backend == "triton" and triton.serves(hidden):
-        name = "words_cross_entropy" if _slices_vocabulary(call) else "cross_entropy"
-        kernels = importlib.import_module(f"econmt_ops.backends.triton.{name}")
-        losses: Tensor = kernels.walk(call, factors, None if sums is None else sums.take())
-        return losses
+        from econmt_ops.linear_cross_entropy import row_chunks, word_slices  # import triton
+
+        walk = word_slices.walk if _slices_vocabulary(call) else row_chunks.walk
+        return walk(call, factors, None if sums is None else sums.take())
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
     to_logits = Product(weight, call.bias, calls=1, like=hidden)

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from econmt_ops.backends import c as native
+from econmt_ops.backends.triton import on_kernels
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.precision import accumulate_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_tensor
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.linear_recurrence.scan import STASHES, RecurrenceArguments
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import FLOATS, Traits, implementations
+from econmt_ops.linear_recurrence import reference, scan
+from econmt_ops.linear_recurrence.scan import STASHES
 
-_IMPLEMENTATIONS = implementations(__name__, "linear_recurrence")
+_SCAN = Traits(recomputes=True, costs=scan.COSTS)
+_IN_C = replace(
+    _SCAN,
+    devices=frozenset({"cpu"}),
+    dtypes=frozenset({torch.float32, torch.bfloat16}),
+    has_kernels=True,
+    is_available=native.is_installed,
+)
+_IMPLEMENTATIONS = implementations(
+    "linear_recurrence",
+    reference,
+    chunk=(functools.partial(scan.linear_recurrence, backend="chunk"), _SCAN),
+    c=(functools.partial(scan.linear_recurrence, backend="c"), _IN_C),
+    triton=on_kernels(scan.linear_recurrence, _SCAN, dtypes=FLOATS),
+)
 
 
 def linear_recurrence(

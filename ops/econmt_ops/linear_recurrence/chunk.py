@@ -8,21 +8,13 @@ about sqrt(T) steps each.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.dispatch.traits import Traits
-from econmt_ops.linear_recurrence import scan
 from econmt_ops.linear_recurrence.reference import standing_still
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
-
-TRAITS = Traits(recomputes=True, costs=scan.COSTS)
-
-linear_recurrence = functools.partial(scan.linear_recurrence, backend="chunk")
 
 
 def _order(count: int, reverse: bool) -> range:

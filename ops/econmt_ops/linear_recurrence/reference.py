@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 TRAITS = Traits(is_last=True)
 """Plain PyTorch under autograd, with a Python loop over the steps."""

@@ -7,44 +7,26 @@ which the outputs are recomputed.
 
 from __future__ import annotations
 
-import importlib
 import math
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends import triton
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Cost
+from econmt_ops.linear_recurrence import chunk
 
 STASHES = ("outputs", "carries")
 """Tensors saved for the backward pass beside the decay: the outputs, or the inputs and one state per block of steps."""
 
 _BLOCK = {"c": 64, "triton": 32}
 """Steps of a block by backend; "chunk" uses about sqrt(T)."""
-
-
-class RecurrenceArguments(NamedTuple):
-    """Arguments of the linear recurrence operator.
-
-    Attributes:
-        decay, inputs: (B, T, H), of one type. initial: (B, H), in the accumulate type, or None.
-        lengths: (B,) int64, on the same device, or None.
-        reverse: see `econmt_ops.linear_recurrence`.
-        stash: one of `STASHES`.
-        backend: "chunk", "c" or "triton"; "chunk" also runs where the kernels of the other two cannot.
-    """
-
-    decay: Tensor
-    inputs: Tensor
-    initial: Tensor | None
-    lengths: Tensor | None
-    reverse: bool
-    stash: str
-    backend: str = ""
 
 
 class RecurrenceResults(NamedTuple):
@@ -59,7 +41,7 @@ def block_of(steps: int, backend: str) -> int:
     return _BLOCK[backend] if backend in _BLOCK else max(16, math.isqrt(steps))
 
 
-def backend_of(call: RecurrenceArguments) -> Any:
+def backend_of(call: RecurrenceArguments) -> ModuleType:
     """Returns the module of a backend: `chunk`, or that of the kernels.
 
     Its ``forward(call, block, keep)`` returns contiguous outputs, zero at and past a row's length, and the carries if
@@ -67,12 +49,15 @@ def backend_of(call: RecurrenceArguments) -> Any:
     carries ``call.inputs`` are the outputs. Tensors (B, T, H) have one type and any strides; ``block`` is what
     `block_of` returns. The content of the carries (B, ceil(T / block), H), in the accumulate type, is private to each.
     """
-    name = "econmt_ops.linear_recurrence.chunk"
     if call.backend == "c" and native.serves(call.decay):
-        name = "econmt_ops.backends.c.recurrence"
-    elif call.backend == "triton" and triton.runs_on(call.decay.device):
-        name = "econmt_ops.backends.triton.recurrence"
-    return importlib.import_module(name)
+        from econmt_ops.backends.c import recurrence as in_c
+
+        return in_c
+    if call.backend == "triton" and triton.runs_on(call.decay.device):
+        from econmt_ops.backends.triton import recurrence  # imports triton
+
+        return recurrence
+    return chunk
 
 
 def _keeps_carries(call: RecurrenceArguments, keep: bool) -> bool:

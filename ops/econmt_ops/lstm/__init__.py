@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.stack_checks import as_layers, check_weights, prepare_state
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -21,12 +18,18 @@ from econmt_ops.core.weights import (
     LSTMWeights,
     cast_weights,
 )
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.traits import implementations
+from econmt_ops.lstm import recompute, reference, triton
 from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, merged, run_planned
 from econmt_ops.lstm.reference import is_light
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
+from econmt_ops.products.stack import StackOptions
 
-_IMPLEMENTATIONS = implementations(__name__, "lstm")
-_BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
+_MODULES = reference, recompute, triton
+_IMPLEMENTATIONS = implementations("lstm", *_MODULES)
+_BIDIRECTIONAL = implementations("bidirectional_lstm", *_MODULES)
 
 KINDS = (LSTMWeights, LowRankLSTMWeights)
 """Classes of a layer's weights."""

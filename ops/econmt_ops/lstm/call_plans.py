@@ -7,7 +7,6 @@ tensors, autograd, autocast, the precision of float32 products and the modes of 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,16 +16,17 @@ from torch import Tensor
 from econmt_ops.backends.triton import runs_on
 from econmt_ops.core.precision import compute_dtype, recurrent_tf32
 from econmt_ops.core.shapes import Shapes, check_dropout
-from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.rule import MODE, Candidate, can_run
 from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
+from econmt_ops.lstm import triton as kernels
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
 from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
+from econmt_ops.products.stack import StackOptions, run_stack
 
 
 class SplitLSTMWeights(NamedTuple):
@@ -131,7 +131,6 @@ def add_plan(
     if key is None:
         return
     kind, _, _, _, is_full, keep, *_, options = key
-    kernels = importlib.import_module("econmt_ops.lstm.triton")
     function = getattr(kernels, kind)
     if candidate.function is function and available["triton"].function is function:
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
@@ -249,7 +248,7 @@ def resets_plan(
         return None
     plan = PLANS.get(key)
     if plan is None:
-        kernels, (*_, keep) = importlib.import_module("econmt_ops.lstm.triton"), key[:6]
+        keep = key[5]
         dtype, traits = compute_dtype(inputs), kernels.TRAITS
         if implementation == "auto":
             serves = can_run(traits, inputs.device.type, dtype)

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.core.gemm import Layouts, add_rows
-from econmt_ops.core.lengths import reverse_rows
-from econmt_ops.core.outer import add_outer
 from econmt_ops.core.precision import compute_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMWeights, cast_weights
 from econmt_ops.dispatch.rule import MODE, device_of
 from econmt_ops.lstm import lstm
 from econmt_ops.lstm.reference import is_light
+from econmt_ops.products.gemm import Layouts, add_rows
+from econmt_ops.products.outer import add_outer
+from econmt_ops.products.reversal import reverse_rows
 
 
 def leaves_gradients(implementation: str) -> bool:

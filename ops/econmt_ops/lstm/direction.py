@@ -16,14 +16,20 @@ from torch.nn import functional
 from econmt_ops.backends.compiled import CompiledSteps
 from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.low_rank import AnyProduct, add_gradient, gradient_of, product_of, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import add_repeated, clean_rows, look_up
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
 from econmt_ops.lstm.unrolled import UnrolledSteps, grouped_steps
+from econmt_ops.products.gemm import add_rows
+from econmt_ops.products.low_rank import (
+    AnyProduct,
+    add_gradient,
+    gradient_of,
+    product_of,
+    tensors_of_matrices,
+)
+from econmt_ops.products.repeated import add_repeated, clean_rows, look_up
 
 
 class LSTMArguments(NamedTuple):

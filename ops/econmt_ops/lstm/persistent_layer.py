@@ -23,11 +23,11 @@ from econmt_ops.backends.triton import interpreted
 from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.outer import outer
-from econmt_ops.core.repeated import clean_rows
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.lstm.direction import LSTMResults
 from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, LayerTensors, OperandMaker
+from econmt_ops.products.outer import outer
+from econmt_ops.products.repeated import clean_rows
 
 _MOST_KEPT = 1 << 20
 """Bytes of operands up to which a layer keeps them for the backward pass."""

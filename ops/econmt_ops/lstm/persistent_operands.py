@@ -47,8 +47,8 @@ class LayerTensors(NamedTuple):
         lengths: (B,) on the device, or None.
         places: Row index of each position, (T, B), or None.
         resets: (T, B) bool, contiguous and on the device: True where the state begins anew, see
-            `econmt_ops.rnn.base.RecurrentModule.forward`. Initial states are zero for rows that begin with one. None:
-            nowhere.
+            `econmt_ops.modules.base.RecurrentModule.forward`. Initial states are zero for rows that begin with one.
+            None: nowhere.
     """
 
     inputs: Tensor | None

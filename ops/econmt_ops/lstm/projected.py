@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.stack import StackOptions, last_of, run_cells
 from econmt_ops.core.weights import ProjectedLSTMWeights, State
 from econmt_ops.lstm.reference import closing_weight, padding_columns
+from econmt_ops.products.stack import StackOptions, last_of, run_cells
 
 
 def _layer(
     inputs: Tensor, weights: ProjectedLSTMWeights, state: Any, lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer; see `econmt_ops.core.stack.RunLayer`."""
+    """Runs one layer; see `econmt_ops.products.stack.RunLayer`."""
     h, c = state
     weight = weights.input
     if lengths is not None:

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_layers
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import Inputs, UniqueRows, expanded, values_of
-from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm import persistent_calls
 from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results
+from econmt_ops.products.low_rank import layers_of_tensors, tensors_of_layers
+from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
+from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 

@@ -18,11 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.cells import lstm as cell
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
-from econmt_ops.core.stack import StackOptions, last_of, run_stack
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRankLSTMWeights,
@@ -33,6 +30,9 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_lstm, in_parts
+from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.products.low_rank import linear, linear_add
+from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
 from econmt_ops.core.precision import recurrent_tf32
-from econmt_ops.core.repeated import Inputs, UniqueRows, values_of
-from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
 from econmt_ops.lstm.persistent_layer import plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
+from econmt_ops.products.repeated import Inputs, UniqueRows, values_of
+from econmt_ops.products.stack import StackOptions, run_stack
 
 TRAITS = with_kernels(
     recompute.TRAITS, model_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS

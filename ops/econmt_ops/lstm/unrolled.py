@@ -15,8 +15,8 @@ from torch import Tensor
 
 from econmt_ops.backends.compiled import compile_step, fill_quarters, tanh
 from econmt_ops.cells import lstm
-from econmt_ops.core.low_rank import few_rows_type
 from econmt_ops.core.weights import LowRank
+from econmt_ops.products.low_rank import few_rows_type
 
 _TOGETHER = 8
 """Steps in one compiled function."""

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.device_limits import limits_of
+from econmt_ops.products.stack import StackOptions
 from scripts.bench.gpu.frame import (
     DEVICE,
     FAILURES,

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt_ops.core.dropout import SeedCounter, dropout, keep_threshold
+from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.linear_cross_entropy import recompute
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.products.dropout import SeedCounter, dropout, keep_threshold
 from scripts.bench.gpu.frame import (
     DEVICE,
     FAILURES,
@@ -37,7 +38,7 @@ from scripts.bench.layers import Call, peak_bytes
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cross_entropy, random
-    from econmt_ops.linear_cross_entropy.triton import linear_cross_entropy
+    from econmt_ops.linear_cross_entropy import row_chunks
 
 MEBI = 1 << 20
 SIZES = ((6400, 512, 32_000), (12_800, 512, 7709), (12_800, 512, 17_191))
@@ -119,20 +120,21 @@ def output() -> None:
         (d, s, n) for n in SIZES for d in (torch.bfloat16, torch.float32) for s in (0.0, 0.1)
     ):
         operands = layer(*size, dtype, bias=False)
+        on_gpu = implementations_of("linear_cross_entropy")["triton"].function
         calls: list[tuple[Callable[..., Tensor], int]] = [
             (functools.partial(plain, softmax=dtype), 0),
             (functools.partial(plain, softmax=torch.float32), 0),
             (by(recompute.linear_cross_entropy), 0),
-            *((by(linear_cross_entropy), chunk) for chunk in CHUNKS),
+            *((by(on_gpu), chunk) for chunk in CHUNKS),
         ]
         cells = []
         for call, chunk in calls:
-            before, cross_entropy.CHUNK_BYTES = cross_entropy.CHUNK_BYTES, chunk * MEBI or MEBI
+            before, row_chunks.CHUNK_BYTES = row_chunks.CHUNK_BYTES, chunk * MEBI or MEBI
             cells.append("failed")
             with case(f"{size} {dtype} {chunk}"):
                 used, peak = timed(functools.partial(gradients, call, operands, smoothing=smoothing))
                 cells[-1] = f"{used:8.3f} /{peak:7.0f}"
-            cross_entropy.CHUNK_BYTES = before
+            row_chunks.CHUNK_BYTES = before
         name = f"{' x '.join(map(str, size))} {str(dtype)[6:]} smoothing {smoothing}"
         print(f"{name:38}" + "".join(f"{cell:>17}" for cell in cells), flush=True)
 
@@ -151,7 +153,7 @@ def kernel() -> None:
         with case(f"{rows} {vocabulary}"):
             logits = torch.randn(rows, vocabulary, device=DEVICE).to(dtype)
             inputs = (logits, vocabulary, targets[:rows], losses[:rows], None, 0.1, -100, True)
-            used, _ = timed(functools.partial(cross_entropy._make_losses, *inputs))
+            used, _ = timed(functools.partial(cross_entropy.make_losses, *inputs))
             rate = 3 * logits.nbytes / used / 1e9
             print(f"{rows:5} x {vocabulary} {str(dtype)[6:]:9} {1e3 * used:6.1f} {rate:4.1f}", flush=True)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
-from econmt_ops.loss_scale import LossScale
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.loss_scale import LossScale
 from tests.ops.cuda.host import HostKernel
 
 MOST, THREADS, TILE = 4, 64, 512

@@ -30,7 +30,7 @@ def losses(dtype: torch.dtype, vocabulary: int) -> None:
     stride = -(-vocabulary // 64) * 64
     logits, values = torch.zeros(2, stride, dtype=dtype), torch.zeros(2)
     targets = torch.zeros(2, dtype=torch.int64)
-    cross_entropy._make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
+    cross_entropy.make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
 
 
 def slices(end: bool) -> None:
@@ -98,7 +98,7 @@ def launches() -> dict[str, Callable[[], object]]:
         "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
         "numbers of a slice": lambda: slices(False),
         "gradient of a slice": lambda: slices(True),
-        "bias": lambda: cross_entropy._add_rows(torch.zeros(32_000), rows.view(1, -1)[:, :16_384], False),
+        "bias": lambda: cross_entropy.add_rows(torch.zeros(32_000), rows.view(1, -1)[:, :16_384], False),
         "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, UniqueRows
-from econmt_ops.additive_attention import triton as attention_module
 from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.attentional_lstm import reference
-from econmt_ops.attentional_lstm import triton as decoder_module
 from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.helpers import Make, assert_same_function, naive_additive_attention
+
+additive_attention, attentional_lstm = (
+    implementations_of(op)["triton"].function for op in ("additive_attention", "attentional_lstm")
+)
 
 BATCH, STEPS, POSITIONS, WIDTH, HIDDEN, SIZE, VALUES = 3, 3, 5, 4, 6, 7, 5
 LENGTHS = torch.tensor([5, 0, 2])
@@ -51,7 +54,7 @@ def check(tensors: dict[str, Any], device: str, stash: str, feeding: bool = True
     options = DecoderOptions(LENGTHS.to(device), feeding, **given)
 
     def function(**tensors: Any) -> Any:
-        return run(functools.partial(decoder_module.attentional_lstm, stash=stash), options, **tensors)
+        return run(functools.partial(attentional_lstm, stash=stash), options, **tensors)
 
     def definition(**tensors: Any) -> Any:
         return run(reference.attentional_lstm, options, **tensors)
@@ -96,7 +99,7 @@ def test_decoder_of_repeated_rows(device: str) -> None:
     del tensors["inputs"]
 
     def function(rows: Any, **tensors: Any) -> Any:
-        return run(decoder_module.attentional_lstm, options, inputs=UniqueRows(rows, places), **tensors)
+        return run(attentional_lstm, options, inputs=UniqueRows(rows, places), **tensors)
 
     def definition(rows: Any, **tensors: Any) -> Any:
         return run(reference.attentional_lstm, options, inputs=rows[places], **tensors)
@@ -110,7 +113,7 @@ def test_decoder_in_16_bits(dtype: torch.dtype, device: str) -> None:
     options = DecoderOptions(LENGTHS.to(device))
 
     def function(**tensors: Any) -> Any:
-        outputs, weights, state = run(decoder_module.attentional_lstm, options, **tensors)
+        outputs, weights, state = run(attentional_lstm, options, **tensors)
         assert outputs.dtype == weights.dtype == dtype
         assert [c.dtype for _, c in state.layers] == [torch.float32] * 2
         return outputs, weights, state
@@ -135,7 +138,7 @@ def test_attention_of_all_steps(normed: bool, device: str) -> None:
     def function(**tensors: Any) -> Any:
         gain, shift = tensors.pop("layer_norm") or (None, None)
         call = AttentionArguments(**tensors, gain=gain, shift=shift, lengths=LENGTHS.to(device))
-        return attention_module.additive_attention(call)
+        return additive_attention(call)
 
     def definition(**tensors: Any) -> Any:
         return naive_additive_attention(**tensors, lengths=LENGTHS)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends.triton import embedding
-from econmt_ops.core.look_up import add_look_up_gradient, look_up
+from econmt_ops.products.look_up import add_look_up_gradient, look_up
 
 
 def by_torch(incoming: Tensor, ids: Tensor, words: int, padding: int | None) -> Tensor:

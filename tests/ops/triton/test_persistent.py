@@ -12,12 +12,12 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import layer_gradients, partition
 from econmt_ops.backends.triton.partition import Partition
-from econmt_ops.core.repeated import UniqueRows
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import persistent_layer, recompute, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 from econmt_ops.lstm.direction import LSTMArguments
+from econmt_ops.products.repeated import UniqueRows
+from econmt_ops.products.stack import StackOptions
 
 
 @pytest.fixture(autouse=True)

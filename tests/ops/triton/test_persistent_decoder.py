@@ -13,12 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import reference
-from econmt_ops.attentional_lstm import triton as decoder_module
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core import chunks
+from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.cuda.host import use_host
 from tests.ops.helpers import Make, assert_same_function
+
+attentional_lstm = implementations_of("attentional_lstm")["triton"].function
 
 
 @pytest.fixture(
@@ -66,7 +68,7 @@ def check(tensors: dict[str, Any], lengths: torch.Tensor | None, dtype: torch.dt
     given = DecoderOptions(lengths, **options)
 
     def function(**tensors: Any) -> Any:
-        outputs, weights, state = decoder_module.attentional_lstm(**tensors, options=given, stash=stash)
+        outputs, weights, state = attentional_lstm(**tensors, options=given, stash=stash)
         return outputs, weights.detach(), state
 
     def definition(**tensors: Any) -> Any:
@@ -156,7 +158,7 @@ def test_the_gradient_of_the_outputs_is_overwritten_only_if_allowed(
         for leaf in leaves:
             leaf.requires_grad_()
         options = DecoderOptions(None, overwrites=overwrites)
-        outputs, _, _ = decoder_module.attentional_lstm(**tensors, options=options, stash="attention")
+        outputs, _, _ = attentional_lstm(**tensors, options=options, stash="attention")
         incoming: list[torch.Tensor] = []
         time_first = outputs.transpose(0, 1)
         time_first.register_hook(incoming.append)

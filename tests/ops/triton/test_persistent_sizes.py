@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from econmt_ops import LSTMWeights
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import reference, triton
+from econmt_ops.products.stack import StackOptions
 
 CASES = [
     "3x4x7x5", "17x9x24x24 lengths", "17x9x24x24 lengths reverse state", "1x1x8x33", "33x7x64x100 reverse layers",

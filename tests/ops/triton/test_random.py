@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import random
-from econmt_ops.core.dropout import (
+from econmt_ops.products.dropout import (
     RowsSeed,
     SeedCounter,
     apply_dropout,

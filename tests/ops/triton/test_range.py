@@ -11,9 +11,9 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import partition
 from econmt_ops.backends.triton.partition import Partition
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.lstm import reference, triton
+from econmt_ops.products.stack import StackOptions
 
 TOLERANCE = 8e-3
 """Of single rows whose other products are in TF32 on a GPU; cuDNN's own errors of whole tensors are 1e-3 and less."""

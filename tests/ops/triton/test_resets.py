@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import econmt_ops
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm import persistent_layer, triton
-from econmt_ops.rnn import base
+from econmt_ops.modules import base
 from tests.ops.test_rnn import BATCH, HIDDEN, LENGTHS, SIZE, STEPS, by_segments
 
 PRECISIONS = {"bfloat16": 3e-2, "float16": 4e-3, "float32": 2e-3}
@@ -131,7 +131,7 @@ def test_sizes_of_real_layers(case: str, precision: str) -> None:
 
     actual = gradients(run, [inputs, *ours.parameters()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "Segments", econmt_ops.rnn.resets.Segments)
+        patch.setattr(base, "Segments", econmt_ops.modules.resets.Segments)
         expected = gradients(
             lambda: theirs(exact, lengths=lengths, resets=resets), [exact, *theirs.parameters()]
         )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import reversal
-from econmt_ops.core import lengths as module
+from econmt_ops.products import reversal as module
 
 LENGTHS = (5, 0, 1, 4)
 

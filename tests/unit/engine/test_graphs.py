@@ -29,7 +29,7 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch import capture
 from econmt_ops.dispatch.capture import first_error
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 from tests.unit.training.tiny import Run, snapshot, write_text

@@ -15,7 +15,7 @@ from econmt.engine.step import OtherRankError, TrainingStep
 from econmt.model.layers import draw_seed
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_ops.core.dropout import RowsSeed
+from econmt_ops.products.dropout import RowsSeed
 from tests.unit.engine.toy import tiny_recipe
 
 

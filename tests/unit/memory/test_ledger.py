@@ -32,7 +32,7 @@ from econmt_memory.report.tables import format_bytes
 from econmt_ops.backends import c as library
 from econmt_ops.core.scopes import layer
 from econmt_ops.dispatch.capture import release_workspaces
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.unit.engine.toy import ADAM, assert_same_bits, parameters, some_batch, step_of, tiny_recipe
 
 

@@ -14,7 +14,7 @@ from econmt.config.recipe import LanguageModelSection
 from econmt.model import Implementations
 from econmt.model.activation_penalties import ActivationPenalties
 from econmt.model.language_model import LanguageModel
-from econmt_ops.core.dropout import Seed, keep_mask
+from econmt_ops.products.dropout import Seed, keep_mask
 
 WORDS, ROWS, STEPS, WIDTHS = 13, 3, 5, [7, 6, 4]
 CPU = torch.device("cpu")

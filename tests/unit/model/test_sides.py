@@ -13,7 +13,7 @@ from econmt.config.recipe import load_recipe
 from econmt.errors import InputError
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.layers import EmbeddingDropout
-from econmt_ops.core.dropout import RowsSeed
+from econmt_ops.products.dropout import RowsSeed
 from tests.unit.model.test_translation import make_batch, make_config, make_model, sum_of_losses
 
 

@@ -119,7 +119,7 @@ WAYS = {
 } | {
     "auto, float16": (*named("auto"), "training.precision=float16"),
     "float16, several batches": ("training.precision=float16", "training.update_interval=2"),
-    "float16, adafactor": ("training.precision=float16", "training.optimizer.name=adafactor"),
+    "float16, nadam": ("training.precision=float16", "training.optimizer.name=nadam"),
     "compiled": (*named("compiled"), *PLAIN, "training.precision=float32"),
 }
 

@@ -83,7 +83,7 @@ def test_a_step_that_has_updated_parameters_is_not_repeated(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory runs out in the backward pass: the plan would make parts, but some parameters have changed."""
-    monkeypatch.setattr("econmt_ops.optimizer_in_backward.GROUP_BYTES", 1)
+    monkeypatch.setattr("econmt_ops.optimizers.in_backward.GROUP_BYTES", 1)
     budget = "training.memory_budget=1GiB"
     for when, message in (("always", "out of memory"), ("never", "")):
         trainer: Trainer = make_run(

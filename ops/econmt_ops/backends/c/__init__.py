@@ -19,6 +19,7 @@ from torch import Tensor
 
 from econmt_ops.backends.c.library import Library, Structure
 from econmt_ops.core.chunks import rows_of
+from econmt_ops.dispatch.measurements import CPU_DETAILS
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -57,6 +58,9 @@ def _library() -> Library | None:
 def is_built() -> bool:
     """Returns True if the package was installed with its C library and this can be loaded."""
     return _library() is not None
+
+
+CPU_DETAILS.append(lambda: "" if is_built() else "no C library")
 
 
 def is_installed() -> bool:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.c import call
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.shapes import Shapes
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _STATE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 """Type and device of states, whatever PyTorch's defaults are."""

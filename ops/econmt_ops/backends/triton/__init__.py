@@ -5,8 +5,10 @@ The modules of this package import triton, so import them only if `is_available`
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -95,3 +97,10 @@ def with_kernels(traits: Traits, **others: Any) -> Traits:
     own: dict[str, Any] = {"devices": frozenset({"cuda"}), "dtypes": _TYPES, "has_kernels": True}
     own |= {"is_available": is_available, "can_be_estimated": can_be_estimated}
     return replace(traits, **(own | others))
+
+
+def on_kernels(
+    function: Callable[..., Any], traits: Traits, **others: Any
+) -> tuple[Callable[..., Any], Traits]:
+    """Returns an implementation that takes ``backend``, and its traits, with this package's kernels."""
+    return functools.partial(function, backend="triton"), with_kernels(traits, **others)

@@ -1,6 +1,6 @@
 """Adam and AdamW with 8-bit moments on a GPU: a matrix in one launch, whose moments never exist in float32 in memory.
 
-The codes are those of `econmt_ops.optimizer_8bit`, which defines them. Sizes: R rows, C columns of the matrix.
+The codes are those of `econmt_ops.optimizers.eight_bit`, which defines them. Sizes: R rows, C columns of the matrix.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _encode(sizes, most, dither, LEAST_BITS: tl.constexpr, OFFSET: tl.constexpr,
 
 @triton.jit
 def _hashed(bits):
-    """Returns the hash of uint32 bits, as `econmt_ops.stochastic_rounding`."""
+    """Returns the hash of uint32 bits, as `econmt_ops.optimizers.stochastic_rounding`."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     return bits ^ (bits >> 16)
@@ -62,7 +62,7 @@ def _hashed(bits):
 
 @triton.jit
 def _rounded(value, at, step, salt):
-    """Rounds values at positions of a parameter stochastically, as `econmt_ops.stochastic_rounding.round_into`."""
+    """Rounds values at positions of a parameter as `econmt_ops.optimizers.stochastic_rounding.round_into`."""
     key = _hashed(_hashed(step.to(tl.int32).to(tl.uint32)) ^ salt.to(tl.uint32, bitcast=True))
     noise = _hashed(_hashed(at.to(tl.uint32)) ^ key) & 0xFFFF
     bits = value.to(tl.uint32, bitcast=True)
@@ -158,7 +158,7 @@ def run(
 ) -> Tensor | None:
     """Updates a contiguous matrix and its moments by a gradient of its type, which is left as it is.
 
-    A matrix in bfloat16 is rounded by `econmt_ops.stochastic_rounding` with a ``salt``; others are float32.
+    A matrix in bfloat16 is rounded by `econmt_ops.optimizers.stochastic_rounding` with a ``salt``; others are float32.
 
     Returns:
         With ``norm``, for settings without ``skip``, sums of squares of the gradient before it is divided and clipped,

@@ -1,8 +1,8 @@
 """Counter-based random bits, a function of a seed and an element's index, for dropout masks on a GPU.
 
 Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011), with the seed as key and the index of a group of eight elements as
-counter, gives 128 bits, 16 per element, the lower half of a word first. `econmt_ops.core.dropout` has the same function
-in PyTorch, bit for bit, so that masks are recomputed where needed instead of stored.
+counter, gives 128 bits, 16 per element, the lower half of a word first. `econmt_ops.products.dropout` has the same
+function in PyTorch, bit for bit, so that masks are recomputed where needed instead of stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def derive(seed, index):
 def _keep_groups(seed, group, threshold):
     """Returns True for the elements (8 G,) of groups (G,), int64, that are kept.
 
-    ``threshold`` of the 65,536 values of an element's bits mean "keep"; see `econmt_ops.core.dropout.keep_threshold`.
+    ``threshold`` of the 65,536 values of an element's bits mean "keep", see
+    `econmt_ops.products.dropout.keep_threshold`.
     """
     low, high = (group & 0xFFFFFFFF).to(tl.uint32), (group >> 32).to(tl.uint32)
     first, second, third, fourth = tl.philox(seed, low, high, high * 0, high * 0)
@@ -123,7 +124,7 @@ def dropout_values(
 
 
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
-    """Returns the bool mask (elements,) from the ``first`` element on, as `econmt_ops.core.dropout.keep_mask`.
+    """Returns the bool mask (elements,) from the ``first`` element on, as `econmt_ops.products.dropout.keep_mask`.
 
     Args:
         elements: number of elements.

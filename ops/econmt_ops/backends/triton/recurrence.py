@@ -14,10 +14,10 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted, recurrence_gluon
 from econmt_ops.backends.triton.recurrence_kernels import recurrence_backward, recurrence_forward
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _LINE = 128
 """Bytes of adjacent units that a program loads per step: a cache line."""

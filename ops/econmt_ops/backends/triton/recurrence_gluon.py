@@ -32,8 +32,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from econmt_ops.backends.triton import interpreted, recurrence_kernels
 from econmt_ops.backends.triton.exchange import SPINS as _SPINS
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _EMPTY = gl.constexpr(-1)
 """Word that no program publishes: as two float32, NaNs that no product has as its result."""

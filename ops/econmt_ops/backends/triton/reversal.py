@@ -1,4 +1,4 @@
-"""Reverses rows within their own lengths in one kernel, for `econmt_ops.core.lengths.reverse_rows`."""
+"""Reverses rows within their own lengths in one kernel, for `econmt_ops.products.reversal.reverse_rows`."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from torch import Tensor
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.scan import ScanInputs
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 
 _UNITS = 32
 """Maximum units per program, which is one warp: one unit per thread, so that many warps hide each other's latency."""

@@ -1,11 +1,9 @@
-"""Output layer and loss with the weight split over ranks: each has some rows, a slice of the vocabulary.
+"""Losses of logits that are slices of the vocabulary, on one rank or on several.
 
-For a chunk of logits, a first kernel computes the three numbers per row that ranks exchange, and a second one, after
-the exchange, the losses and the gradient of the logits in place. During the exchange the logits of the next chunk are
-computed in a second buffer. The products are those of `cross_entropy`.
+For a chunk of logits, a first kernel computes three numbers per row of each slice, and a second one, from the numbers
+of all slices, the losses and the gradient of the logits in place.
 
-Sizes: N rows, C rows of a chunk, H hidden size, V vocabulary, v of it on this rank, W >= v columns of a buffer, R
-ranks.
+Sizes: N rows, C rows of a chunk, V vocabulary, v words of a slice, W >= v columns of a buffer, R slices.
 """
 
 from __future__ import annotations
@@ -18,16 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.triton.cross_entropy import (
-    Gradients,
-    Products,
     put_gradient,
     row_constants,
     sums_of_row,
 )
-from econmt_ops.core.gathering import Gather, Gathered
-
-CHUNK_BYTES = 64 << 20
-"""Bytes of each of the two buffers for the logits of a chunk, in the compute type."""
 
 
 class Labels(NamedTuple):
@@ -124,46 +116,6 @@ def slice_gradient(
     share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
     label, factors = (tl.where(here, place, -1), wanted), (normalizer, factor, share, at_target)
     put_gradient((logits, stride, counts, own), label, factors, True, PRECISE, PARTS, LANES)
-
-
-def walk_slice(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Labels,
-    gather: Gather,
-    scale: Tensor,
-    gradients: Gradients,
-) -> Tensor:
-    """Returns the losses (N,) in float32; writes this rank's share of the gradients of ``scale`` times their sum.
-
-    Args:
-        hidden: (N, H), N > 0; weight: (v, H); bias: (v,) or None; see `cross_entropy.Products`.
-        labels: targets of the rows. gather: exchanges numbers between ranks, which all call it equally often.
-        scale: a scalar on the device.
-        gradients: gradients of hidden (N, H), to be summed over ranks, and of weight (v, H) and bias (v,); all are
-            overwritten.
-    """
-    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
-    targets = labels.targets.contiguous()
-    products = Products(hidden, weight, bias, CHUNK_BYTES, labels.widest)
-    buffers = [products.buffer() for _ in products.chunks[:2]]
-
-    def end(part: slice, logits: Tensor, numbers: Gathered) -> None:
-        told = numbers.wait()
-        put_slice_gradient(logits, len(weight), targets[part], told, labels, scale, losses[part])
-        products.add(part, logits, gradients)
-
-    before: tuple[slice, Tensor, Gathered] | None = None
-    for number, part in enumerate(products.chunks):
-        logits = products.logits(part, buffers[number % 2])
-        began = part, logits, gather(slice_numbers_of(logits, len(weight), targets[part], labels))
-        if before is not None:
-            end(*before)
-        before = began
-    assert before is not None
-    end(*before)
-    return losses
 
 
 def slice_numbers_of(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn.modules import rnn as torch_rnn
 
 from econmt_ops.core.shapes import kind_of
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
-from econmt_ops.layers.directions import LayerStack
 from econmt_ops.layers.op import OPS
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.lstm.call_plans import resets_plan, run_again, run_planned, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.projected import projected_lstm
-from econmt_ops.rnn.base import RecurrentModule, States
-from econmt_ops.rnn.resets import first_states
+from econmt_ops.modules.base import RecurrentModule, States
+from econmt_ops.modules.directions import LayerStack
+from econmt_ops.modules.resets import first_states
+from econmt_ops.products.stack import StackOptions
 
 
 class LSTM(RecurrentModule):

@@ -13,7 +13,6 @@ quantization"), with two differences:
 
 from __future__ import annotations
 
-import importlib
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -24,11 +23,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from econmt_ops import optimizer
 from econmt_ops.backends import triton
-from econmt_ops.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizer import FusedOptimizer
-from econmt_ops.optimizer_updates import Update
+from econmt_ops.optimizers import fused
+from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.loss_scale import unchanged_by_overflow
+from econmt_ops.optimizers.updates import Update
 
 BLOCK = 256
 """Largest number of columns with a common scale."""
@@ -95,7 +94,7 @@ class EightBitOptimizer(FusedOptimizer):
                 self._run_matrix(update, divisor)
             elif len(update.moments) == 4:
                 parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-                rows = max(1, optimizer.BLOCK_BYTES // (parts[0].shape[1] * parts[0].element_size()))
+                rows = max(1, fused.BLOCK_BYTES // (parts[0].shape[1] * parts[0].element_size()))
                 for values, gradient, *moments in zip(
                     *(torch.split(part, rows) for part in parts), strict=True
                 ):
@@ -128,13 +127,15 @@ class EightBitOptimizer(FusedOptimizer):
     def _run_matrix(
         self, update: Update, divisor: Tensor | None, bound: float = math.inf, norm: bool = False
     ) -> Tensor | None:
-        kernels = importlib.import_module("econmt_ops.backends.triton.adam_8bit")
+        from econmt_ops.backends.triton import adam_8bit as kernels  # imports triton
+
         settings = self._adam_settings(update.values.device, divisor, bound)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-        squares: Tensor | None = kernels.run(
-            settings, kernels.EightBitMatrix(*parts, update.numbers["step"]), update.salt, norm=norm
+        values, gradient, first, first_scale, second, second_scale = parts
+        matrix = kernels.EightBitMatrix(
+            values, gradient, first, first_scale, second, second_scale, update.numbers["step"]
         )
-        return squares
+        return kernels.run(settings, matrix, update.salt, norm=norm)
 
     def _rounds(self, update: Update) -> bool:
         return _have_kernel(update) if len(update.moments) == 4 else super()._rounds(update)

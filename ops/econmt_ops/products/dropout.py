@@ -12,7 +12,6 @@ carries the number of the first row.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -184,7 +183,9 @@ def _kernels(device: torch.device) -> ModuleType | None:
     """Returns the module of GPU kernels for counter-based masks, or None if they do not support the device."""
     if not triton.runs_on(device):
         return None
-    return importlib.import_module("econmt_ops.backends.triton.random")
+    from econmt_ops.backends.triton import random  # imports triton
+
+    return random
 
 
 @custom_op("econmt_ops::keep_mask")

@@ -17,11 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton.cross_entropy import Gradients, _add_rows, _cast
+from econmt_ops.backends.triton.cross_entropy import add_rows
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
-from econmt_ops.core.outer import add_outer
-from econmt_ops.linear_cross_entropy.recompute import CrossEntropyArguments
+from econmt_ops.core.arguments import CrossEntropyArguments
+from econmt_ops.linear_cross_entropy.row_chunks import Gradients, cast
+from econmt_ops.products.outer import add_outer
 
 SLICE_BYTES = 96 << 20
 """Bytes of the logits of a slice, chosen to fit the L2 cache."""
@@ -143,14 +144,14 @@ def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradien
     def words(part: slice) -> Tensor:
         """Returns a slice of the weight, in the type of hidden and with an aligned number of rows."""
         rows = weight[part]
-        return _cast(rows, hidden.dtype, even(len(rows), hidden.dtype), rows.shape[1])
+        return cast(rows, hidden.dtype, even(len(rows), hidden.dtype), rows.shape[1])
 
     def make(part: slice, logits: Tensor) -> None:
         rows = words(part)
         if bias is None:
             torch.mm(hidden, rows.t(), out=logits)
         else:
-            padded = _cast(bias[part].unsqueeze(1), hidden.dtype, len(rows), 1).squeeze(1)
+            padded = cast(bias[part].unsqueeze(1), hidden.dtype, len(rows), 1).squeeze(1)
             torch.addmm(padded, hidden, rows.t(), out=logits)
 
     told = []
@@ -161,7 +162,7 @@ def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradien
     numbers = _joined(told)
     told.clear()
     normalizer, wanted, plain = numbers[0]
-    losses = normalizer - (1.0 - smoothing) * wanted - smoothing / len(weight) * plain
+    losses: Tensor = normalizer - (1.0 - smoothing) * wanted - smoothing / len(weight) * plain
     losses.masked_fill_(targets == ignore_index, 0.0)
     if gradients is None:
         return losses
@@ -175,7 +176,7 @@ def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradien
         put_slice_gradient(logits, own, targets, numbers, labels[number], factors, losses)
         total.add(logits, words(part), number == 0)
         if dbias is not None:
-            _add_rows(dbias[part], logits, True)
+            add_rows(dbias[part], logits, True)
         add_outer(dweight[part], logits.unsqueeze(0), hidden.unsqueeze(0), True)
     del slices, logits  # free the buffer before the rounded copy is allocated
     total.finish()

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.core.stack import StackOptions, run_stack
 from econmt_ops.core.weights import State
+from econmt_ops.products.stack import StackOptions, run_stack
 
 RunBothWays = Callable[[Tensor, tuple[Any, ...], "Tensor | None", str], tuple[Tensor, State]]
 """Function of one layer in both directions from zero states: inputs, weights, lengths, implementation."""

@@ -14,7 +14,7 @@ from econmt_ops.backends.cuda.adam import AdamTensors
 class Update(NamedTuple):
     """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name.
 
-    ``salt`` and ``begin`` are arguments of `econmt_ops.stochastic_rounding.round_into`.
+    ``salt`` and ``begin`` are arguments of `econmt_ops.optimizers.stochastic_rounding.round_into`.
     """
 
     values: Tensor

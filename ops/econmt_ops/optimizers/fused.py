@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings
-from econmt_ops.loss_scale import LossScale
-from econmt_ops.optimizer_checks import check_clipping, check_settings, checked_parameters
-from econmt_ops.optimizer_updates import Update, adam_tensors, gradient_values, norms_of
-from econmt_ops.stochastic_rounding import salt_of, update_in_float32
+from econmt_ops.optimizers.checks import check_clipping, check_settings, checked_parameters
+from econmt_ops.optimizers.loss_scale import LossScale
+from econmt_ops.optimizers.stochastic_rounding import salt_of, update_in_float32
+from econmt_ops.optimizers.updates import Update, adam_tensors, gradient_values, norms_of
 
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
@@ -59,6 +59,7 @@ class FusedOptimizer:
 
     Attributes:
         names: Names of the supported algorithms.
+        whole: Names of those whose update of a matrix cannot be done row by row.
         param_groups: One group with "params" and "lr", as in `torch.optim`.
         state: State of each parameter, under the names of `torch.optim`; empty before the first step.
         loss_scale: Factor that the gradients contain, or None. `clip` and `clip_and_step` then return the norm without
@@ -71,6 +72,7 @@ class FusedOptimizer:
     """
 
     names: tuple[str, ...] = ("sgd", "nag", "adam", "adamw")
+    whole: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -368,7 +370,7 @@ class FusedOptimizer:
                 continue
             count = update.values.numel()
             rows = len(update.values) if update.values.dim() else 1
-            if self._name != "adafactor":  # which needs the whole matrix
+            if self._name not in self.whole:
                 size = GPU_BLOCK_BYTES if update.values.is_cuda else BLOCK_BYTES
                 rows = min(rows, size * rows // (4 * count or 1))
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from econmt_ops.core.dropout import Seed
-from econmt_ops.core.dropout import dropout as drop_units
-from econmt_ops.core.lengths import reverse_rows
 from econmt_ops.core.weights import State
+from econmt_ops.products.dropout import Seed
+from econmt_ops.products.dropout import dropout as drop_units
+from econmt_ops.products.reversal import reverse_rows
 
 After = TypeVar("After")
 

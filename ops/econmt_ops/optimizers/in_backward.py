@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from torch import Tensor
 
-from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer
 
 GROUP_BYTES = 4 << 20
 """Bytes of gradients that are collected before an update, so that small parameters share its launches."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
-from econmt_ops.core.packed import dense, is_available
+from econmt_ops.products.packed import dense, is_available
 
 LAYOUTS = ("row", "transposed", "packed")
 

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.core.gemm import MANY, Product, multiply
-from econmt_ops.core.outer import add_outer
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRank,
@@ -30,6 +28,8 @@ from econmt_ops.core.weights import (
     Matrix,
     cast_weights,
 )
+from econmt_ops.products.gemm import MANY, Product, multiply
+from econmt_ops.products.outer import add_outer
 
 
 def columns(weight: Matrix, begin: int, end: int) -> Matrix:
@@ -116,7 +116,7 @@ class LowRankProduct:
     Args:
         weight: Factorized (N, K).
         bias: (N,), or None.
-        layout, calls: See `econmt_ops.core.gemm.Product`.
+        layout, calls: See `econmt_ops.products.gemm.Product`.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class LowRankProduct:
             start += torch.mm(torch.mm(inputs.to(right.dtype), right), left)
 
     def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
-        """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.core.gemm.Product.into`."""
+        """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.products.gemm.Product.into`."""
         start = self._bias if start is None else start
         right, left = self._few(len(inputs))
         thin = torch.mm(inputs.to(right.dtype), right)
@@ -191,7 +191,7 @@ AnyProduct = Union[Product, LowRankProduct]
 def product_of(
     weight: Matrix, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
 ) -> AnyProduct:
-    """Returns the product with a weight that is prepacked once; see `econmt_ops.core.gemm.Product`."""
+    """Returns the product with a weight that is prepacked once; see `econmt_ops.products.gemm.Product`."""
     if isinstance(weight, LowRank):
         return LowRankProduct(weight, bias, layout, calls)
     return Product(weight, bias, layout, calls)

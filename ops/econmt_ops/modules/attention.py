@@ -1,4 +1,4 @@
-"""`torch.nn.Module` versions of the ops, with the parameter names of `torch.nn` where a counterpart exists."""
+"""Attention, decoder and output layer as modules, with the parameter names of `torch.nn` where a counterpart exists."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
-from econmt_ops.core.dropout import seed_of
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
-from econmt_ops.rnn import LSTM
+from econmt_ops.modules.rnn import LSTM
+from econmt_ops.products.dropout import seed_of
 
 
 class AdditiveAttention(nn.Module):

@@ -12,12 +12,12 @@ from econmt_ops.cells.lnlstm import LNLSTM
 from econmt_ops.cells.scan import GILR_LSTM, QRNN_OF_TWO
 from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
-from econmt_ops.core.dropout import seed_of
 from econmt_ops.core.shapes import Shapes
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import State
-from econmt_ops.layers.directions import LayerStack, run_layers
 from econmt_ops.layers.op import OPS
+from econmt_ops.modules.directions import LayerStack, run_layers
+from econmt_ops.products.dropout import seed_of
+from econmt_ops.products.stack import StackOptions
 
 
 class CellLayers(nn.Module):

@@ -11,13 +11,13 @@ from torch.nn.modules import rnn as torch_rnn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from econmt_ops.core.dropout import Seed, seed_of
 from econmt_ops.core.shapes import Shapes, kind_of
-from econmt_ops.core.stack import StackOptions
 from econmt_ops.core.weights import State
-from econmt_ops.layers.directions import LayerStack, run_layers
-from econmt_ops.rnn.packed import UnpackedBatch
-from econmt_ops.rnn.resets import Segments
+from econmt_ops.modules.directions import LayerStack, run_layers
+from econmt_ops.modules.packed import UnpackedBatch
+from econmt_ops.modules.resets import Segments
+from econmt_ops.products.dropout import Seed, seed_of
+from econmt_ops.products.stack import StackOptions
 
 States = tuple[Tensor, ...]
 """States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -43,8 +42,9 @@ def add_look_up_gradient(table: Tensor, incoming: Tensor, ids: Tensor) -> None:
     """
     words = len(table)
     if triton.serves(table):
-        kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
-        kernels.add_gradient(table, incoming, ids, words)
+        from econmt_ops.backends.triton import embedding  # imports triton
+
+        embedding.add_gradient(table, incoming, ids, words)
         return
     incoming.masked_fill_((ids == words).unsqueeze(-1), 0.0)
     table.index_add_(0, ids.flatten().clamp(max=words - 1), incoming.flatten(0, -2))
@@ -54,9 +54,9 @@ def add_look_up_gradient(table: Tensor, incoming: Tensor, ids: Tensor) -> None:
 def _look_up(table: Tensor, ids: Tensor, _padding: int, dtype: torch.dtype) -> Tensor:
     if dtype == table.dtype:
         return functional.embedding(ids, table)
-    kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
-    rows: Tensor = kernels.look_up(table.contiguous(), ids, dtype)
-    return rows
+    from econmt_ops.backends.triton import embedding
+
+    return embedding.look_up(table.contiguous(), ids, dtype)
 
 
 @_look_up.register_fake
@@ -66,9 +66,9 @@ def _(table: Tensor, ids: Tensor, _padding: int, dtype: torch.dtype) -> Tensor:
 
 @custom_op("econmt_ops::look_up_backward")
 def _look_up_backward(incoming: Tensor, ids: Tensor, words: int, padding: int, dtype: torch.dtype) -> Tensor:
-    kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
-    gradient: Tensor = kernels.gradient(incoming, ids, words, padding, dtype)
-    return gradient
+    from econmt_ops.backends.triton import embedding
+
+    return embedding.gradient(incoming, ids, words, padding, dtype)
 
 
 @_look_up_backward.register_fake

@@ -1,0 +1,48 @@
+"""Arguments of operators whose kernels lie below the operation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class RecurrenceArguments(NamedTuple):
+    """Arguments of the linear recurrence operator.
+
+    Attributes:
+        decay, inputs: (B, T, H), of one type. initial: (B, H), in the accumulate type, or None.
+        lengths: (B,) int64, on the same device, or None.
+        reverse: see `econmt_ops.linear_recurrence`.
+        stash: "outputs" or "carries", see `econmt_ops.linear_recurrence.scan.STASHES`.
+        backend: "chunk", "c" or "triton"; "chunk" also runs where the kernels of the other two cannot.
+    """
+
+    decay: Tensor
+    inputs: Tensor
+    initial: Tensor | None
+    lengths: Tensor | None
+    reverse: bool
+    stash: str
+    backend: str = ""
+
+
+class CrossEntropyArguments(NamedTuple):
+    """Arguments of the output layer operator.
+
+    Attributes:
+        hidden: (N, H). weight: (V, H). targets: (N,). bias: (V,), or None.
+        smoothing, ignore_index, reduction: as in `econmt_ops.linear_cross_entropy`.
+        backend: "eager", "compiled" or "triton".
+        alone: True if only autograd holds the saved gradients, which then may be scaled in place.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    bias: Tensor | None
+    smoothing: float
+    ignore_index: int
+    backend: str
+    reduction: str
+    alone: bool

@@ -1,0 +1,1 @@
+"""Parts that operations share and that choose kernels: products, look-up, dropout, reversal, stacks of layers."""
