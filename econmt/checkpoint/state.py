@@ -175,7 +175,6 @@ def _check_choices(names: dict[str, str]) -> dict[str, str]:
 Values = dict[str, Any]
 Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
 PrecisionName = Literal["float32", "tf32", "bfloat16", "float16"]
-Saving = Literal["moments", "parameters"]
 Score = Union[float, None]
 
 
@@ -234,7 +233,6 @@ class TrainingState:
         default_factory=dict
     )
     skipped: Count = 0
-    savings: list[Saving] = field(default_factory=list)
     average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)
     metrics: list[Annotated[Values, shaped_like(MetricsRow)]] = field(default_factory=list)
@@ -252,13 +250,14 @@ class TrainingState:
             raise InputError(
                 f"{where}: not a training state of this version of econmt; start anew in another folder"
             )
-        # States of older versions lack fields that were added later, and have norms of watched gradients; their
+        # States of older versions lack fields that were added later, and have those of options that left; their
         # precision was float32.
         later = {"plan", "choices", "precision", "average_from", "environment"}
-        later |= {"loss_scale", "skipped", "savings", "best_regular"}
+        later |= {"loss_scale", "skipped", "best_regular"}
         missing = {entry.name for entry in fields(cls)} - later - set(values)
         wrong = [f"{name}: missing" for name in sorted(missing)]
-        values.pop("monitored", None)
+        for former in ("monitored", "savings"):
+            values.pop(former, None)
         values.setdefault("best_regular", values.get("best_update", 0))
         try:
             for name in ("since_checkpoint", "since_log"):

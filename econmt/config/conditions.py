@@ -160,7 +160,6 @@ RULES: dict[str, Rule] = {
     "training.schedule.min_learning_rate": Rule(
         one_of("training.schedule.name", "cosine", "linear", "step", "exponential")
     ),
-    "training.memory_savings": Rule(other_than("training.memory_budget", None)),
     "training.loss_scale": Rule(one_of("training.precision", "float16", "auto")),
     "training.loss_scale_window": Rule(one_of("training.precision", "float16", "auto")),
     "training.min_updates": Rule(

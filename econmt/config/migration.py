@@ -25,6 +25,10 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "model.length_task_layers": (1, _TRAIN_ANEW),
     "training.monitor_pattern": (None, "remove it; metrics.tsv has the norm of all gradients"),
     "training.length_task_weight": (1.0, _TRAIN_ANEW),
+    "training.memory_savings": (
+        "exact",
+        "remove it; training.optimizer.name=adam8bit and training.param_dtype=bfloat16 need less memory",
+    ),
     "decoding.brevity_penalty_type": (
         "constant",
         "remove it; decoding.brevity_penalty_constant_length_ratio sets the ratio of the lengths, and "

@@ -462,3 +462,6 @@ def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -
         "override 'model.dropout={states: 0.1}': model.dropout.states is no longer supported; remove it, and train models "
         "that have it anew",
     ]
+    assert load_recipe("iwslt", ["training.memory_savings=exact"]) == load_recipe("iwslt")
+    with pytest.raises(InputError, match=r"memory_savings is no longer supported; remove it; .*adam8bit"):
+        load_recipe("iwslt", ["training.memory_savings=lossy"])

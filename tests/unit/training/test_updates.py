@@ -211,7 +211,6 @@ LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
 
 NO_UPDATE = {
     "cuda_graphs",
-    "memory_savings",
     "loss_scale",
     "loss_scale_window",
     "max_updates",
@@ -235,7 +234,7 @@ NO_UPDATE = {
     "log_interval",
 }
 """Keys of ``training`` that change no update from given batches and parameters, or that other files test:
-``test_float16.py`` and ``test_savings.py``."""
+``test_float16.py``."""
 
 
 def overrides(row: str) -> tuple[str, ...]:
