@@ -37,7 +37,6 @@ class FileMetadata(Record):
     optimizer: str = Field("", max_length=100)
     averaged: str = Field("", pattern=r"^[0-9]{0,15}( [0-9]{1,15})*$")
     quantized: str = Field("", pattern=r"^(int8|bfloat16)?$")
-    compressed: str = Field("", pattern=r"^((encoder|decoder)=[0-9]{1,9} ?)*$")
 
 
 _DTYPES = {
