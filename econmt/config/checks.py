@@ -55,7 +55,7 @@ def check_pipeline(recipe: Any) -> None:
     optimizer = training.optimizer.name
     conflicts = {
         "training.memory_budget": training.memory_budget is not None,
-        f"training.optimizer.name {optimizer}": optimizer in ("adafactor", "adam8bit", "adamw8bit"),
+        f"training.optimizer.name {optimizer}": optimizer in ("adafactor", "adam8bit"),
         "training.fixed_param_names": bool(training.fixed_param_names),
         **{
             f"training.{key} (the penalties need the top layer's outputs beside the loss)": getattr(

@@ -139,13 +139,9 @@ RULES: dict[str, Rule] = {
     ),
     "training.guided_alignment_weight": Rule(other_than("data.alignment", None)),
     "training.max_buckets": Rule(one_of("training.bucket_width", None)),
-    "training.optimizer.betas": Rule(
-        other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor")
-    ),
-    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd", "nag")),
-    "training.optimizer.momentum": Rule(
-        one_of("training.optimizer.name", "sgd", "nag", "rmsprop"), refused=True
-    ),
+    "training.optimizer.betas": Rule(other_than("training.optimizer.name", "sgd", "adagrad", "adafactor")),
+    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd")),
+    "training.optimizer.momentum": Rule(one_of("training.optimizer.name", "sgd", "rmsprop"), refused=True),
     "training.averaging.non_monotone_interval": Rule(one_of("training.averaging.start", "non-monotone")),
     "training.schedule.reduce_factor": Rule(
         one_of("training.schedule.name", "plateau-reduce", "step", "exponential")

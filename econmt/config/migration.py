@@ -37,23 +37,39 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
 }
 """Keys of former options: the default, which changes nothing, and what to do about another value."""
 
+_ANY_OTHER = "in the recipe of a trained model any other name will do"
+
+REMOVED_VALUES = {
+    ("training.optimizer.name", "nag"): f"train with sgd or nadam; {_ANY_OTHER}",
+    ("training.optimizer.name", "adamw8bit"): f"train with adam8bit; {_ANY_OTHER}",
+}
+"""Former values of keys, and what to do about them."""
+
 
 def remove_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     """Removes the keys of former options from a recipe's data where they have their defaults, in place.
 
     Returns:
-        Each of the other ones, dotted, and what to do about it.
+        Each key whose value is not supported, dotted, and what to do about it.
     """
     refused = {}
     for key, (default, advice) in REMOVED_KEYS.items():
-        section: Any = tree
-        *sections, name = key.split(".")
-        for part in sections:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or name not in section:
-            continue
-        if section[name] == default:
+        section, name = _owner(tree, key)
+        if name in section and section[name] == default:
             del section[name]
-        else:
+        elif name in section:
             refused[key] = f"is no longer supported; {advice}"
+    for (key, value), advice in REMOVED_VALUES.items():
+        section, name = _owner(tree, key)
+        if section.get(name) == value:
+            refused[key] = f"{value} is no longer supported; {advice}"
     return refused
+
+
+def _owner(tree: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Returns the section that has a dotted key, empty if there is none, and the key's name in it."""
+    section: Any = tree
+    *sections, name = key.split(".")
+    for part in sections:
+        section = section.get(part) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}, name
