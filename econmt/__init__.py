@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 __all__ = [
-    "DynamicEvaluation",
-    "NeuralCache",
     "Request",
     "TrainedModel",
     "__version__",
@@ -19,8 +17,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     import econmt_memory as memory
-    from econmt.api import DynamicEvaluation as DynamicEvaluation
-    from econmt.api import NeuralCache as NeuralCache
     from econmt.api import Request as Request
     from econmt.api import TrainedModel as TrainedModel
     from econmt.api import evaluate as evaluate

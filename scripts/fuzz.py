@@ -105,7 +105,7 @@ class TinyModel:
         self.translator = Translator(models, self.loaded.vocabularies, options)
         self.scorer = Scorer([self.loaded.model], load_vocabularies(self.run))
         self.words = [
-            "recipes", "info", "translate", "score", "evaluate", "compress", "average", "export", "profile",
+            "recipes", "info", "translate", "score", "evaluate", "average", "export", "profile",
         ]  # fmt: skip
         self.files = {
             str(path.relative_to(self.run)): path.read_bytes()

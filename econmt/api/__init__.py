@@ -22,8 +22,6 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from econmt.api.language_model import DynamicEvaluation as DynamicEvaluation
-from econmt.api.language_model import NeuralCache as NeuralCache
 from econmt.api.language_model import load_language_model
 from econmt.api.translation import Checkpoint as Checkpoint
 from econmt.api.translation import Request as Request

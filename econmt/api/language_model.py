@@ -19,8 +19,6 @@ from econmt.api.translation import (
 from econmt.checkpoint.checkpoints import LoadedTask, load_task
 from econmt.config import limits
 from econmt.data.text.vocabulary import EOS
-from econmt.decoding.dynamic_evaluation import DynamicEvaluation as DynamicEvaluation
-from econmt.decoding.neural_cache import NeuralCache as NeuralCache
 from econmt.decoding.requests import Request, check_request
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.engine.devices import resolve_device
@@ -80,53 +78,32 @@ class TrainedLanguageModel(TrainedModel):
             f"{str(self.precision).removeprefix('torch.')} on {self.device}>"
         )
 
-    def reader(
-        self, *, cache: NeuralCache | None = None, dynamic: DynamicEvaluation | None = None
-    ) -> TextReader:
-        """Returns a reader at the beginning of a text, which scores and writes and keeps its state in between.
+    def reader(self) -> TextReader:
+        """Returns a reader at the beginning of a text, which scores and writes and keeps its state in between."""
+        return TextReader(self.model, self.vocabularies.target, self.device, self.precision)
 
-        Arguments as in :meth:`score`; they have no effect on writing.
-        """
-        if not isinstance(cache, (NeuralCache, type(None))):
-            raise InputError("cache expects settings, for example econmt.NeuralCache(size=2000)")
-        if not isinstance(dynamic, (DynamicEvaluation, type(None))):
-            raise InputError("dynamic expects settings, for example econmt.DynamicEvaluation(rate=0.1)")
-        vocabulary = self.vocabularies.target
-        return TextReader(self.model, vocabulary, self.device, self.precision, cache=cache, dynamic=dynamic)
-
-    def score(  # type: ignore[override]
-        self,
-        lines: Sequence[str],
-        *,
-        cache: NeuralCache | None = None,
-        dynamic: DynamicEvaluation | None = None,
-    ) -> list[ScoredLine]:
+    def score(self, lines: Sequence[str]) -> list[ScoredLine]:  # type: ignore[override]
         """Computes the log-probability of each line of a text given all lines before it, as ``econmt score`` does.
 
         Args:
             lines: lines of the text.
-            cache: settings of a neural cache (:class:`econmt.NeuralCache`), which makes recent words more probable.
-            dynamic: settings of dynamic evaluation (:class:`econmt.DynamicEvaluation`), with which a copy of the model
-                learns from each segment after it is scored.
 
         Returns:
             A :class:`~econmt.decoding.text_reader.ScoredLine` for each line, with ``log_probability`` (natural
             logarithm, end of line included), ``perplexity`` per word, and ``token_log_probabilities``.
 
         Raises:
-            InputError: if ``lines`` is not a list of text, ``cache`` or ``dynamic`` no such settings, or dynamic
-                evaluation would run in float16.
+            InputError: if ``lines`` is not a list of text.
 
         Example::
 
             print(model.score(["The city lies on a river ."])[0].perplexity)
-            model.score(lines, cache=econmt.NeuralCache(size=2000), dynamic=econmt.DynamicEvaluation(rate=0.1))
         """
         if not is_list_of(lines, str):
             raise InputError("score expects a list of lines of text, for example score(['The city .'])")
         for number, line in enumerate(lines):
             check_request(Request(line), f"lines[{number}]")
-        return list(self.reader(cache=cache, dynamic=dynamic).score(lines))
+        return list(self.reader().score(lines))
 
     def generate(
         self,

@@ -56,7 +56,7 @@ _CARRIED = "carried/"
 """Prefix of carried tensors in the optimizer's file."""
 
 _SUMS = "SHA256SUMS"
-"""File with the checksum of state.json, in the format of sha256sum; older states have none."""
+"""File with the checksum of state.json, in the format of sha256sum."""
 
 
 class LoadedTask(NamedTuple):
@@ -186,7 +186,7 @@ def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
     try:
         content = path.read_bytes()
         state = TrainingState.from_json(content.decode("utf-8"), str(path))
-        damaged = sums.exists() and sums.read_bytes() != f"{_sha256(content)}  state.json\n".encode()
+        damaged = sums.read_bytes() != f"{_sha256(content)}  state.json\n".encode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); start anew with --overwrite-output") from error
     if damaged:

@@ -166,16 +166,14 @@ def as_bytes(text: str) -> torch.Tensor:
 
 
 def _check_choices(names: dict[str, str]) -> dict[str, str]:
-    if "lstm" not in names:  # from an older version, whose names have other meanings
-        keys = [key for key in (*OPS, "stash") if key in names]
-        _check_implementations([names[key] for key in keys], keys)
+    keys = [key for key in (*OPS, "stash") if key in names]
+    _check_implementations([names[key] for key in keys], keys)
     return names
 
 
 Values = dict[str, Any]
 Choices = Annotated[dict[str, str], AfterValidator(_check_choices)]
 PrecisionName = Literal["float32", "tf32", "bfloat16", "float16"]
-Saving = Literal["moments", "parameters"]
 Score = Union[float, None]
 
 
@@ -234,7 +232,6 @@ class TrainingState:
         default_factory=dict
     )
     skipped: Count = 0
-    savings: list[Saving] = field(default_factory=list)
     average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)
     metrics: list[Annotated[Values, shaped_like(MetricsRow)]] = field(default_factory=list)
@@ -252,14 +249,12 @@ class TrainingState:
             raise InputError(
                 f"{where}: not a training state of this version of econmt; start anew in another folder"
             )
-        # States of older versions lack fields that were added later, and have norms of watched gradients; their
-        # precision was float32.
-        later = {"plan", "choices", "precision", "average_from", "environment"}
-        later |= {"loss_scale", "skipped", "savings", "best_regular"}
-        missing = {entry.name for entry in fields(cls)} - later - set(values)
-        wrong = [f"{name}: missing" for name in sorted(missing)]
-        values.pop("monitored", None)
+        # Older states lack best_regular and have the fields of options that left.
+        for former in ("monitored", "savings"):
+            values.pop(former, None)
         values.setdefault("best_regular", values.get("best_update", 0))
+        missing = {entry.name for entry in fields(cls)} - set(values)
+        wrong = [f"{name}: missing" for name in sorted(missing)]
         try:
             for name in ("since_checkpoint", "since_log"):
                 if isinstance(values.get(name), dict):

@@ -23,21 +23,21 @@ from econmt.errors import InputError
 
 FORMAT = "econmt-1"
 CHECKSUM = "checksum"
-"""Metadata key of the SHA-256 checksum over the rest of the header and the data. Older files have none."""
+"""Metadata key of the SHA-256 checksum over the rest of the header and the data."""
 _BLOCK = 1 << 20
 _BROKEN = "the file is damaged; use another checkpoint"
 
 
 class FileMetadata(Record):
-    """Metadata of a tensor file, all text; files of older versions have fewer fields."""
+    """Metadata of a tensor file, all text."""
 
     format: str
+    checksum: str
     update: str = Field("0", pattern=r"^[0-9]{1,15}$")
     vocabulary: str = Field("", pattern=r"^[^\s]{0,200}$")
     optimizer: str = Field("", max_length=100)
     averaged: str = Field("", pattern=r"^[0-9]{0,15}( [0-9]{1,15})*$")
     quantized: str = Field("", pattern=r"^(int8|bfloat16)?$")
-    compressed: str = Field("", pattern=r"^((encoder|decoder)=[0-9]{1,9} ?)*$")
 
 
 _DTYPES = {
@@ -134,14 +134,13 @@ def read_metadata(path: Path) -> dict[str, str]:
 def check_tensors(path: Path) -> dict[str, str]:
     """Reads a file completely, block by block, to verify its checksum; returns its metadata."""
     metadata = read_metadata(path)
-    if CHECKSUM in metadata:
-        try:
-            with path.open("rb") as file:
-                actual = _checksum(file)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from error
-        if actual != metadata[CHECKSUM]:
-            raise InputError(f"{path}: damaged (its checksum is wrong); use another checkpoint")
+    try:
+        with path.open("rb") as file:
+            actual = _checksum(file)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from error
+    if actual != metadata[CHECKSUM]:
+        raise InputError(f"{path}: damaged (its checksum is wrong); use another checkpoint")
     return metadata
 
 

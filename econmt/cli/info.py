@@ -106,8 +106,6 @@ def _stack(stack: dict[str, Any]) -> str:
 def _state(contents: dict[str, Any]) -> str:
     if contents["quantized"] is not None and contents["finished"] is None:
         return f"checkpoint {contents['best']}, its matrices in {contents['quantized']}"
-    if contents["compressed"] is not None and contents["finished"] is None:
-        return f"checkpoint {contents['best']}, its LSTM matrices compressed to low-rank factors"
     if contents["averaged"]:
         return f"average of checkpoints {', '.join(map(str, contents['averaged']))}"
     if contents["finished"] is None:

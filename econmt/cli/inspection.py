@@ -102,7 +102,6 @@ def inspect_folder(path: Path) -> dict[str, Any]:
         "best": best_update,
         "averaged": [int(update) for update in best_metadata.get("averaged", "").split()] or None,
         "quantized": best_metadata.get("quantized") or None,
-        "compressed": dict(part.split("=") for part in best_metadata.get("compressed", "").split()) or None,
         "last": max(rows) if rows else None,
         "finished": _finished(folder, rows),
         "resumable": bool(folder.commits()),

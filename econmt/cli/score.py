@@ -19,10 +19,8 @@ from econmt.cli.option_groups import RecipeKeys, option, recipe_option
 from econmt.cli.options import FloatComputing, ModelChoice, OutputOption, refuse_idle
 from econmt.cli.text_models import (
     ScoreType,
-    TextAdaptation,
     holds_language_model,
     load_reader,
-    refuse_idle_adaptation,
     score_text,
 )
 from econmt.config.json_reader import json_text
@@ -65,7 +63,6 @@ def score(
         help="Figure to print for each target, including its end; normalized is the score of translate.",
     ),
     total: bool = option(False, help="Language models only: print one result for the whole text."),
-    adaptation: TextAdaptation,
     penalty: Annotated[
         dict[str, Any], RecipeKeys("decoding", ["length_penalty_alpha", "length_penalty_beta"])
     ],
@@ -82,12 +79,11 @@ def score(
     translate --output-type json prints.
 
     A language model scores the lines of --target or standard input, each given all lines before it; perplexity is per
-    word. --cache and --dynamic adapt it to the text.
+    word.
 
     \b
     Example:
       econmt score -m runs/wikitext2 -t test.txt --score-type perplexity --total
-      econmt score -m runs/wikitext2 -t test.txt --total --cache 3785 --dynamic
       econmt score -m runs/multi30k -s test.en -t test.de
       paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """
@@ -101,13 +97,12 @@ def score(
         refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
         if score_type == "normalized":
             raise InputError(f"--score-type normalized {why}")
-        refuse_idle_adaptation(context, adaptation)
-        lines_out = line_output(output, [pairs.target, adaptation.dynamic_text], models)
+        lines_out = line_output(output, [pairs.target], models)
         checkpoint = (model.checkpoint or ["best"])[0]
-        reader = load_reader(models[0], checkpoint, computing, **adaptation.settings())
+        reader = load_reader(models[0], checkpoint, computing)
         score_text(reader, pairs.target, lines_out, score_type, total=total)
         return
-    refuse_idle(context, "is for language models; leave it out", "total", *TextAdaptation.__annotations__)
+    refuse_idle(context, "is for language models; leave it out", "total")
     if (pairs.source is None) != (pairs.target is None):
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import typer
-from pydantic import Field
+from typing import Literal
 
 from econmt.api.language_model import TrainedLanguageModel
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.computing import counting_lines, line_chunks, load_any
-from econmt.cli.option_groups import option
-from econmt.cli.options import FloatComputing, refuse_idle
-from econmt.config import limits
+from econmt.cli.options import FloatComputing
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
-from econmt.data.progress_bars import status_line
-from econmt.data.text.corpus import read_lines
-from econmt.decoding.dynamic_evaluation import RATES, DynamicEvaluation
-from econmt.decoding.neural_cache import NeuralCache
 from econmt.decoding.streams import LineOutput
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.errors import InputError
@@ -44,80 +34,12 @@ def holds_language_model(models: Sequence[Path]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class TextAdaptation:
-    """Adaptation of a language model to the text that it scores."""
-
-    heading: ClassVar[str] = "Language models"
-    cache: int | None = option(
-        None,
-        help="Neural cache of this many positions: words that followed a similar state there become more probable.",
-        min=1,
-        max=limits.INPUT_LENGTH,
-    )
-    cache_theta: float = option(
-        NeuralCache.theta,
-        help="Factor of the similarity in the cache; more makes it more selective.",
-        min=0.0,
-        max=limits.TEMPERATURE,
-    )
-    cache_lambda: limits.TopShare = option(NeuralCache.weight, help="Weight of the cache, between 0 and 1.")
-    dynamic: bool = option(
-        False, help="Dynamic evaluation: the model learns from each segment of the text after scoring it."
-    )
-    dynamic_rate: Annotated[float | None, Field(gt=0.0, le=limits.RATE)] = option(
-        None,
-        help="Learning rate of dynamic evaluation.",
-        show_default=f"{RATES[False]}, with --dynamic-text {RATES[True]}",
-    )
-    dynamic_decay: float = option(
-        DynamicEvaluation.decay,
-        help="How far the parameters return to the trained ones after each segment.",
-        min=0.0,
-        max=1.0,
-    )
-    dynamic_segment: int = option(
-        DynamicEvaluation.segment, help="Number of tokens of a segment.", min=1, max=limits.POSITIONS
-    )
-    dynamic_text: Path | None = option(
-        None,
-        help="Training text, also .gz: gradients are divided by their root mean square in it. Without it, updates are "
-        "those of stochastic gradient descent.",
-    )
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the arguments of :meth:`econmt.api.language_model.TrainedLanguageModel.reader`."""
-        cache = self.cache and NeuralCache(self.cache, self.cache_theta, self.cache_lambda)
-        if not self.dynamic:
-            return {"cache": cache}
-        text = None if self.dynamic_text is None else list(read_lines(self.dynamic_text))
-        dynamic = DynamicEvaluation(self.dynamic_rate, self.dynamic_decay, self.dynamic_segment, text)
-        return {"cache": cache, "dynamic": dynamic}
-
-
-def refuse_idle_adaptation(context: typer.Context, adaptation: TextAdaptation) -> None:
-    """Raises InputError if an option was given that tunes an adaptation which is off."""
-    if adaptation.cache is None:
-        refuse_idle(context, "has no effect without --cache", "cache_theta", "cache_lambda")
-    if not adaptation.dynamic:
-        tuning = [each.name for each in fields(adaptation) if each.name.startswith("dynamic_")]
-        refuse_idle(context, "has no effect without --dynamic", *tuning)
-
-
-def load_reader(folder: Path, checkpoint: str, computing: FloatComputing, **settings: Any) -> TextReader:
-    """Loads the language model in a folder, as a reader at the beginning of a text.
-
-    ``settings`` are arguments of :meth:`econmt.api.language_model.TrainedLanguageModel.reader`.
-    """
+def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> TextReader:
+    """Loads the language model in a folder, as a reader at the beginning of a text."""
     loaded = load_any([folder], computing, [checkpoint])
     if not isinstance(loaded, TrainedLanguageModel):
         raise InputError(f"{folder}: holds a translation model; this takes a language model")
-    dynamic: DynamicEvaluation | None = settings.get("dynamic")
-    if dynamic is None or dynamic.text is None:
-        return loaded.reader(**settings)
-    with status_line() as say:
-        say("measuring gradients in the text of --dynamic-text")
-        return loaded.reader(**settings)
+    return loaded.reader()
 
 
 def score_text(

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 
 from econmt import errors
 from econmt.budget.planner import plan_table
+from econmt.budget.run_budget import first_plan
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.next_steps import commands_for
@@ -46,7 +47,6 @@ from econmt.training.hooks import program_hook
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
-from econmt.training.savings import describe_savings, plan_with_savings
 from econmt_memory.report.layout import print_table
 from econmt_memory.report.ledger_tables import ledger_table
 
@@ -270,9 +270,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
     device = resolve_device(recipe.training.device)
     communicator = SimulatedRank(Rank(0, processes), recipe.parallel) if processes > 1 else Communicator()
     precision = precision_of_run(recipe, device)
-    savings, plan = plan_with_savings(recipe, prepared, device, precision, communicator)
-    if savings:
-        print(describe_savings(savings))
+    plan = first_plan(recipe, prepared, device, precision, communicator)
     if plan is not None:
         print_table(console, plan_table(plan, processes))
 

@@ -174,13 +174,9 @@ RULES: dict[str, Rule] = {
     ),
     "training.guided_alignment_weight": Rule(other_than("data.alignment", None)),
     "training.max_buckets": Rule(one_of("training.bucket_width", None)),
-    "training.optimizer.betas": Rule(
-        other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor")
-    ),
-    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd", "nag")),
-    "training.optimizer.momentum": Rule(
-        one_of("training.optimizer.name", "sgd", "nag", "rmsprop"), refused=True
-    ),
+    "training.optimizer.betas": Rule(other_than("training.optimizer.name", "sgd", "adagrad", "adafactor")),
+    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd")),
+    "training.optimizer.momentum": Rule(one_of("training.optimizer.name", "sgd", "rmsprop"), refused=True),
     "training.averaging.non_monotone_interval": Rule(one_of("training.averaging.start", "non-monotone")),
     "training.schedule.reduce_factor": Rule(
         one_of("training.schedule.name", "plateau-reduce", "step", "exponential")
@@ -195,7 +191,6 @@ RULES: dict[str, Rule] = {
     "training.schedule.min_learning_rate": Rule(
         one_of("training.schedule.name", "cosine", "linear", "step", "exponential")
     ),
-    "training.memory_savings": Rule(other_than("training.memory_budget", None)),
     "training.loss_scale": Rule(one_of("training.precision", "float16", "auto")),
     "training.loss_scale_window": Rule(one_of("training.precision", "float16", "auto")),
     "training.min_updates": Rule(
@@ -239,7 +234,7 @@ SEARCH_RULES: dict[str, Rule] = {
     "decoding.lm_weight": Rule(is_set("decoding.language_model")),
     "decoding.restrict_lexicon_topk": Rule(is_set("decoding.restrict_lexicon")),
 }
-"""Those of options that are given for one search."""
+"""Conditions of options that are given for one search, in addition to those of recipes."""
 
 
 _PIPELINE = at_least("parallel.pipeline", 2)
@@ -281,7 +276,7 @@ CONFLICTS = (
         )
     ),
     *(Conflict(_PIPELINE, other_than(f"model.{part}cell", "lstm")) for part in ("", "encoder.", "decoder.")),
-    Conflict(_PIPELINE, one_of("training.optimizer.name", "adam8bit", "adamw8bit")),
+    Conflict(_PIPELINE, one_of("training.optimizer.name", "adafactor", "adam8bit")),
     *(
         Conflict(_PIPELINE, above_zero(f"training.{kind}activation_regularization"), _OUTPUTS)
         for kind in ("", "temporal_")

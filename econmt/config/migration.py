@@ -1,4 +1,4 @@
-"""Migration of recipes that earlier versions wrote: renames old keys, and removes those of former options."""
+"""Keys of former options, which older recipes and model folders have: removed at their defaults, else refused."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "model.length_task_layers": (1, _TRAIN_ANEW),
     "training.monitor_pattern": (None, "remove it; metrics.tsv has the norm of all gradients"),
     "training.length_task_weight": (1.0, _TRAIN_ANEW),
+    "training.memory_savings": (
+        "exact",
+        "remove it; training.optimizer.name=adam8bit and training.param_dtype=bfloat16 need less memory",
+    ),
     "decoding.brevity_penalty_type": (
         "constant",
         "remove it; decoding.brevity_penalty_constant_length_ratio sets the ratio of the lengths, and "
@@ -33,56 +37,39 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
 }
 """Keys of former options: the default, which changes nothing, and what to do about another value."""
 
+_ANY_OTHER = "in the recipe of a trained model any other name will do"
+
+REMOVED_VALUES = {
+    ("training.optimizer.name", "nag"): f"train with sgd or nadam; {_ANY_OTHER}",
+    ("training.optimizer.name", "adamw8bit"): f"train with adam8bit; {_ANY_OTHER}",
+}
+"""Former values of keys, and what to do about them."""
+
 
 def remove_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     """Removes the keys of former options from a recipe's data where they have their defaults, in place.
 
     Returns:
-        Each of the other ones, dotted, and what to do about it.
+        Each key whose value is not supported, dotted, and what to do about it.
     """
     refused = {}
     for key, (default, advice) in REMOVED_KEYS.items():
-        section: Any = tree
-        *sections, name = key.split(".")
-        for part in sections:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or name not in section:
-            continue
-        if section[name] == default:
+        section, name = _owner(tree, key)
+        if name in section and section[name] == default:
             del section[name]
-        else:
+        elif name in section:
             refused[key] = f"is no longer supported; {advice}"
+    for (key, value), advice in REMOVED_VALUES.items():
+        section, name = _owner(tree, key)
+        if section.get(name) == value:
+            refused[key] = f"{value} is no longer supported; {advice}"
     return refused
 
 
-def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
-    """Renames the keys of an older ``ops`` section in place; returns each old key with those that got its value.
-
-    In older recipes ``lstm`` selected the implementation of the LSTM layers of the encoder and of a decoder without
-    input feeding. ``attention`` selected that of a decoder with input feeding, which kept its gates if ``lstm`` was
-    reference. The values are not checked.
-    """
-    renamed_keys = []
-    if "lstm" in ops:
-        value = ops.pop("lstm")
-        keys = ["encoder"] if input_feeding else ["encoder", "decoder"]
-        ops.update(dict.fromkeys(keys, value))
-        if input_feeding and value == "reference":
-            ops["stash"] = "gates"
-        renamed_keys.append(("lstm", keys))
-    value = ops.get("attention", "auto")
-    names_implementation = isinstance(value, str) and value.isidentifier() and value != "auto"
-    if input_feeding and names_implementation and ops.get("decoder", "auto") == "auto":
-        ops["decoder"] = value
-        renamed_keys.append(("attention", ["decoder"]))
-    return renamed_keys
-
-
-def rename(tree: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Applies :func:`rename_ops` to the data of a recipe that is not validated yet; returns dotted keys."""
+def _owner(tree: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Returns the section that has a dotted key, empty if there is none, and the key's name in it."""
     section: Any = tree
-    for key in ("model", "decoder", "input_feeding"):
-        section = section.get(key) if isinstance(section, dict) else None
-    ops = tree.get("ops")
-    renamed_keys = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
-    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in renamed_keys]
+    *sections, name = key.split(".")
+    for part in sections:
+        section = section.get(part) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}, name

@@ -128,9 +128,8 @@ class Initialization(Section):
     )
     source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
         None,
-        description="file of pretrained source embeddings: text (word2vec, GloVe, fastText), or .npz or .safetensors "
-        "as econmt embeddings writes them; tokens not in it are initialised randomly; relative to the working "
-        "directory",
+        description="file of pretrained source embeddings: text (word2vec, GloVe, fastText); tokens not in it are "
+        "initialised randomly; relative to the working directory",
     )
     target_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
         None, description="file of pretrained target embeddings, see source_embedding"

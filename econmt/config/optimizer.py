@@ -86,14 +86,12 @@ class OptimizerSection(Section):
         "adadelta",
         "rmsprop",
         "adafactor",
-        "nag",
         "adam8bit",
-        "adamw8bit",
     ] = Field(
         "adam",
-        description="algorithm, as in torch.optim; nag: sgd with Nesterov momentum; adam8bit, adamw8bit: moments of "
-        "matrices in 8 bits instead of 32 (after Dettmers et al., 2022); adafactor: one mean square per row and "
-        "column, learning rate relative to the root mean square of a matrix",
+        description="algorithm, as in torch.optim; adam8bit: moments of matrices in 8 bits instead of 32 (after "
+        "Dettmers et al., 2022); adafactor: one mean square per row and column, learning rate relative to the root "
+        "mean square of a matrix",
     )
     learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warmup")
     betas: tuple[float, float] = Field(
@@ -111,16 +109,14 @@ class OptimizerSection(Section):
         0.0,
         ge=0.0,
         le=limits.RATE,
-        description="weight decay: decoupled (adamw, adamw8bit, adafactor) or as an L2 penalty (all others)",
+        description="weight decay: decoupled (adamw, adafactor) or as an L2 penalty (all others)",
     )
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, nag, rmsprop)")
+    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, rmsprop)")
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
-        if self.name == "nag" and self.momentum == 0.0:
-            raise ValueError("name: nag needs momentum above 0; without momentum, use sgd")
         return self
 
 

@@ -26,8 +26,7 @@ from econmt.config.data import Noise as Noise
 from econmt.config.data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.config.data import WordSubwords as WordSubwords
 from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, TRANSLATION
-from econmt.config.migration import remove_keys, rename
-from econmt.config.migration import rename_ops as rename_ops
+from econmt.config.migration import remove_keys
 from econmt.config.model import AttentionSection as AttentionSection
 from econmt.config.model import CoverageSection as CoverageSection
 from econmt.config.model import Dropout as Dropout
@@ -263,9 +262,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     file = find_recipe(path)
     text = _text_of(file)
-    return load_section(
-        Recipe, text, str(file), overrides, rename=rename, remove=remove_keys, check=idle_values, note=_note
-    )
+    return load_section(Recipe, text, str(file), overrides, remove=remove_keys, check=idle_values, note=_note)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -275,7 +272,7 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text; errors name it ``where``."""
-    return load_section(Recipe, text, where, rename=rename, remove=remove_keys)
+    return load_section(Recipe, text, where, remove=remove_keys)
 
 
 def _text_of(file: Path) -> str:

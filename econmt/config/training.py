@@ -79,11 +79,6 @@ class Training(Section):
         description="maximum bytes, as 4GiB or 512MiB, including CUDA's context and libraries on a GPU; auto: the free "
         "memory of the device; null: unlimited",
     )
-    memory_savings: Literal["exact", "lossy"] = Field(
-        "exact",
-        description="what a plan for memory_budget may change. exact: nothing but rounding; lossy: where whole batches "
-        "do not fit otherwise, it stores moments of Adam in 8 bits, then parameters in bfloat16",
-    )
     update_interval: int = Field(
         1,
         ge=1,

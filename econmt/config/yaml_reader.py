@@ -107,7 +107,6 @@ def load_section(
     where: str,
     overrides: Sequence[str] = (),
     *,
-    rename: Callable[[dict[str, Any]], list[tuple[str, list[str]]]] = lambda _: [],
     remove: Callable[[dict[str, Any]], Mapping[str, str]] = lambda _: {},
     check: Callable[[SectionType], Iterable[Finding]] = lambda _: (),
     note: Callable[[str], object] = lambda _: None,
@@ -119,10 +118,9 @@ def load_section(
         text: YAML text, a mapping at the top level.
         where: name of the text in errors, usually its file.
         overrides: command-line arguments, applied in order; values are read as YAML.
-        rename: function that renames keys of earlier versions in place; returns each with its new keys.
         remove: function that removes keys of earlier versions in place; returns those that it refuses, with the reason.
-        check: function that yields findings about a valid section; those about renamed keys are dropped.
-        note: receives a line for each renamed key and each finding that is not refused, with its location.
+        check: function that yields findings about a valid section.
+        note: receives a line for each finding that is not refused, with its location.
 
     Raises:
         InputError: if anything is wrong, with one line for each mistake that names its location and key.
@@ -133,11 +131,6 @@ def load_section(
         raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {actual}")
     for argument in overrides:
         _override(tree, locations, argument)
-    renamed = rename(tree)
-    for old, new in renamed:
-        location = locations[tuple(old.split("."))]
-        locations.update({tuple(key.split(".")): location for key in new})
-        note(f"note: {location}: {old} was renamed to {' and '.join(new)}")
     if removed := remove(tree):
         raise InputError(
             *(
@@ -152,11 +145,9 @@ def load_section(
         lines = [_explain(kind, error, locations) for error in errors[:MOST_ERRORS]]
         rest = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
         raise InputError(*dict.fromkeys(lines), *rest) from None
-    earlier = {old for old, _ in renamed}
     found: dict[bool, list[str]] = {True: [], False: []}
     for key, refused, problem in check(section):
-        if key not in earlier:
-            found[refused].append(f"{_location_of(tuple(key.split('.')), locations)}: {key}: {problem}")
+        found[refused].append(f"{_location_of(tuple(key.split('.')), locations)}: {key}: {problem}")
     if found[True]:
         raise InputError(*found[True])
     for line in found[False]:

@@ -2,7 +2,6 @@
 
 A description holds a file's size, modification time (ns), SHA-256, and the SHA-256 of a sample: the whole file up to
 4 MiB, else 256 blocks of 16 KiB, the first, the last and others at offsets drawn with the file's SHA-256 as seed.
-Descriptions from earlier versions have no sample.
 """
 
 from __future__ import annotations
@@ -70,4 +69,4 @@ def is_as_described(path: Path, description: Mapping[str, Any], *, verify: bool)
             return False
         if verify or status.st_mtime_ns != description["time"]:
             return text_checksum(path, "sha256", compressed=False) == checksum
-        return "sample" not in description or sample(path, checksum) == str(description["sample"])
+        return sample(path, checksum) == str(description["sample"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabulary, split_words
-from econmt.decoding.dynamic_evaluation import DynamicEvaluation, DynamicModel
-from econmt.decoding.neural_cache import CacheMemory, NeuralCache
 from econmt.decoding.search.sampling import draw
-from econmt.errors import InputError
 from econmt.model.language_model import LanguageModel, State
 from econmt_ops import linear_cross_entropy
 from econmt_ops.core.precision import autocast_to
@@ -62,49 +59,17 @@ class TextReader:
     """Reader of a text from its beginning by a model in evaluation mode; only the model's state is kept.
 
     Args:
-        precision: type of matrix products, float32, bfloat16 or float16; float16 not with ``dynamic``.
-        cache: settings of a neural cache, with which scores are mixed; None: no cache.
-        dynamic: settings of dynamic evaluation, with which a copy of the model learns from the text; None: fixed
-            parameters.
+        precision: type of matrix products, float32, bfloat16 or float16.
     """
 
     model: LanguageModel
     vocabulary: Vocabulary
     device: torch.device
     precision: torch.dtype
-    cache: NeuralCache | None = field(default=None, kw_only=True)
-    dynamic: DynamicEvaluation | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self._state: State | None = None
         self._last = EOS  # a text starts like a line
-        self._memory = None if self.cache is None else CacheMemory(self.cache)
-        self._learner: DynamicModel | None = None
-        if self.dynamic is not None:
-            if self.precision == torch.float16:
-                raise InputError("dynamic evaluation does not support float16; use float32 or bfloat16")
-            text = self._ids(self.dynamic.text or ())
-            self._learner = DynamicModel(self.model, self.dynamic, self._losses, text)
-
-    def _ids(self, lines: Sequence[str]) -> list[int]:
-        return [token for ids in self.vocabulary.encode_many(lines) for token in (*ids, EOS)]
-
-    def _losses(
-        self, model: LanguageModel, inputs: Tensor, targets: Tensor, state: State | None
-    ) -> tuple[Tensor, Tensor, State]:
-        """Returns the output layer's inputs (N, D), the loss of each token (N,), and the states after ids (B, T)."""
-        with autocast_to(self.device, self.precision):
-            hidden, after = model(inputs, state)
-            hidden = hidden.flatten(0, 1)
-            losses = linear_cross_entropy(
-                hidden,
-                model.output.weight,
-                targets.flatten(),
-                bias=model.output.bias,
-                reduction="none",
-                implementation=model.implementations.output,
-            )
-        return hidden, losses, after
 
     def read(self, ids: Sequence[int]) -> list[float]:
         """Reads the next ids of the text; returns the log-probability of each given all before it."""
@@ -114,21 +79,26 @@ class TextReader:
         """Reads the next ids of the text, a window at a time, and yields their log-probabilities."""
         for first in range(0, len(ids), WINDOW):
             window = ids[first : first + WINDOW]
-            hidden, log_probs = self._read(window) if self._learner is None else self._learner.read(window)
-            if self._memory is not None:
-                log_probs = self._memory.mix(
-                    hidden, torch.tensor(window, device=self.device), log_probs.double()
-                )
+            log_probs = self._read(window)
             self._last = window[-1]
             yield from log_probs.double().tolist()
 
     @torch.inference_mode()
-    def _read(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Reads a window; returns inputs of the output layer (N, D) and log-probabilities (N,)."""
+    def _read(self, ids: Sequence[int]) -> Tensor:
+        """Reads a window; returns its log-probabilities (N,)."""
         inputs = torch.tensor([[self._last, *ids[:-1]]], device=self.device)
-        targets = torch.tensor([ids], device=self.device)
-        hidden, losses, self._state = self._losses(self.model, inputs, targets, self._state)
-        return hidden, -losses
+        model = self.model
+        with autocast_to(self.device, self.precision):
+            hidden, self._state = model(inputs, self._state)
+            losses = linear_cross_entropy(
+                hidden.flatten(0, 1),
+                model.output.weight,
+                torch.tensor(ids, device=self.device),
+                bias=model.output.bias,
+                reduction="none",
+                implementation=model.implementations.output,
+            )
+        return -losses
 
     def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
         """Reads whole lines and yields each, as soon as it is read, with its log-probabilities."""

@@ -101,20 +101,16 @@ class DerivedModel:
         return path, tensors, metadata
 
     def write(
-        self,
-        tensors: Mapping[str, Tensor],
-        metadata: Mapping[str, str],
-        recipe: str | None = None,
-        card: str | None = None,
+        self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], card: str | None = None
     ) -> None:
-        """Writes the new folder; the text ``recipe`` replaces the copied recipe.
+        """Writes the new folder, with the text of a model card if there is one.
 
         Raises:
             InputError: The folder cannot be written.
         """
         with new_folder(self.folder.path, self._output) as temporary:
             made = ModelFolder(temporary)
-            write_text(made.recipe, recipe or self.folder.recipe.read_text(encoding="utf-8"))
+            write_text(made.recipe, self.folder.recipe.read_text(encoding="utf-8"))
             write_tensors(made.best, tensors, metadata)
             if card is not None:
                 write_text((temporary / "README").with_suffix(".md"), card)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from econmt.checkpoint.state import TrainingState
-from econmt.config.recipe import OPS, Recipe, Training, rename_ops
+from econmt.config.recipe import OPS, Recipe, Training
 from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
 from econmt.engine.precision import Precision
@@ -281,9 +281,6 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
     """
     of_recipe = Implementations.of(recipe.ops)
     names = dict(saved)
-    if "lstm" in names:  # from a run that an older version began
-        names.setdefault("decoder", names.get("attention", "auto"))
-        rename_ops(names, recipe.translation_model.decoder.input_feeding)
     if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
         return None
     return of_recipe._replace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 
@@ -42,15 +41,6 @@ def _checksum_of(prepared: PreparedData, names: Iterable[str]) -> str:
     return hashlib.sha256("".join(prepared.checksums[name] for name in names).encode()).hexdigest()
 
 
-def _older_text_fingerprints(prepared: PreparedData) -> tuple[str, str]:
-    """Returns the text fingerprints of older states: from the text alone, or from counts and raw validation lines."""
-    counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
-    digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
-    for line in (*prepared.valid_text.source, *prepared.valid_text.target):
-        digest.update(line.encode("utf-8") + b"\n")
-    return _checksum_of(prepared, _TEXT), digest.hexdigest()
-
-
 def copy_vocabulary(context: RunContext) -> None:
     """Copies the vocabulary files into the model folder.
 
@@ -73,8 +63,6 @@ def copy_vocabulary(context: RunContext) -> None:
 def compare(context: RunContext, saved: TrainingState, current: TrainingState) -> list[str]:
     """Compares environment and text of a saved state with the current ones; returns messages about differences.
 
-    Values that an older version has not saved are ignored.
-
     Raises:
         InputError: The text has changed, and the user has not allowed changes.
     """
@@ -89,7 +77,8 @@ def compare(context: RunContext, saved: TrainingState, current: TrainingState) -
         notes.append(
             f"resuming with {', '.join(changed)}: parameters will differ by rounding from those of an unchanged run"
         )
-    if saved.text not in (current.text, *_older_text_fingerprints(context.prepared)):
+    # Older states have the fingerprint of the text alone.
+    if saved.text not in (current.text, _checksum_of(context.prepared, _TEXT)):
         if not context.start.with_changes:
             raise InputError(
                 f"{context.folder.path}: the run began with other text (a training or validation file, or one beside "

@@ -36,7 +36,6 @@ from econmt.tasks.registry import make_task
 from econmt.training.choice import saved_choice
 from econmt.training.context import RunContext
 from econmt.training.pictures import draw_learning_curve
-from econmt.training.savings import with_savings
 from econmt.training.validation import counted_sentences, make_translator, perplexity, requests_of
 from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.rule import rules_only
@@ -250,7 +249,7 @@ def _measure(context: RunContext) -> tuple[TrainingState, MemoryPlan | None, Led
     """
     folder, device = context.folder, context.device
     saved = load_saved(folder, folder.commits()[-1])
-    recipe = with_savings(context.recipe, saved.state.savings)
+    recipe = context.recipe
     rank = Rank(0, context.communicator.size)
     training = recipe.training
     task = make_task(recipe, context.prepared)

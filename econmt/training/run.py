@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from econmt.budget.planner import plan_table
+from econmt.budget.run_budget import first_plan
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.resume import Start, find_start
@@ -45,7 +46,6 @@ from econmt.training.progress import Progress
 from econmt.training.provenance import compare, copy_vocabulary, environment_of, text_fingerprint
 from econmt.training.ranks import check_shared
 from econmt.training.results import RunResults, are_complete, make_results
-from econmt.training.savings import describe_savings, plan_with_savings, savings_of_run, with_savings
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
 from econmt_ops.dispatch.rule import rules_only
@@ -121,7 +121,7 @@ def run_recipe(
         context = replace(context, began=began, heartbeat=heartbeat, hook=hook)
         with reproducible(device, context.threads.number):
             if overwrite_output:  # only now, since unusable text or budget must not cost the old run
-                plan_with_savings(recipe, prepared, device, context.precision, communicator)
+                first_plan(recipe, prepared, device, context.precision, communicator)
                 if communicator.is_rank_zero:
                     folder.clear()
                     folder.create()
@@ -260,8 +260,6 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     """Creates a trainer at its starting point; returns it with messages for the user, one line each."""
     recipe, folder, prepared, start = context.recipe, context.folder, context.prepared, context.start
     device, precision, communicator = context.device, context.precision, context.communicator
-    savings = savings_of_run(context)
-    recipe = with_savings(recipe, savings)
     torch.manual_seed(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
@@ -285,7 +283,6 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         f"{trainer.batches.batches_per_epoch:,} batches per epoch, device {device}, folder {folder.path}",
         left_out(recipe, prepared.statistics),
         f"precision: {precision.name} ({precision.why})",
-        describe_savings(savings),
         *initial_notes,
         _describe_ranks(communicator, recipe),
         *divisions,
@@ -300,7 +297,6 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         notes.append(recipe_tokenizer(recipe, trainer.state.signature).note)
     notes += check_lengths(prepared, recipe)
     trainer.state.precision, trainer.state.pipeline = precision.name, pipeline
-    trainer.state.savings = savings
     taken = sum(tensor.nbytes for tensor in step.optimizer_tensors().values())
     trainer.budget.make(trainer.state, taken)
     if trainer.budget.plan is None:

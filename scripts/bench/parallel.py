@@ -20,9 +20,9 @@ from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batches import rows_of_batch
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
-from econmt.parallel.cost_model import KINDS, Kind, best, predict
 from econmt_memory.report.layout import WIDTH
 from scripts.bench import parallel_measure, parallel_profile
+from scripts.bench.cost_model import KINDS, Kind, best, predict
 from scripts.bench.parallel_profile import LinkName, Profile, Setting
 from scripts.bench.plots import draw_lines
 

@@ -17,11 +17,11 @@ from econmt.engine.communicator import Communicator
 from econmt.engine.devices import peak_memory
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
-from econmt.parallel.cost_model import Kind, best, predict
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import rank_environment
 from econmt.training.pipelines import make_pipeline
 from econmt_ops.dispatch.timing import quantile
+from scripts.bench.cost_model import Kind, best, predict
 from scripts.bench.parallel_processes import together
 from scripts.bench.parallel_profile import Profile, Setting, divided, timed_update, why_undivided
 
@@ -46,7 +46,7 @@ class Way(NamedTuple):
 
     Attributes:
         processes: number of processes.
-        kind: see :data:`econmt.parallel.cost_model.KINDS`.
+        kind: see :data:`scripts.bench.cost_model.KINDS`.
         stages: stages of a pipeline.
     """
 

@@ -1,4 +1,4 @@
-"""Times that :mod:`econmt.parallel.cost_model` predicts from, measured on this machine with a recipe."""
+"""Times that :mod:`scripts.bench.cost_model` predicts from, measured on this machine with a recipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
 from econmt.estimate.measurement import measure_step
 from econmt.model import Implementations
-from econmt.parallel.cost_model import Network, Stack, StepProfile
 from econmt.parallel.pipeline.costs import timed_stacks
 from econmt.parallel.pipeline.partition import Link
 from econmt.parallel.reduction import travelling
@@ -37,6 +36,7 @@ from econmt.training.choice import settle
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
+from scripts.bench.cost_model import Network, Stack, StepProfile
 from scripts.bench.parallel_processes import together
 
 SMALL, LARGE = 8, 4 << 20
@@ -77,7 +77,7 @@ class Profile(Record):
         processor: Name of the processor or GPU.
         ranks: Number of ranks that worked at once.
         hosted: Largest number of ranks on this machine.
-        alone, rows, seconds, shared, gradient_bytes, stacks: See :class:`econmt.parallel.cost_model.StepProfile`.
+        alone, rows, seconds, shared, gradient_bytes, stacks: See :class:`scripts.bench.cost_model.StepProfile`.
         latency, byte: Link between two ranks as an all-reduce finds it, seconds and seconds a byte.
     """
 

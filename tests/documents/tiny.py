@@ -85,8 +85,6 @@ def shrink(words: Sequence[str]) -> list[str]:
     words = [PLACEHOLDERS.get(word, word) for word in words]
     if not words:
         return []
-    if words[0] == "compress":  # of a model that has learnt nothing, whose matrices have no small rank
-        return [{"0.95": "0.4", "64": "16"}.get(word, word) for word in words]
     if words[0] == "profile" and len(words) > 1:
         words = ["64MiB" if word == "8GiB" else word for word in words]
         return _with_keys(words, _keys(words[1]) | SHORT)

@@ -143,5 +143,5 @@ def test_no_name_is_compared_outside_of_the_choice() -> None:
     compared = re.compile(r"""[=!]= "(reference|recompute|compiled|triton)\"""")
     files = [*(ROOT / "econmt").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
     found = {file.name for file in files if compared.search(file.read_text(encoding="utf-8"))}
-    # Older recipes are read, and a script leaves out what takes long to compile.
-    assert found <= {"migration.py", "golden_losses.py"}
+    # A script leaves out what takes long to compile.
+    assert found <= {"golden_losses.py"}

@@ -353,52 +353,6 @@ def test_ops_are_auto_until_told_otherwise() -> None:
         load_recipe("quickstart", ["ops.encoder=recomputed"])
 
 
-@pytest.mark.parametrize(
-    ("feeding", "old", "new", "moved"),
-    [
-        (True, "lstm: recompute", "encoder: recompute", "lstm was renamed to ops.encoder"),
-        (
-            True,
-            "lstm: reference, stash: cells",
-            "encoder: reference, stash: gates",
-            "lstm was renamed to ops.encoder",
-        ),
-        (
-            True,
-            "attention: recompute",
-            "attention: recompute, decoder: recompute",
-            "attention was renamed to ops.decoder",
-        ),
-        (True, "attention: reference, decoder: recompute", "attention: reference, decoder: recompute", None),
-        (False, "attention: recompute", "attention: recompute", None),
-        (
-            False,
-            "lstm: reference",
-            "encoder: reference, decoder: reference",
-            "lstm was renamed to ops.encoder and ops.decoder",
-        ),
-    ],
-)
-def test_keys_of_older_recipes_are_read(
-    feeding: bool, old: str, new: str, moved: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    feeds = f"model.decoder.input_feeding={str(feeding).lower()}"
-    recipe = load_recipe("quickstart", [feeds, f"ops={{{old}}}"])
-    told = capsys.readouterr().err
-    assert recipe == load_recipe("quickstart", [feeds, f"ops={{{new}}}"])
-    assert told == ("" if moved is None else f"note: override 'ops={{{old}}}': ops.{moved}\n")
-    assert parse_recipe(recipe_text(recipe), "again") == recipe
-
-
-def test_old_keys_count_beside_new_ones_that_leave_it_to_auto() -> None:
-    ops = load_recipe("iwslt", ["ops.lstm=recompute", "ops.attention=compiled"]).ops
-    assert (ops.encoder, ops.decoder) == ("recompute", "compiled")
-    with pytest.raises(
-        InputError, match=r"override 'ops.lstm=recomputed': ops.encoder: .*did you mean recompute"
-    ):
-        load_recipe("iwslt", ["ops.lstm=recomputed"])
-
-
 def test_the_largest_rank_is_the_last_that_saves() -> None:
     for rows, columns in itertools.product(range(1, 9), range(1, 9)):
         best = largest_rank(rows, columns)
@@ -462,3 +416,10 @@ def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -
         "override 'model.dropout={states: 0.1}': model.dropout.states is no longer supported; remove it, and train models "
         "that have it anew",
     ]
+    assert load_recipe("iwslt", ["training.memory_savings=exact"]) == load_recipe("iwslt")
+    with pytest.raises(InputError, match=r"memory_savings is no longer supported; remove it; .*adam8bit"):
+        load_recipe("iwslt", ["training.memory_savings=lossy"])
+    with pytest.raises(
+        InputError, match=r"optimizer.name nag is no longer supported; train with sgd or nadam;"
+    ):
+        load_recipe("iwslt", ["training.optimizer.name=nag"])

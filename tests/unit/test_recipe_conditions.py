@@ -46,7 +46,6 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         "1.0e-6",
         ("training.schedule.name=linear", "training.schedule.decay_updates=4"),
     ),
-    "training.memory_savings": ("lossy", ("training.memory_budget=4GiB",)),
     "training.loss_scale": ("1024", ("training.precision=float16",)),
     "training.loss_scale_window": ("9", ("training.precision=float16",)),
     "training.min_updates": ("9", ("training.early_stopping.max_num_checkpoint_not_improved=3",)),

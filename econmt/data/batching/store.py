@@ -91,7 +91,7 @@ class SplitDescription(Record):
     tokens: Count
     type: Literal["<u2", "<u4", "<u8"]
     files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
-    corpora: list[Count] = Field(default_factory=list)
+    corpora: list[Count]
     weighted: bool = False
 
 
@@ -108,12 +108,12 @@ class StoreStatistics(Record):
 
 
 class StoredFile(Record):
-    """Description of a file by :func:`econmt.data.fingerprints.describe`; earlier versions have no sample."""
+    """Description of a file by :func:`econmt.data.fingerprints.describe`."""
 
     size: Count
     time: int
     sha256: str
-    sample: str = ""
+    sample: str
 
 
 class TextFile(StoredFile):
@@ -142,7 +142,7 @@ class StoreDescription(Record):
     splits: Splits
     statistics: StoreStatistics
     files: list[TextFile]
-    store: dict[str, StoredFile] = Field(default_factory=dict)
+    store: dict[str, StoredFile]
 
 
 class RawText(NamedTuple):
@@ -266,7 +266,7 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
             raise InputError(
                 f"{folder}: the {split} text does not belong to the token store; remove the folder"
             )
-    for name, description in meta.get("store", {}).items():
+    for name, description in meta["store"].items():
         if not is_as_described(folder / name, description, verify=verify):
             raise InputError(f"{folder / name}: has changed since it was written; remove {folder}")
     return PreparedData(
@@ -280,17 +280,8 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
         train_links=stores.get("train_links"),
         valid_links=stores.get("valid_links"),
         statistics=meta["statistics"],
-        checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
+        checksums={name: entry["sha256"] for name, entry in meta["store"].items()},
     )
-
-
-def _described(folder: Path, meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the descriptions of a store's files; creates them for stores of earlier versions, which have none."""
-    if "store" in meta:
-        descriptions: dict[str, dict[str, Any]] = meta["store"]
-        return descriptions
-    paths = (path for path in folder.iterdir() if _STORE_FILES.fullmatch(path.name))
-    return {path.name: describe(path) for path in paths if path.name != META_FILE}
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:

@@ -119,8 +119,7 @@ class TokenStore:
         """Opens a split; ``description`` comes from :meth:`TokenStoreWriter.finish`."""
         self.name = name
         self._files = [StoreFile(*entry) for entry in description["files"]]
-        # Stores of earlier versions have no list of corpora, but one entry in ``files`` per corpus.
-        self.corpora: list[int] = description.get("corpora") or [file.first_pair for file in self._files]
+        self.corpora: list[int] = description["corpora"]
         """Index of the first pair of each corpus, in the order of the recipe."""
         self._count, self.total_tokens = int(description["pairs"]), int(description["tokens"])
         self._tokens = _PositionalFile(

@@ -145,8 +145,19 @@ class Store:
         """Returns the records of the machine ``where`` by key; empty if the file is absent or broken."""
         return self._read().get(where, {})
 
-    def add(self, where: str, records: Mapping[str, Mapping[str, MeasurementRecord]]) -> None:
-        """Adds or replaces records by key; warns if the file cannot be written."""
+    def add(
+        self,
+        where: str,
+        records: Mapping[str, Mapping[str, MeasurementRecord]],
+        replacing: str = "",
+    ) -> None:
+        """Adds or replaces records by key; warns if the file cannot be written.
+
+        Args:
+            where: Key of the machine; see `machine`.
+            records: Records by key and candidate.
+            replacing: Beginning of keys whose records are removed; empty: none.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
@@ -154,6 +165,8 @@ class Store:
                 content[where] = entries = content.pop(where, {})
                 for old in list(content)[:-_MACHINES]:
                     del content[old]
+                for old in [key for key in entries if replacing and key.startswith(replacing)]:
+                    del entries[old]
                 for key, candidates in records.items():
                     entries[key] = {**candidates}
                 temporary = self.path.with_suffix(f".{os.getpid()}.tmp")

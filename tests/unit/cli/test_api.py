@@ -261,17 +261,7 @@ def test_training_is_the_command_lines(
 
 
 def test_the_names_of_the_interface() -> None:
-    settings = ["DynamicEvaluation", "NeuralCache"]
-    assert dir(econmt) == [
-        *settings,
-        "Request",
-        "TrainedModel",
-        "__version__",
-        "evaluate",
-        "load",
-        "memory",
-        "train",
-    ]
+    assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
 
 
 def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:

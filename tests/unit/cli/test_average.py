@@ -33,9 +33,8 @@ def test_the_mean_of_the_last_checkpoints(
         np.testing.assert_array_equal(values, expected)
 
 
-@pytest.mark.parametrize("name", ["average", "compress"])
-def test_without_threads_all_cores_compute_and_the_help_says_so(call: Call, name: str) -> None:
-    out = " ".join(call(name, "--help").out.split())
+def test_without_threads_all_cores_compute_and_the_help_says_so(call: Call) -> None:
+    out = " ".join(call("average", "--help").out.split())
     assert "Number of CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
     before = torch.get_num_threads()
     use_threads(None)

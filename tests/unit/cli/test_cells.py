@@ -65,11 +65,3 @@ def test_info_names_the_cells(call: Call, model: Path) -> None:
     said = call("info", model).out
     assert "2 x GRU 8, both directions: bottom" in said
     assert "2 x SSRU 8, no input feeding" in said
-
-
-def test_layers_without_factors_stay_whole(call: Call, model: Path, tmp_path: Path) -> None:
-    ended = call("compress", "-m", model, "--rank", "2", "-o", tmp_path / "small")
-    assert ended.code == 2
-    assert "the encoder stays as it is: cells of type gru cannot be factorised" in ended.err
-    assert f"{model}: nothing would become smaller; no part with a rank can be factorised" in ended.err
-    assert not (tmp_path / "small").exists()

@@ -82,7 +82,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     assert "2 x LSTM 8" in told.out
     for arguments, wanted in (
         (("translate", "-m", model), "holds a language model, which does not translate"),
-        (("compress", "-m", model, "--rank", "2", "-o", model / "x"), "holds a language model"),
+        (("quantize", "-m", model, "-o", model / "x"), "holds a language model"),
         (("score", "-m", model, "-s", "x", "-t", "y"), "--source means nothing with a language model"),
         (("score", "-m", model, "-m", model), "language models cannot form an ensemble"),
         (("profile", trained.path, "--bucket", "3x4", "--estimate"), "a language model has no buckets"),
@@ -98,44 +98,6 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     exported = call("export", model, model.with_name("exported"))
     assert exported.code == 0, exported.err
     assert call("score", "-m", model.with_name("exported"), text=text).lines == lines
-
-
-def test_score_adapts_to_the_text(call: Call, trained: TextRun) -> None:
-    if not trained.folder.best.is_file():
-        assert call("train", trained.path).code == 0
-    model, file, training = trained.folder.path, trained.text / "test.txt", trained.text / "train.txt"
-    lines = file.read_text().split("\n")[:-1]
-    loaded = econmt.load(model, device="cpu", threads=1)
-    plain = call("score", "-m", model, "-t", file).lines
-    settings: dict[tuple[object, ...], dict[str, Any]] = {
-        ("--cache", 9): {"cache": econmt.NeuralCache(9)},
-        ("--cache", 9, "--cache-theta", 0.5, "--cache-lambda", 0.3, "--dynamic", "--dynamic-segment", 4): {
-            "cache": econmt.NeuralCache(9, 0.5, 0.3),
-            "dynamic": econmt.DynamicEvaluation(segment=4),
-        },
-        ("--dynamic", "--dynamic-text", training, "--dynamic-rate", 0.01, "--dynamic-decay", 0): {
-            "dynamic": econmt.DynamicEvaluation(0.01, 0.0, text=training.read_text().split("\n")[:-1])
-        },
-    }
-    for options, arguments in settings.items():
-        told = call("score", "-m", model, "-t", file, "--threads", 1, *options)
-        assert told.code == 0, told.err
-        expected = [line.log_probability for line in loaded.score(lines, **arguments)]
-        assert list(map(float, told.lines)) == pytest.approx(expected, abs=1e-5)
-        assert told.lines != plain
-    for options, wanted in (
-        (("--cache-theta", "1"), "--cache-theta has no effect without --cache"),
-        (("--dynamic-rate", "1"), "--dynamic-rate has no effect without --dynamic"),
-        (("--cache", "5", "--cache-lambda", "0"), "'--cache-lambda': must be more than 0 and at most 1"),
-        (("--dynamic", "--dynamic-rate", "0"), "'--dynamic-rate': must be more than 0 and at most 1000"),
-        (("--cache", "5", "--cache-lambda", "1"), "weight of the cache: expected a number below 1"),
-        (("--dynamic", "--dynamic-text", model / "none.txt"), "none.txt: no such file"),
-        (("--dynamic", "--precision", "float16"), "does not support float16"),
-    ):
-        refused = call("score", "-m", model, "-t", file, *options)
-        assert (refused.code, refused.out) == (2, "")
-        assert wanted in refused.err
-        assert refused.err.count("\n") == 1
 
 
 def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Path) -> None:
@@ -236,8 +198,6 @@ def test_from_python(call: Call, trained: TextRun, tmp_path: Path, monkeypatch: 
             model.generate(**wrong)
     wrong_values: list[tuple[Callable[..., Any], Any, dict[str, Any], str]] = [
         (model.score, ["a", "\ud800"], {}, r"lines\[1\]: text: the character U\+D800"),
-        (model.score, ["a"], {"cache": 5}, "cache expects settings"),
-        (model.score, ["a"], {"dynamic": True}, "dynamic expects settings"),
         (model.generate, 5, {}, "generate expects a text"),
         (model.generate, "\ud800", {}, r"prompt: text: the character U\+D800"),
     ]

@@ -14,7 +14,6 @@ from tests.unit.cli.conftest import Call
 COMMANDS = {
     "export": ("export", "{model}", "{made}"),
     "average": ("average", "-m", "{model}", "-n", "2", "-o", "{made}"),
-    "compress": ("compress", "-m", "{model}", "--rank", "2", "-o", "{made}"),
     "quantize": ("quantize", "-m", "{model}", "-o", "{made}"),
 }
 

@@ -56,8 +56,6 @@ def test_the_folder_is_a_model_like_any_other(
     assert float(scored.out) == pytest.approx(float(whole.out), abs=0.1)
     again = call("quantize", "-m", made, "-o", tmp_path / "again")
     assert f"its matrices are {precision} already" in again.err
-    averaged = call("compress", "-m", made, "--rank", 3, "-o", tmp_path / "ranked")
-    assert averaged.code == 0, averaged.err
 
 
 def test_products_are_of_8_bits_where_the_folder_is(call: Call, word_model: Path, tmp_path: Path) -> None:

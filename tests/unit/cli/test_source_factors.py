@@ -169,9 +169,6 @@ def test_factors_that_do_not_fit(
 
 def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: Path) -> None:
     assert "factors      concat: 6 of width 4" in call("info", model).lines
-    near = call("embeddings", "-m", model, "--factor", "1", "-k", "1", "u").lines
-    assert near[0].startswith("u\t")
-    assert "the number of source factors of" in call("embeddings", "-m", model, "--factor", "2", "u").err
     assert (
         "has source factors, which the runtime does not support"
         in call("export", model, tmp_path / "runtime", "--runtime").err

@@ -95,14 +95,13 @@ def test_tables_of_models(
         ("translate", "-m", "model", "-i", source, "-o", "translated"),
         ("score", "-m", "model", "-s", source, "-t", target, "-o", "scores"),
         ("average", "-m", "model", "-n", 2, "-o", "averaged"),
-        ("compress", "-m", "model", "--rank", 2, "-o", "compressed"),
         ("export", "model", "exported"),
     ):
         ended = call(*words)
         assert ended.code == 0, ended.err
         assert not too_long(ended.out), words
         assert not too_long(without_talk(ended.err)), words
-        for made in ("averaged", "compressed", "exported"):
+        for made in ("averaged", "exported"):
             if words[-1] == made:
                 assert ended.lines[-1] == made
 

@@ -88,11 +88,3 @@ def test_size_and_absence(large: Path) -> None:
         is_as_described(large, description, verify=False)
     with pytest.raises(InputError, match=rf"^{large}: cannot read: No such file"):
         describe(large)
-
-
-def test_a_description_of_an_earlier_version_has_no_sample(large: Path) -> None:
-    description = describe(large)
-    del description["sample"]
-    assert is_as_described(large, description, verify=False)
-    change(large, 7, time=True)
-    assert not is_as_described(large, description, verify=False)

@@ -248,19 +248,6 @@ class TestReuse:
         prepare(make_recipe(), Path.cwd() / "store", [corpus], show_progress=False, verify=True)
         assert file.read_bytes() == before
 
-    def test_a_store_of_an_earlier_version(
-        self, run: Callable[..., PreparedData], made: Callable[..., str]
-    ) -> None:
-        file = Path("store") / "meta.json"
-        checksums = run().checksums
-        meta = json.loads(file.read_text(encoding="utf-8"))
-        del meta["store"]
-        for entry in meta["files"]:
-            del entry["sample"]
-        file.write_text(json.dumps(meta), encoding="utf-8")
-        assert made() == ""
-        assert run().checksums == checksums
-
     @pytest.mark.parametrize(("given", "said"), [(100, ""), (50, "data.max_length changed from None to 50")])
     def test_a_key_that_the_store_lacks_had_its_default(
         self, made: Callable[..., str], given: int, said: str

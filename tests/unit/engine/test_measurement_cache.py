@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from econmt.engine import measurement_cache as module
-from econmt.engine.measurement_cache import cache_file, measured_today
+from econmt.engine.measurement_cache import measured_today
+from econmt_ops.dispatch.measurements import MeasurementRecord, Store, machine
 
 
 class Clock:
@@ -45,6 +46,7 @@ def test_another_number_of_threads_is_measured_anew(clock: Clock, monkeypatch: p
 
 def test_tomorrow_is_measured_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     measured_today("a", clock)
+    Store().add(machine(torch.device("cpu")), {"op": {"rule": MeasurementRecord(1.0, 1.0, 1.0, 0, 0.0)}})
 
     class Tomorrow(dt.date):
         @classmethod
@@ -53,26 +55,15 @@ def test_tomorrow_is_measured_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module.dt, "date", Tomorrow)
     assert measured_today("a", clock) == {"one": 2.0}
-    assert list(json.loads(cache_file().read_text())) == ["date", "measured"]
+    (entries,) = json.loads(Store().path.read_text())["machines"].values()
+    assert list(entries) == ["op", "a, 2999-01-01"]
 
 
-@pytest.mark.parametrize(
-    "times", ["[]", "{}", '{"one": "1"}', '{"one": -1.0}', '{"one": NaN}', '{"one": true}']
-)
-def test_broken_entries_are_measured_anew(clock: Clock, times: str) -> None:
-    measured_today("a", clock)
-    (key,) = json.loads(cache_file().read_text())["measured"]
-    today = dt.date.today().isoformat()
-    cache_file().write_text(f'{{"date": "{today}", "measured": {{{json.dumps(key)}: {times}}}}}')
-    assert measured_today("a", clock) == {"one": 2.0}
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff", b"[1]", b'{"date": 3}', b'{"measured": {}}', b"[" * 100_000]
-)
-def test_a_broken_file_is_written_anew(clock: Clock, content: bytes) -> None:
-    cache_file().parent.mkdir(parents=True)
-    cache_file().write_bytes(content)
+@pytest.mark.parametrize("content", ["", '{"machines": {}}', '[["a", {"one": [-1.0, 1, 1, 0, 0]}]]'])
+@pytest.mark.filterwarnings("ignore:econmt_ops:RuntimeWarning")
+def test_a_broken_file_is_written_anew(clock: Clock, content: str) -> None:
+    Store().path.parent.mkdir(parents=True)
+    Store().path.write_text(content)
     assert measured_today("a", clock) == measured_today("a", clock) == {"one": 1.0}
 
 

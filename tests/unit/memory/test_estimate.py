@@ -120,7 +120,7 @@ CASES = [
     Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
     Case("quickstart", ("model.encoder.cell=sru", *UNFED, *RECOMPUTE, "ops.stash=outputs"), (64, 12, 10)),
     Case("student", (), (48, 9, 7)),
-    Case("student", ("training.optimizer.name=adamw8bit",), (48, 9, 7)),
+    Case("student", ("training.optimizer.name=adam8bit",), (48, 9, 7)),
     Case(
         "quickstart",
         ("data.source_factors=[pos, case]", "model.source_factors_num_embed=[24, 8]"),

@@ -499,7 +499,7 @@ def test_real_steps_stay_within_the_budget() -> None:
 
 SHAPES_ONLY = (
     "data. ops. decoding. training.batch. training.bptt training.valid_rows training.max_buckets training.bucket_width "
-    "training.trim_batches training.memory_budget training.memory_savings training.update_interval training.precision "
+    "training.trim_batches training.memory_budget training.update_interval training.precision "
     "training.decode_and_evaluate training.seed"
 )
 """Keys that a plan depends on, and the bytes of a step of a given shape, precision and implementations do not."""

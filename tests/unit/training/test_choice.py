@@ -225,16 +225,6 @@ def test_a_choice_for_another_device_is_made_anew() -> None:
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
     assert saved_choice(recipe, saved, torch.device("cuda")) is None
     assert saved_choice(recipe, {}, CPU) is None
-    older = {
-        "device": "cpu",
-        "attention": "recompute",
-        "lstm": "reference",
-        "output": "recompute",
-        "stash": "cells",
-    }
-    assert saved_choice(recipe, older, CPU) == Implementations(
-        "reference", "recompute", "recompute", "reference", "gates"
-    )
     assert saved_choice(recipe, {"device": "cpu"}, CPU) is None
 
 

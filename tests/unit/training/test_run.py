@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
 from econmt.training import validation
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.provenance import _older_text_fingerprints
+from econmt.training.provenance import _TEXT, _checksum_of
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
@@ -312,33 +313,36 @@ def test_text_of_the_same_counts_is_other_text(make_run: MakeRun, tmp_path: Path
     assert longer.train().update == 4
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_state_of_an_earlier_version_knows_its_text(tmp_path: Path, beside: bool) -> None:
+def test_a_state_of_an_earlier_version_knows_its_text(tmp_path: Path) -> None:
+    """Its fingerprint is of the text alone, and it lacks a field, and has that of an option that left."""
     write_text(tmp_path, {"train": 20, "valid": 4})
     (tmp_path / "train.w").write_text("0.5\n" * 20)
-    weights = ("data.weights=w",) if beside else ()
 
     def make_run(*overrides: str) -> Run:
-        return Run(tmp_path, tmp_path / "run", (*weights, *overrides))
+        return Run(tmp_path, tmp_path / "run", ("data.weights=w", *overrides))
 
     run = make_run("training.max_updates=2")
     run.train()
     file = run.folder.state(Commit(2, True)) / "state.json"
-    (file.parent / "SHA256SUMS").unlink()
     state = json.loads(file.read_text())
-    of_text, older = _older_text_fingerprints(run.prepared())
-    assert state["text"] != older
-    assert (state["text"] != of_text) == beside
-    del state["environment"]
-    file.write_text(json.dumps({**state, "text": "0" * 64}))
+    of_text = _checksum_of(run.prepared(), _TEXT)
+    assert state["text"] != of_text
+    assert state.pop("best_regular") == state["best_update"]
+
+    def write_state(text: str) -> None:
+        content = json.dumps({**state, "savings": [], "text": text}).encode()
+        file.write_bytes(content)
+        (file.parent / "SHA256SUMS").write_text(f"{hashlib.sha256(content).hexdigest()}  state.json\n")
+
+    write_state("0" * 64)
     longer = make_run("training.max_updates=4")
     with pytest.raises(InputError, match="began with other text"):
         longer.train()
-    file.write_text(json.dumps({**state, "text": of_text if beside else older}))
+    write_state(of_text)
     longer.train()
     assert "instead of" not in longer.said()
     found = json.loads((run.folder.state(Commit(4, True)) / "state.json").read_text())
-    assert found["text"] not in (older, "0" * 64)
+    assert found["text"] not in (of_text, "0" * 64)
 
 
 def test_going_on_with_other_threads_or_versions_is_said(

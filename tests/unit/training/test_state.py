@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,16 +155,3 @@ def test_states_of_gpus_that_are_not_there_are_left_aside(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda _, index: restored.append(index))
     restore_random_states(states)
     assert restored == [0, 1]
-
-
-def test_states_of_older_versions_have_those_of_other_generators_too() -> None:
-    older = {"python": [3, [1, 2], None], "numpy": ["MT19937", "AAAA", 1, 0, 0.0], **random_states()}
-    assert TrainingState.from_json(replace(state(), random=older).to_json(), "here").random == older
-
-
-def test_a_state_without_a_precision_is_of_a_time_when_auto_was_float32() -> None:
-    text = replace(state(), precision="bfloat16").to_json()
-    assert TrainingState.from_json(text, "here").precision == "bfloat16"
-    line = ' "precision": "bfloat16",\n'
-    assert line in text
-    assert TrainingState.from_json(text.replace(line, ""), "here").precision == "float32"

@@ -132,7 +132,6 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "momentum": optimizer(
         "sgd", ", momentum: 0.9, weight_decay: 0.1", kind=torch.optim.SGD, momentum=0.9, weight_decay=0.1
     ),
-    "nag": optimizer("nag", ", momentum: 0.8", kind=torch.optim.SGD, momentum=0.8, nesterov=True),
     "adam": optimizer(
         "adam",
         ", betas: [0.8, 0.9], weight_decay: 0.1",
@@ -148,7 +147,6 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
         weight_decay=0.1,
     ),
     "adam8bit": optimizer("adam8bit", kind=torch.optim.Adam),
-    "adamw8bit": optimizer("adamw8bit", ", weight_decay: 0.1", kind=torch.optim.AdamW, weight_decay=0.1),
     "nadam": optimizer("nadam", ", betas: [0.8, 0.9]", kind=torch.optim.NAdam, betas=(0.8, 0.9)),
     "radam": optimizer("radam", ", betas: [0.8, 0.9]", kind=torch.optim.RAdam, betas=(0.8, 0.9)),
     "adagrad": optimizer("adagrad", ", weight_decay: 0.1", kind=torch.optim.Adagrad, weight_decay=0.1),
@@ -211,7 +209,6 @@ LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
 
 NO_UPDATE = {
     "cuda_graphs",
-    "memory_savings",
     "loss_scale",
     "loss_scale_window",
     "max_updates",
@@ -235,7 +232,7 @@ NO_UPDATE = {
     "log_interval",
 }
 """Keys of ``training`` that change no update from given batches and parameters, or that other files test:
-``test_float16.py`` and ``test_savings.py``."""
+``test_float16.py``."""
 
 
 def overrides(row: str) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from econmt.parallel.cost_model import Network, Stack, StepProfile, best, divisions, predict
 from econmt.parallel.pipeline.partition import Link, Piece
 from econmt.parallel.reduction import BUCKET_BYTES
+from scripts.bench.cost_model import Network, Stack, StepProfile, best, divisions, predict
 
 FREE = Link(0.0, 0.0)
 
