@@ -13,20 +13,25 @@ import typer
 from pydantic import Field
 
 from econmt.api import TrainedModel
+from econmt.api.commands import (
+    Interrupts,
+    RestoreCase,
+    SearchComputing,
+    WordLists,
+    limits,
+    load_models,
+    notice,
+    option,
+    recipe_option,
+)
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import load_models
-from econmt.cli.option_groups import option, recipe_option
-from econmt.cli.search_options import RestoreCase, SearchComputing, WordLists
-from econmt.config import limits
 from econmt.config.recipe import read_recipe
 from econmt.config.yaml_reader import shortened
-from econmt.data.files import notice
 from econmt.data.text.glossary import read_glossary
 from econmt.decoding.constraints.phrases import read_avoid_list
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError
-from econmt.training.interrupts import Interrupts
 from econmt_serve.settings import Settings
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")

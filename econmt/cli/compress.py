@@ -12,9 +12,6 @@ from torch import Tensor
 
 from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
-from econmt.cli.option_groups import option
-from econmt.cli.options import AllCoresOption, CheckpointOption, ModelOption, NewModelOption, refuse_idle
-from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.model import rank_limit
 from econmt.config.recipe import Model, recipe_text
@@ -24,7 +21,15 @@ from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
 from econmt.export.model_folder import DerivedModel
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
-from econmt_memory.report.layout import print_table
+from econmt.options.option_groups import option
+from econmt.options.shared_options import (
+    AllCoresOption,
+    CheckpointOption,
+    ModelOption,
+    NewModelOption,
+    refuse_idle,
+)
+from econmt_memory.report.layout import print_table, table_console
 from econmt_memory.report.tables import format_bytes
 
 

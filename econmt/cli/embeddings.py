@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 
 from econmt.checkpoint.checkpoints import load_task
-from econmt.cli.option_groups import argument, option
-from econmt.cli.options import ModelOption
 from econmt.config import limits
 from econmt.data.text.vocabulary import Vocabulary
 from econmt.errors import InputError, printable
 from econmt.model import TranslationModel
+from econmt.options.option_groups import argument, option
+from econmt.options.shared_options import ModelOption
 from econmt.training.vector_files import write_vectors
 
 

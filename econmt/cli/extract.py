@@ -14,10 +14,10 @@ from safetensors.torch import save
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.cli.option_groups import argument, option
-from econmt.cli.options import CheckpointOption, ModelOption
 from econmt.data.files import whole_file
 from econmt.errors import InputError, printable
+from econmt.options.option_groups import argument, option
+from econmt.options.shared_options import CheckpointOption, ModelOption
 
 
 def extract(

@@ -1,8 +1,8 @@
 """The ``econmt`` program: runs a command, and turns errors into one line on standard error and an exit code.
 
 A command is a module of this package, imported only when it is called, so that ``econmt --help`` does not load torch.
-The module holds a function of its own name, declared as in :mod:`econmt.cli.option_groups`, or a ``typer.Typer`` named
-``app`` with subcommands.
+The module holds a function of its own name, declared as in :mod:`econmt.options.option_groups`, or a ``typer.Typer``
+named ``app`` with subcommands.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def _application(words: Sequence[str]) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, short_help=summary)
         else:
-            from econmt.cli import option_groups  # what commands import anyway
+            from econmt.options import option_groups  # what commands import anyway
 
             settings: dict[str, Any] = {"short_help": summary, "epilog": COMMON_OPTIONS}
             declare = app.command(name, cls=option_groups.GroupedCommand, **settings)

@@ -11,11 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from pydantic import Field
 
+from econmt.api.commands import load_any
 from econmt.api.language_model import TrainedLanguageModel
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import counting_lines, line_chunks, load_any
-from econmt.cli.option_groups import option
-from econmt.cli.options import FloatComputing, refuse_idle
+from econmt.cli.computing import counting_lines, line_chunks
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
@@ -27,6 +26,8 @@ from econmt.decoding.streams import LineOutput
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.errors import InputError
 from econmt.export.model_folder import recipe_of
+from econmt.options.option_groups import option
+from econmt.options.shared_options import FloatComputing, refuse_idle
 
 CHUNK = 1000
 """Number of lines read at a time."""

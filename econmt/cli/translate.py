@@ -11,19 +11,9 @@ from typing import ClassVar
 
 import typer
 
-from econmt.cli.computing import counting_lines, line_chunks, line_output, load_models
+from econmt.api.commands import load_models
+from econmt.cli.computing import counting_lines, line_chunks, line_output
 from econmt.cli.factors import FactorFiles, FactorsOption
-from econmt.cli.option_groups import option
-from econmt.cli.options import ModelChoice, OutputOption, check_picture, refuse_idle
-from econmt.cli.search_options import (
-    FusedModel,
-    HypothesisOptions,
-    LineBatches,
-    Sampling,
-    SearchComputing,
-    SearchKeys,
-    WordRules,
-)
 from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.constraints.phrases import read_avoid_list
@@ -33,6 +23,17 @@ from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
 from econmt.decoding.words import has_words
+from econmt.options.option_groups import option
+from econmt.options.search_options import (
+    FusedModel,
+    HypothesisOptions,
+    LineBatches,
+    Sampling,
+    SearchComputing,
+    SearchKeys,
+    WordRules,
+)
+from econmt.options.shared_options import ModelChoice, OutputOption, check_picture, refuse_idle
 from econmt_serve.text.sentences import Splitter, splitter_for
 
 

@@ -19,8 +19,8 @@ import torch
 import econmt.engine.devices  # noqa: F401  which every command that computes imports
 from econmt import __version__
 from econmt.cli import main as command
-from econmt.cli import options
 from econmt.errors import InputError, TrainingError
+from econmt.options import shared_options
 from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call
 
@@ -344,7 +344,7 @@ def test_what_libraries_say_when_memory_is_full(message: str, full: bool) -> Non
 
 def test_parameters_are_read_as_the_function_gets_them() -> None:
     """Before typer 0.29 ``context.params`` holds the words of the command line, not the values of the parameters."""
-    folder = Path(options.__file__).parent
+    folder = Path(shared_options.__file__).parent
     readers = [
         file.name for file in folder.glob("*.py") if "context.params" in file.read_text(encoding="utf-8")
     ]

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from econmt.cli.option_groups import RecipeKeys, option, recipe_option
-from econmt.cli.options import Computing
 from econmt.config import limits
 from econmt.config.recipe import Decoding
 from econmt.decoding.search.options import CHUNK_SIZE, LM_WEIGHT
+from econmt.options.option_groups import RecipeKeys, option, recipe_option
+from econmt.options.shared_options import Computing
 
 _BATCHES = ("batch_size", "max_input_length")
 SearchKeys = Annotated[
