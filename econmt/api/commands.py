@@ -26,12 +26,16 @@ from pathlib import Path
 
 import torch
 
-from econmt.api import TrainedModel, load
+from econmt.api.interface import load
 from econmt.api.language_model import refuse_language_model
+from econmt.api.saved_model import SavedModel
+from econmt.api.translation import TrainedModel
 from econmt.config import limits as limits
 from econmt.data.files import notice as notice
 from econmt.data.progress_bars import status_line
-from econmt.engine.devices import give_back_library_pages
+from econmt.data.text.corpus import read_lines as read_lines
+from econmt.engine.devices import give_back_library_pages, resolve_device
+from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.engine.threads import crowded, missing_library
 from econmt.options.option_groups import argument as argument
 from econmt.options.option_groups import option as option
@@ -85,6 +89,32 @@ def load_any(
         warn_of_slowness()
         give_back_library_pages()
     return loaded
+
+
+def precision_for_sentences(models: Sequence[Path], computing: Computing) -> str:
+    """Chooses the precision in which models translate single sentences fastest, where the options leave it open.
+
+    A process makes the choice between int8 and other precisions once, so that models which are loaded again keep it.
+
+    Args:
+        models: model folders.
+        computing: options of device, threads and precision.
+
+    Returns:
+        The precision of ``computing`` unless it is auto; else int8 if that is faster on this CPU, for models that are
+        large enough, or auto.
+    """
+    if computing.precision != "auto" or resolve_device(computing.device).type != "cpu" or not _prefers_int8():
+        return computing.precision
+    # Loading reports the error of a folder without a recipe.
+    recipes = [SavedModel(folder).recipe for folder in models]
+    widest = max((recipe.model.widest for recipe in recipes if recipe is not None), default=0)
+    return "int8" if widest >= LEAST_SIZE else "auto"
+
+
+@functools.cache
+def _prefers_int8() -> bool:
+    return int8_pays()
 
 
 def warn_of_slowness() -> None:

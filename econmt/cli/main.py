@@ -25,7 +25,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import econmt
-from econmt import errors
+from econmt import elsewhere, errors
 from econmt.cli.standard_streams import open_standard_streams
 from econmt.errors import REMEDIES, EconmtError, InputError, printable, talk
 from econmt.parallel.orphans import end_with_launcher
@@ -54,8 +54,6 @@ COMMANDS = {
     "doctor": "Say what this machine has for econmt, and what is missing.",
 }
 """Commands with their summaries."""
-ELSEWHERE = {"serve": "econmt_serve.command", "distill": "econmt_distill.command"}
-"""Modules of the commands that other packages of this project bring."""
 LEAST_ADDRESS_SPACE = 1_300_000_000
 """Address space, in bytes, of a process that trains a small model, mostly for libraries."""
 EXIT_INTERRUPTED = 130
@@ -328,7 +326,7 @@ def _application(words: Sequence[str]) -> typer.Typer:
         # Imports leave no garbage, and looking for it would take a tenth of their time.
         gc.disable()
         try:
-            module = importlib.import_module(ELSEWHERE.get(name, f"econmt.cli.{name}"))
+            module = importlib.import_module(elsewhere.COMMANDS.get(name, f"econmt.cli.{name}"))
             gc.freeze()
         finally:
             gc.enable()
