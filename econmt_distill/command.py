@@ -14,20 +14,19 @@ from rich.table import Column, Table
 
 from econmt import errors
 from econmt.checkpoint.hub import FILES, FOREIGN_FILES, local_model
-from econmt.cli.option_groups import argument, option, recipe_option
-from econmt.cli.options import DataDirOption, OverridesArgument, refuse_idle
-from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.errors import InputError, printable
+from econmt.options.option_groups import argument, option, recipe_option
+from econmt.options.shared_options import DataDirOption, OverridesArgument, refuse_idle
 from econmt.training.interrupts import Interrupted
 from econmt_distill.measuring import DistillationResults
 from econmt_distill.stages import Distillation, Distilled
 from econmt_distill.stages import distill as run
 from econmt_distill.student import StudentChoice
 from econmt_distill.teachers import TeacherChoice
-from econmt_memory.report.layout import print_table
+from econmt_memory.report.layout import print_table, table_console
 
 
 @dataclass(frozen=True)

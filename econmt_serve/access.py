@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from econmt.data.text.corpus import read_lines
-from econmt.errors import InputError
+from econmt.api import InputError
+from econmt.api.commands import read_lines
 from econmt_serve.settings import Refused
 
 _REMEMBERED = 10_000

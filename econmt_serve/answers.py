@@ -1,4 +1,4 @@
-"""JSON answers of the server: translations with details, next words, languages and errors."""
+"""JSON answers of the server: translations with details, languages and errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from econmt.config.json_reader import json_text
-from econmt.config.yaml_reader import shortened
-from econmt.decoding.formats import fields_of
-from econmt.decoding.translation import NBestEntry, Translation
-from econmt.errors import EconmtError
+from econmt.api import EconmtError
+from econmt.api.checked_json import json_text, shortened
+from econmt.api.requests import fields_of
+from econmt.api.text import NBestEntry, Translation
 from econmt_serve.models import Served
-from econmt_serve.next_words import NextWord
 from econmt_serve.settings import Refused
 
 _MOST_WEIGHTS = 500_000
@@ -90,14 +88,6 @@ def check_details(translations: Iterable[Translation]) -> None:
             f"details: attention of {weights:,} weights, at most {_MOST_WEIGHTS:,} are written; send parts, or ask for "
             "no details",
         )
-
-
-def words(following: Sequence[NextWord]) -> list[dict[str, Any]]:
-    """Returns the possible next words."""
-    return [
-        {"word": word, "probability": round(probability, 5), "translation": text, "score": score}
-        for word, probability, text, score in following
-    ]
 
 
 def languages(models: Sequence[Served]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""HTTP interface of the server: LibreTranslate's paths with further fields, next words, metrics, and a page."""
+"""HTTP interface of the server: LibreTranslate's paths with further fields, metrics, and a page."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from econmt.config.json_reader import json_text
-from econmt.config.yaml_reader import shortened
-from econmt.data.files import notice
-from econmt.decoding import requests
-from econmt.decoding.translation import EMPTY, Translation
-from econmt.errors import EconmtError
+from econmt.api import EconmtError, requests
+from econmt.api.checked_json import json_text, shortened
+from econmt.api.commands import notice
+from econmt.api.text import EMPTY, Translation
 from econmt_serve import answers, files, queries
 from econmt_serve.access import Keys, Rates
 from econmt_serve.bodies import Bodies
 from econmt_serve.file_processes import FileProcesses
 from econmt_serve.file_worker import FileTask
 from econmt_serve.metrics import Metrics
-from econmt_serve.models import Answer, Served, TranslationJob
+from econmt_serve.models import Served, TranslationJob
 from econmt_serve.pages import page_files, specification
 from econmt_serve.scheduler import Job, Scheduler
 from econmt_serve.settings import Refused, Settings, Stopping, bug
@@ -78,7 +76,6 @@ class Service:
         endpoints: dict[tuple[str, str], Endpoint] = {
             ("POST", "/translate"): self._translate,
             ("POST", "/translate_file"): self._translate_file,
-            ("POST", "/alternatives"): self._alternatives,
             ("POST", "/detect"): self._detect,
             ("GET", "/languages"): self._languages,
             ("GET", "/health"): self._health,
@@ -253,17 +250,17 @@ class Service:
                 lines = [requests.Request(text) for text, _ in part]
                 tasks = [TranslationJob(attention=marked) for _, marked in part]
                 found = await _answers(request, self._submit(served, lines, tasks))
-                translations += [hypothesis_of(each) for each in found if isinstance(each, Translation)]
+                translations += map(hypothesis_of, found)
             written, kind = await _unless_left(request, self._files.write(task, content, translations))
         headers = {**answers.SAFE_HEADERS, "Content-Disposition": "attachment", "Content-Type": kind}
         return Response(written, headers=headers)
 
     def _submit(
         self, served: Served, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
-    ) -> list[asyncio.Future[Answer]]:
+    ) -> list[asyncio.Future[Translation]]:
         """Queues lines; returns a future for each, which is done at once for a blank line."""
         assert self._scheduler is not None
-        futures: list[asyncio.Future[Answer]] = []
+        futures: list[asyncio.Future[Translation]] = []
         jobs: list[Job] = []
         for number, (line, task) in enumerate(zip(lines, tasks, strict=True)):
             tokens = served.loaded.tokens(line.text, f"sentence {number + 1}")
@@ -280,7 +277,7 @@ class Service:
     async def _streamed(
         self,
         texts: Sequence[queries.Text],
-        futures: Sequence[asyncio.Future[Answer]],
+        futures: Sequence[asyncio.Future[Translation]],
         body: queries.TranslateBody,
         begun: float,
     ) -> AsyncIterator[str]:
@@ -291,7 +288,6 @@ class Service:
             for text in texts:
                 for number, request, future in zip(text.passage.lines, text.sentences, waiting, strict=False):
                     translation = await future
-                    assert isinstance(translation, Translation)
                     fields = _streamed_fields(translation, request, body)
                     yield json_text({"line": line + number, **fields}) + "\n"
                 line += text.passage.line_count
@@ -301,17 +297,6 @@ class Service:
             yield json_text(answers.complaint(error)) + "\n"
         finally:
             _forget(futures)
-
-    async def _alternatives(self, request: Request) -> Response:
-        begun = time.monotonic()
-        body = await self._read(request, queries.WordsBody)
-        served = self._model(body.source, body.target)
-        line = queries.word_request(body, self._settings.most_characters, served.source)
-        futures = self._submit(served, [line], [TranslationJob(words=body.alternatives)])
-        (answer,) = await _answers(request, futures)
-        following = answer if isinstance(answer, list) else []  # a blank sentence has an empty translation
-        content = {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}
-        return answers.JsonResponse(content)
 
     async def _detect(self, request: Request) -> Response:
         await self._read(request, queries.DetectBody)
@@ -333,7 +318,7 @@ class Service:
             {
                 "source": each.source,
                 "target": each.target,
-                "parameters": each.loaded.parameters,
+                "parameters": each.loaded.model.parameters,
                 "bytes": each.loaded.size,
             }
             for each in self._models
@@ -367,7 +352,7 @@ def _client(request: Request) -> tuple[str, str]:
     return key, request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
 
 
-async def _answers(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
+async def _answers(request: Request, futures: Sequence[asyncio.Future[Translation]]) -> list[Translation]:
     """Waits for the answer to each sentence, and cancels them if the client leaves."""
     try:
         return await _unless_left(request, asyncio.gather(*futures))
@@ -389,7 +374,7 @@ async def _unless_left(request: Request, result: Awaitable[Result]) -> Result:
         leaving.cancel()
 
 
-def _forget(futures: Sequence[asyncio.Future[Answer]]) -> None:
+def _forget(futures: Sequence[asyncio.Future[Translation]]) -> None:
     """Cancels what is not done yet."""
     for future in futures:
         if not future.cancel() and not future.cancelled():
@@ -420,13 +405,12 @@ def _streamed_fields(
 
 def _translations(
     texts: Sequence[queries.Text],
-    found: Sequence[Answer],
+    translations: Sequence[Translation],
     body: queries.TranslateBody,
     served: Served,
     begun: float,
 ) -> dict[str, Any]:
     """Returns the content of the response to a request, in LibreTranslate's form with the further fields."""
-    translations = [each for each in found if isinstance(each, Translation)]
     if body.details:
         answers.check_details(translations)
     rest = iter(translations)

@@ -5,28 +5,26 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from pydantic import Field
 
-from econmt.api import TrainedModel
-from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import load_models
-from econmt.cli.option_groups import option, recipe_option
-from econmt.cli.search_options import RestoreCase, SearchComputing, WordLists
-from econmt.config import limits
-from econmt.config.recipe import read_recipe
-from econmt.config.yaml_reader import shortened
-from econmt.data.files import notice
-from econmt.data.text.glossary import read_glossary
-from econmt.decoding.constraints.phrases import read_avoid_list
-from econmt.engine.devices import resolve_device
-from econmt.engine.precision import LEAST_SIZE, int8_pays
-from econmt.errors import InputError
-from econmt.training.interrupts import Interrupts
+from econmt.api import InputError, TrainedModel, limits
+from econmt.api.checked_json import shortened
+from econmt.api.commands import (
+    Computing,
+    Interrupts,
+    RestoreCase,
+    WordLists,
+    load_models,
+    notice,
+    option,
+    precision_for_sentences,
+    recipe_option,
+)
 from econmt_serve.settings import Settings
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
@@ -34,7 +32,7 @@ _DEFAULTS = Settings()
 
 
 @dataclass(frozen=True)
-class ServeComputing(SearchComputing):
+class ServeComputing(Computing):
     """Device, threads and precision of a server."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = option(
@@ -103,11 +101,12 @@ class ServedText(WordLists):
 
     def added_to(self, settings: Settings) -> Settings:
         """Returns settings of a server with these."""
+        avoid, glossary = self.read()
         return settings._replace(
             split_sentences=self.split_sentences,
             restore_case=self.restore_case,
-            avoid=() if self.avoid_list is None else read_avoid_list(self.avoid_list),
-            glossary=None if self.glossary is None else read_glossary(self.glossary),
+            avoid=avoid,
+            glossary=glossary,
             glossary_mode=self.glossary_mode,
         )
 
@@ -154,13 +153,9 @@ def serve(
     from econmt_serve.models import by_pair
     from econmt_serve.server import Server, bind, url_of
 
-    # Decided once: a server that reloads a model must not change its mind.
-    on_cpu = resolve_device(computing.device).type == "cpu"
-    prefers_int8 = computing.precision == "auto" and on_cpu and int8_pays()
-
     def loaded(folders: Sequence[Path]) -> TrainedModel:
-        in_int8 = prefers_int8 and not _is_tiny(folders)
-        return load_models(folders, replace(computing, precision="int8") if in_int8 else computing)
+        precision = precision_for_sentences(folders, computing)
+        return load_models(folders, Computing(computing.device, computing.threads, precision))
 
     settings = text.added_to(requests.settings)
     keys = Keys() if api_keys is None else read_keys(api_keys)
@@ -196,11 +191,3 @@ def _proxies(text: str) -> list[str]:
         if network.version == 4:
             networks.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
     return networks
-
-
-def _is_tiny(folders: Sequence[Path]) -> bool:
-    """Returns True if the models are so small that 8-bit products gain nothing for a single sentence."""
-    files = [ModelFolder(folder).recipe for folder in folders]
-    # Loading reports the error of a broken file.
-    sizes = [read_recipe(file).model.widest for file in files if file.is_file()]
-    return max(sizes, default=0) < LEAST_SIZE

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
-import torch
-
-from econmt.api import TrainedModel, load
+from econmt.api import InputError, Request, SavedModel, TrainedModel, Translator, load
 from econmt.api.language_model import refuse_language_model
-from econmt.checkpoint.checkpoints import parameter_file
-from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.hub import local_model
-from econmt.checkpoint.tensor_files import read_metadata
-from econmt.config.data import Data
-from econmt.config.recipe import read_recipe
-from econmt.decoding.constraints.tokens import ConstraintCompiler
-from econmt.decoding.requests import Request
-from econmt.decoding.search.beam import output_limits
-from econmt.decoding.translation import Translation
-from econmt.decoding.translator import Translator
-from econmt.decoding.words import has_words
-from econmt.errors import InputError
-from econmt.export.model_folder import read_metrics
-from econmt_serve.next_words import NextWord, NextWords
+from econmt.api.requests import constraint_tokens
+from econmt.api.text import Translation, has_words
 from econmt_serve.settings import Refused, Settings
 from econmt_serve.text.passages import TextDivision, division
 from econmt_serve.text.sentences import splitter_for
 
 _LONGEST_PAUSE = 6
 """Longest pause between attempts to load a broken model, as a power of two of folder checks."""
-Answer = Union[Translation, list[NextWord]]
 
 
 class TranslationJob(NamedTuple):
@@ -40,13 +24,11 @@ class TranslationJob(NamedTuple):
     Attributes:
         nbest: number of translations.
         attention: True if they include the attention.
-        words: number of next words to find instead of translations; 0: translations.
         constrained: True if the sentence has constraints, which need another search.
     """
 
     nbest: int = 1
     attention: bool = False
-    words: int = 0
     constrained: bool = False
 
 
@@ -65,19 +47,10 @@ class LoadedModels:
         self.beam = settings.beam_size or model.recipe.decoding.beam_size
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
-        lists = settings.avoid, settings.glossary
-        self._constraint_compiler = ConstraintCompiler(
-            model.vocabularies.target, *lists, language=model.recipe.pairs.source
-        )
-        self._has_lists = any(lists)
         self._settings = settings
-        self._words: NextWords | None = None
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the models."""
-        models = self.model.models
-        return sum(parameter.numel() for model in models for parameter in model.parameters())
+        self._has_lists = bool(settings.avoid) or settings.glossary is not None
+        if self._has_lists:
+            self._translator(1, attention=False)  # refuses lists that cannot be satisfied
 
     def tokens(self, text: str, where: str) -> int:
         """Counts the source tokens of a sentence; raises Refused if there are too many to translate."""
@@ -88,47 +61,35 @@ class LoadedModels:
             raise Refused(413, f"{where}: a sentence of {count:,} tokens; {remedy}")
         return count
 
-    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Answer | InputError]:
+    def translate(self, requests: Sequence[Request], task: TranslationJob) -> list[Translation | InputError]:
         """Returns the answer to each request, or an error if its constraints cannot be satisfied.
 
         Only one thread at a time may call this.
         """
-        answers: dict[int, Answer | InputError] = {}
-        for number, request in enumerate(requests):
-            try:
-                self._check_constraints(request)
-                if task.words:
-                    answers[number] = self._next_words().of(request, task.words, "q")
-            except InputError as error:
-                answers[number] = error
-        rest = [number for number in range(len(requests)) if number not in answers]
         # A translator keeps memory for its searches, so there are three, not one for each number of translations.
         several = task.nbest > 1 or task.attention
         translator = self._translator(self.beam if several else 1, attention=task.attention)
+        answers: dict[int, Translation | InputError] = {}
+        for number, request in enumerate(requests):
+            try:
+                self._check_constraints(request, translator)
+            except InputError as error:
+                answers[number] = error
+        rest = [number for number in range(len(requests)) if number not in answers]
         translations = translator.translate_chunk([requests[number] for number in rest], where="q")
         for number, each in zip(rest, translations, strict=True):
             answers[number] = each._replace(hypotheses=each.hypotheses[: task.nbest])
         return [answers[number] for number in range(len(requests))]
 
-    def _next_words(self) -> NextWords:
-        self._words = self._words or NextWords(self._translator(1, attention=False))
-        return self._words
-
-    def _check_constraints(self, request: Request) -> None:
+    def _check_constraints(self, request: Request, translator: Translator) -> None:
         """Raises InputError if the constraints of a request cannot be satisfied or are too long."""
         if request.is_plain and not self._has_lists:
             return
-        constraints = self._constraint_compiler.of(request, "q")
-        # A search takes as many steps as tokens are written: at most those of the longest sentence in training.
-        longest = self.model.recipe.pairs.max_length
-        tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
-        factor = self.model.recipe.decoding.max_output_factor
-        most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
-        if len(constraints.ids) > most:
+        count, most = constraint_tokens(translator, request, "q")
+        if count > most:
             raise Refused(
                 413,
-                f"q: constraints and target_prefix have {len(constraints.ids):,} tokens, a translation at most "
-                f"{most:,}; shorten them",
+                f"q: constraints and target_prefix have {count:,} tokens, a translation at most {most:,}; shorten them",
             )
 
     def _translator(self, nbest: int, *, attention: bool) -> Translator:
@@ -165,17 +126,17 @@ class Served:
         load_model: Callable[[Sequence[Path]], TrainedModel] = load,
     ) -> None:
         self.folders = list(folders)
+        self._saved = list(map(SavedModel, folders))
         self._settings, self._load = settings, load_model
-        self._stamp = self._tried = self._file_stamps()
+        self._stamp = self._tried = self._versions()
         self._failures = self._pause = 0
         self.loaded = self._load_folders()
-        self._checkpoints = list(map(_checkpoint, self.folders))
-        data = self.loaded.model.recipe.pairs
-        self.source, self.target = data.source, data.target
-        self.split_languages = (data.source, data.target) if settings.split_sentences else None
+        self._checkpoints = list(map(_checkpoint, self._saved))
+        self.source, self.target = languages = self.loaded.model.languages
+        self.split_languages = languages if settings.split_sentences else None
         self.division = TextDivision()
         if settings.split_sentences:
-            self.division = division(splitter_for(data.source), data.target)
+            self.division = division(splitter_for(self.source), self.target)
 
     def reload(self) -> str:
         """Loads the models again if their folders hold other parameters; returns which ones, or "" if they do not.
@@ -186,7 +147,7 @@ class Served:
         Raises:
             EconmtError, OSError, RuntimeError, MemoryError: the models cannot be loaded; the old ones stay in use.
         """
-        stamp = self._file_stamps()
+        stamp = self._versions()
         if stamp == self._stamp:
             return ""
         if stamp != self._tried:
@@ -198,7 +159,7 @@ class Served:
         self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
         self.loaded = self._load_folders()
         self._stamp = stamp
-        before, self._checkpoints = self._checkpoints, list(map(_checkpoint, self.folders))
+        before, self._checkpoints = self._checkpoints, list(map(_checkpoint, self._saved))
         changes = zip(self.folders, before, self._checkpoints, strict=True)
         return "; ".join(f"{folder}: {new} replaces {old}" for folder, old, new in changes if new != old) or (
             f"{', '.join(map(str, self.folders))}: the same parameters are loaded again"
@@ -212,31 +173,20 @@ class Served:
                 f"{self.folders[0]}: reads source factors, which no request to a server has; translate with econmt "
                 "translate --input-factors"
             )
-        size = sum(parameter_file(ModelFolder(folder), "best").stat().st_size for folder in self.folders)
-        return LoadedModels(model, self._settings, size)
+        return LoadedModels(model, self._settings, sum(saved.size for saved in self._saved))
 
-    def _file_stamps(self) -> list[tuple[int, int, int] | None]:
-        """Returns the identity of each parameter file, which tells when it is replaced."""
-        stamps: list[tuple[int, int, int] | None] = []
-        for folder in self.folders:
-            try:
-                status = ModelFolder(folder).best.stat()
-            except OSError:  # loading reports the error
-                stamps.append(None)
-            else:
-                stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        return stamps
+    def _versions(self) -> list[tuple[int, int, int] | None]:
+        return [saved.version for saved in self._saved]
 
 
-def _checkpoint(folder: Path) -> str:
+def _checkpoint(saved: SavedModel) -> str:
     """Describes the best parameters of a folder: their update, and their BLEU if the folder tells it."""
     try:
-        update = read_metadata(ModelFolder(folder).best).get("update", "?")
-        rows = read_metrics(ModelFolder(folder).metrics)
+        metrics = saved.metrics
     except InputError:
         return "a checkpoint"
-    scores = [row["bleu"] for row in rows if str(row["update"]) == update and "bleu" in row]
-    return f"update {update}" + "".join(f" (BLEU {score:.1f})" for score in scores[-1:])
+    score = f" (BLEU {metrics['bleu']:.1f})" if "bleu" in metrics else ""
+    return f"update {metrics.get('update', '?')}{score}"
 
 
 def by_pair(
@@ -248,18 +198,12 @@ def by_pair(
         InputError: a model cannot be loaded, or lists of words are given for several language pairs.
     """
     pairs: dict[tuple[str, str], list[Path]] = {}
-    for folder in map(local_model, folders):
-        pairs.setdefault(_pair_of(folder), []).append(folder)
+    for saved in map(SavedModel, folders):
+        # One without languages is a pair of its own, and loading will report the error.
+        pairs.setdefault(saved.languages or ("", str(saved.folder)), []).append(saved.folder)
     if len(pairs) > 1 and (settings.avoid or settings.glossary is not None):
         raise InputError(
             f"--glossary and --avoid-list are for one language pair, and the models have {len(pairs)}; start a server "
             "for each"
         )
     return [Served(ensemble, settings, load_model) for ensemble in pairs.values()]
-
-
-def _pair_of(folder: Path) -> tuple[str, str]:
-    """Returns the languages of a model folder; a pair of its own if it has none, and loading will report the error."""
-    file = ModelFolder(folder).recipe
-    data = read_recipe(file).data if file.is_file() else None
-    return (data.source, data.target) if isinstance(data, Data) else ("", str(folder))

@@ -7,9 +7,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from econmt import __version__
+from econmt.api import __version__
 from econmt_serve import files
-from econmt_serve.queries import DetectBody, TranslateBody, WordsBody
+from econmt_serve.queries import DetectBody, TranslateBody
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
@@ -38,7 +38,7 @@ class _Operation(NamedTuple):
 
     summary: str
     answer: Mapping[str, Any]
-    body: type[TranslateBody | WordsBody | DetectBody] | None = None
+    body: type[TranslateBody | DetectBody] | None = None
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -62,14 +62,6 @@ _OPERATIONS = {
             milliseconds=_NUMBER,
         ),
         TranslateBody,
-    ),
-    ("post", "/alternatives"): _Operation(
-        "Lists the words that may follow the beginning of a translation.",
-        _object(
-            alternatives=_list_of(_object(word=_TEXT, probability=_NUMBER, translation=_TEXT, score=_NUMBER)),
-            milliseconds=_NUMBER,
-        ),
-        WordsBody,
     ),
     ("post", "/detect"): _Operation(
         "Returns the only source language of the server; the text is not looked at.",

@@ -5,18 +5,15 @@ The fields are those of LibreTranslate and of ``econmt translate --json-input``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from econmt.config import limits
-from econmt.config.json_reader import parse_json
-from econmt.config.yaml_reader import complaints, shortened
-from econmt.data.text.glossary import Glossary, checked_term, parse_terms
-from econmt.decoding.requests import Request, check_request, request_of
-from econmt.errors import InputError
+from econmt.api import InputError, limits
+from econmt.api.checked_json import complaints, parse_json, shortened
+from econmt.api.requests import Glossary, Request, check_request, parse_glossary, request_of
 from econmt_serve.settings import Refused
 from econmt_serve.text.markup_reader import html_passage
 from econmt_serve.text.passages import Passage, TextDivision, plain_passage
@@ -34,10 +31,22 @@ class _Body(BaseModel):
 
 def _terms_of(glossary: Any) -> Any:
     """Returns the terms of a glossary's text, and any other value as it is; raises InputError with the line."""
-    return parse_terms(glossary.split("\n"), "glossary") if isinstance(glossary, str) else glossary
+    return parse_glossary(glossary.split("\n"), "glossary").terms if isinstance(glossary, str) else glossary
 
 
-class _Constraints(_Body):
+def _checked_q(q: Any) -> Any:
+    """Returns ``q``; raises InputError for what is no text, since pydantic's error of a union names Python's types."""
+    entries = q if isinstance(q, list) else [q]
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, (str, dict)):
+            name = f"q[{number}]: expected a text" if entries is q else "q: expected a text, a list of texts"
+            raise InputError(f'{BODY}: {name} or an object, as {{"text": "A dog runs."}}')
+    return q
+
+
+class TranslateBody(_Body):
+    """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
+
     source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
     target: str = Field(
         "", description="Target language; may be left out if only one pair of the server fits."
@@ -53,21 +62,6 @@ class _Constraints(_Body):
         json_schema_extra={"type": ["object", "string"]},
     )
     target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
-
-
-def _checked_q(q: Any) -> Any:
-    """Returns ``q``; raises InputError for what is no text, since pydantic's error of a union names Python's types."""
-    entries = q if isinstance(q, list) else [q]
-    for number, entry in enumerate(entries):
-        if not isinstance(entry, (str, dict)):
-            name = f"q[{number}]: expected a text" if entries is q else "q: expected a text, a list of texts"
-            raise InputError(f'{BODY}: {name} or an object, as {{"text": "A dog runs."}}')
-    return q
-
-
-class TranslateBody(_Constraints):
-    """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
-
     q: Annotated[str | dict[str, Any] | list[str | dict[str, Any]], BeforeValidator(_checked_q)] = Field(
         description="Text, or a list of texts; instead of a text an object with text, constraints and the like.",
         examples=["Tom bought a new car. He likes it."],
@@ -82,13 +76,6 @@ class TranslateBody(_Constraints):
     stream: bool = Field(
         False, description="Return a line of JSON for each sentence as soon as it is ready; for text only."
     )
-
-
-class WordsBody(_Constraints):
-    """Body of ``/alternatives``: a sentence, and the beginning of its translation."""
-
-    q: str = Field(description="Sentence.", examples=["Tom bought a new car."])
-    alternatives: int = Field(5, ge=1, le=20, description="Number of words.")
 
 
 class DetectBody(_Body):
@@ -151,7 +138,7 @@ def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, langu
         raise Refused(
             400, "stream writes sentences without the markup around them; leave out stream or format html"
         )
-    glossary = read_terms(body.glossary)
+    glossary = Glossary.checked(body.glossary, "glossary") if body.glossary else None
     entries = body.q if isinstance(body.q, list) else [body.q]
     names = [f"q[{number}]" for number in range(len(entries))] if isinstance(body.q, list) else ["q"]
     requests = [_entry(*each) for each in zip(entries, names, strict=True)]
@@ -192,17 +179,7 @@ def _entry(entry: str | dict[str, Any], where: str) -> Request:
     return request
 
 
-def word_request(body: WordsBody, most_characters: int, language: str = "") -> Request:
-    """Returns the sentence of a request for next words; raises InputError if it cannot be used."""
-    check_size(body, most_characters)
-    request = Request(body.q.strip(), body.constraints, body.avoid, body.target_prefix)
-    check_request(request, "q")
-    if not request.text or "\n" in request.text:
-        raise Refused(400, "q: expected one sentence on one line")
-    return with_terms(request, read_terms(body.glossary), language)
-
-
-def check_size(body: TranslateBody | WordsBody, most: int) -> None:
+def check_size(body: TranslateBody, most: int) -> None:
     """Raises Refused if texts and phrases of a request have more than ``most`` characters.
 
     Each text, phrase and name counts one character more, so that a list of many blank ones is long.
@@ -229,13 +206,6 @@ def _characters(trees: Iterable[Any]) -> int:
         elif isinstance(tree, dict):
             stack += [*tree, *tree.values()]
     return count
-
-
-def read_terms(terms: Mapping[str, str]) -> Glossary | None:
-    """Makes a glossary of a request's terms; None if there are none. Raises InputError for a blank one."""
-    named = ((term, f"glossary: {shortened(term)!r}") for term in terms)
-    pairs = dict(checked_term(term, terms[term], where) for term, where in named)
-    return Glossary(pairs) if pairs else None
 
 
 def with_terms(request: Request, glossary: Glossary | None, language: str) -> Request:

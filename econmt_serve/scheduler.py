@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from econmt.decoding.requests import Request
-from econmt.engine.devices import is_out_of_memory
-from econmt.errors import EconmtError
+from econmt.api import EconmtError, Request, is_out_of_memory
+from econmt.api.text import Translation
 from econmt_serve.metrics import Metrics
-from econmt_serve.models import Answer, Served, TranslationJob
+from econmt_serve.models import Served, TranslationJob
 from econmt_serve.settings import Refused, Settings, Stopping, bug
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class Job:
         self.served, self.request, self.task, self.tokens = served, request, task, tokens
         self.came = time.monotonic()
         self.due = self.came + number * _STEP_SECONDS
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Translation] = asyncio.get_running_loop().create_future()
 
 
 class Scheduler:
@@ -102,8 +101,7 @@ class Scheduler:
         first = min(self._waiting, key=lambda job: job.due)
         alike = [job for job in self._waiting if job.served is first.served and job.task == first.task]
         alike.sort(key=lambda job: (abs(job.tokens - first.tokens), job.due))
-        # Next words of one sentence are found by a batch of searches.
-        batch = alike[: 1 if first.task.words else first.served.loaded.batch]
+        batch = alike[: first.served.loaded.batch]
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
         self._metrics.waiting.set(len(self._waiting))
@@ -120,7 +118,7 @@ class Scheduler:
         self._running = batch
         begun = time.monotonic()
         loop = asyncio.get_running_loop()
-        answers: Sequence[Answer | EconmtError]
+        answers: Sequence[Translation | EconmtError]
         requests = [job.request for job in batch]
         try:
             answers = await loop.run_in_executor(self._worker, served.loaded.translate, requests, task)

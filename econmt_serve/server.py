@@ -10,7 +10,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from econmt.errors import InputError
+from econmt.api import InputError
 from econmt_serve.app import Service
 
 _HEAD_SECONDS = 10.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from econmt.errors import InputError
+from econmt.api import InputError
 
 if TYPE_CHECKING:  # the processes that read files start fast
-    from econmt.data.text.glossary import Glossary
+    from econmt.api.requests import Glossary
 
 
 class Settings(NamedTuple):

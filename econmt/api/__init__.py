@@ -9,178 +9,36 @@ Example::
     best = model.translate(["A dog."], beam_size=5, nbest_size=3)[0]
     print(best.text, best.score, [other.text for other in best.hypotheses], best.attention)
 
-Invalid arguments raise :class:`econmt.errors.InputError`.
+Invalid arguments raise :class:`econmt.errors.InputError`. Programs around a model find more in the modules of this
+package: :mod:`~econmt.api.requests` reads what clients send, :mod:`~econmt.api.text` has what texts are divided by,
+:mod:`~econmt.api.checked_json` reads and writes JSON, and :mod:`~econmt.api.commands` declares commands.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-import torch
-from rich.console import Console
+from econmt import __version__ as __version__
+from econmt.errors import EconmtError as EconmtError
+from econmt.errors import InputError as InputError
 
-from econmt.api.language_model import load_language_model
-from econmt.api.translation import Checkpoint as Checkpoint
-from econmt.api.translation import Request as Request
-from econmt.api.translation import TrainedModel as TrainedModel
-from econmt.api.translation import is_list_of, load_translation_models
-from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.hub import local_model
-from econmt.config import limits
-from econmt.config.recipe import find_recipe, load_recipe, read_recipe
-from econmt.data.text.corpus import search_path
-from econmt.engine.devices import resolve_device
-from econmt.errors import InputError
-from econmt.evaluation.metrics import METRICS, Score, corpus_score, make_metric
-from econmt.training.run import Outcome, run_recipe
+if TYPE_CHECKING:
+    from econmt.api.interface import evaluate as evaluate
+    from econmt.api.interface import load as load
+    from econmt.api.interface import train as train
+    from econmt.api.saved_model import SavedModel as SavedModel
+    from econmt.api.translation import Request as Request
+    from econmt.api.translation import TrainedModel as TrainedModel
+    from econmt.api.translation import Translator as Translator
+    from econmt.config import limits as limits
+    from econmt.engine.devices import is_out_of_memory as is_out_of_memory
+else:
 
+    def __getattr__(name: str) -> object:
+        """Imports the rest of the interface, and with it torch, on first use."""
+        import econmt.api.interface
 
-def train(
-    recipe: Path | str,
-    overrides: Sequence[str] | Mapping[str, object] = (),
-    *,
-    data_dir: Path | str | None = None,
-    overwrite_output: bool = False,
-    resume_with_changes: bool = False,
-    verify: bool = False,
-    quiet: bool = False,
-) -> Outcome:
-    """Trains a recipe, or resumes the run in its model folder, like ``econmt train``.
-
-    Args:
-        recipe: YAML file, or name of a shipped recipe.
-        overrides: changes to the recipe, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
-        data_dir: folder in which the text is searched, after the folder of the recipe.
-        overwrite_output: if True, starts a new run even if the model folder holds one.
-        resume_with_changes: if True, resumes even if the recipe differs from that of the run.
-        verify: if True, reads the text and the prepared data completely to detect changes, instead of a sample.
-        quiet: if True, prints nothing on standard error; the model folder always has the log.
-
-    Returns:
-        How training ended and the results of the best checkpoint, without results if the run was already complete.
-
-    Raises:
-        InputError: if the recipe, an override or the text cannot be used.
-        TrainingError: if training had to stop.
-        Interrupted: after SIGTERM or Ctrl-C, once everything is saved.
-
-    Example::
-
-        outcome = econmt.train("multi30k", {"training.max_updates": 3000, "output": "runs/short"})
-    """
-    if not isinstance(recipe, (str, Path)):
-        raise InputError(f"recipe {recipe!r}: expected a file or the name of a shipped recipe")
-    if data_dir is not None and not isinstance(data_dir, (str, Path)):
-        raise InputError(f"data_dir {data_dir!r}: expected a folder")
-    if not isinstance(overrides, Mapping) and not is_list_of(overrides, str):
-        raise InputError(f"overrides {overrides!r}: expected a list of key=value, or a dictionary")
-    if isinstance(overrides, Mapping):
-        # Overrides are parsed as YAML, of which JSON is a subset.
-        values = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in overrides.items()}
-        overrides = [f"{key}={value}" for key, value in values.items()]
-    return run_recipe(
-        load_recipe(recipe, overrides),
-        search_path(find_recipe(recipe).parent, None if data_dir is None else Path(data_dir)),
-        console=Console(stderr=True, highlight=False, quiet=quiet),
-        overwrite_output=overwrite_output,
-        resume_with_changes=resume_with_changes,
-        verify=verify,
-    )
-
-
-def load(
-    model: Path | str | Sequence[Path | str],
-    checkpoint: Checkpoint | Sequence[Checkpoint] = "best",
-    *,
-    device: torch.device | str = "auto",
-    precision: str = "auto",
-    threads: int | Literal["auto"] | None = None,
-) -> TrainedModel:
-    """Loads a trained model, or several as an ensemble.
-
-    Args:
-        model: model folder, or a list of them for an ensemble, which must share their vocabularies;
-            ``hf://OWNER/NAME`` loads a model from the Hugging Face Hub.
-        checkpoint: checkpoint of all models, or a list with one for each.
-        device: auto, cpu, cuda or cuda:N.
-        precision: precision of matrix products: float32, bfloat16, float16, int8 (CPU only), or auto for the faster one
-            on this device; for models from ``econmt quantize`` that is int8 on a CPU.
-        threads: number of CPU threads, set for all of torch; "auto" for the fastest number; None leaves it unchanged.
-
-    Returns:
-        The model, ready to translate.
-
-    Raises:
-        InputError: if a model cannot be loaded, or the vocabularies of an ensemble differ.
-
-    Example::
-
-        model = econmt.load("runs/multi30k", device="cpu")
-        ensemble = econmt.load(["runs/a", "runs/b"], ["best", 3000])
-    """
-    if not is_list_of([model] if isinstance(model, (str, Path)) else model, (str, Path)):
-        raise InputError(f"model {model!r}: expected a model folder, or a list of them")
-    checkpoints = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
-    if isinstance(checkpoint, bool) or not is_list_of(checkpoints, (str, int, Path)):
-        raise InputError(
-            f"checkpoint {checkpoint!r}: expected best, last, the number of an update, or a file"
-        )
-    folders = [local_model(name) for name in ([model] if isinstance(model, (str, Path)) else model)]
-    chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
-    if not folders:
-        raise InputError("no model folder is given; give at least one")
-    if len(chosen) not in (1, len(folders)):
-        raise InputError(
-            f"{len(chosen)} checkpoints are given for {len(folders)} models; give one, or one for each model"
-        )
-    chosen *= len(folders) // len(chosen)
-    limits.check_whole("threads", None if threads == "auto" else threads, limits.THREADS)
-    resolved = resolve_device(str(device))
-    if len(folders) == 1 and _holds_language_model(folders[0]):
-        return load_language_model(folders[0], chosen[0], resolved, precision, threads)
-    return load_translation_models(folders, chosen, resolved, precision, threads)
-
-
-def _holds_language_model(folder: Path) -> bool:
-    recipe = ModelFolder(folder).recipe
-    return recipe.is_file() and read_recipe(recipe).task == "language_model"
-
-
-def evaluate(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    metrics: Sequence[str] = METRICS,
-    *,
-    tokenize: str | None = None,
-    lowercase: bool = False,
-) -> dict[str, Score]:
-    """Computes BLEU, chrF and TER of translations with sacreBLEU, as ``econmt evaluate`` does.
-
-    Args:
-        hypotheses: the translations. references: a reference of each.
-        metrics: names of metrics: bleu, chrf, ter.
-        tokenize: sacreBLEU's name of the tokenizer for BLEU; None: 13a.
-        lowercase: True ignores case in BLEU and chrF.
-
-    Returns:
-        The :class:`~econmt.evaluation.metrics.Score` of each metric by its name, with value and signature.
-
-    Raises:
-        InputError: if the numbers of lines differ, there are none, or a metric or tokenizer is unknown.
-
-    Example::
-
-        texts = [each.text for each in model.translate(sources)]
-        print(econmt.evaluate(texts, references)["bleu"].value)
-    """
-    if not (is_list_of(hypotheses, str) and is_list_of(references, str) and is_list_of(metrics, str)):
-        raise InputError("evaluate expects two lists of text, and a list of metrics")
-    if len(hypotheses) != len(references) or not hypotheses:
-        raise InputError(
-            f"evaluate got {len(hypotheses)} hypotheses and {len(references)} references; give a reference for each"
-        )
-    made = {name: make_metric(name, [references], tokenize=tokenize, lowercase=lowercase) for name in metrics}
-    return {name: corpus_score(metric, hypotheses) for name, metric in made.items()}
+        try:
+            return getattr(econmt.api.interface, name)
+        except AttributeError:
+            raise AttributeError(f"module 'econmt.api' has no attribute '{name}'") from None

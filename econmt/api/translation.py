@@ -27,8 +27,9 @@ from econmt.decoding.search.ensemble import EnsembleMode
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.options import LM_WEIGHT
 from econmt.decoding.search.shortlist import Shortlists
-from econmt.decoding.translation import Translation
-from econmt.decoding.translator import Translator
+from econmt.decoding.translation import Divide, Translation
+from econmt.decoding.translator import Translator as Translator
+from econmt.elsewhere import text_division
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
@@ -79,7 +80,14 @@ def is_list_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 class TrainedModel:
-    """Trained model or ensemble on one device, loaded by :func:`load`; can be used any number of times."""
+    """Trained model or ensemble on one device, loaded by :func:`load`; can be used any number of times.
+
+    Attributes:
+        recipe: recipe of the model, of an ensemble that of the first.
+        vocabularies: vocabularies of both sides, as ``vocabularies.source`` and ``vocabularies.target``.
+        models: the models as modules of PyTorch.
+        device: device of the models. precision: type of their matrix products.
+    """
 
     def __init__(
         self,
@@ -106,9 +114,19 @@ class TrainedModel:
         )
         return (
             f"<TrainedModel {', '.join(each.recipe.name for each in self.loaded)}: {data.source} to {data.target}, "
-            f"{layers}, {parameter_count(self.models):,} parameters, vocabularies of {source.size:,} and "
+            f"{layers}, {self.parameters:,} parameters, vocabularies of {source.size:,} and "
             f"{target.size:,}, {str(self.precision).removeprefix('torch.')} on {self.device}>"
         )
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of the source and the target language."""
+        return self.recipe.pairs.source, self.recipe.pairs.target
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, of an ensemble that of all models."""
+        return parameter_count(self.models)
 
     def to(self, device: torch.device | str) -> TrainedModel:
         """Moves the model to a device: auto, cpu, cuda or cuda:N; returns itself."""
@@ -339,12 +357,19 @@ class TrainedModel:
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 fusion=self._fusion(language_model, options.lm_weight),
                 warn=warn,
-                languages=(self.recipe.pairs.source, self.recipe.pairs.target),
+                languages=self.languages,
+                divide=self._divide(split=options.split_sentences, markup=options.markup),
             )
             self._translator = settings, made
         translator = self._translator[1]
         translator.warn = warn
         return translator
+
+    def _divide(self, *, split: bool, markup: bool) -> Divide | None:
+        """Returns the function that divides lines into sentences without markup; None if they stay as they are."""
+        return (
+            text_division().divider(self.languages, split=split, markup=markup) if split or markup else None
+        )
 
     def _fusion(self, language_model: Path | str | None, weight: float) -> ShallowFusion | None:
         """Loads the language model of a search; None without one, or if its weight is 0."""

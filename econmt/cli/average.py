@@ -10,14 +10,14 @@ from torch import Tensor
 from econmt.checkpoint.quantized import restored
 from econmt.cli.computing import use_threads
 from econmt.cli.inspection import checkpoint_scores
-from econmt.cli.option_groups import option
-from econmt.cli.options import AllCoresOption, ModelOption, NewModelOption
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError, printable
 from econmt.export.model_folder import DerivedModel, read_metrics
+from econmt.options.option_groups import option
+from econmt.options.shared_options import AllCoresOption, ModelOption, NewModelOption
 
 
 def average(

@@ -14,14 +14,14 @@ import typer
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.cli.option_groups import argument, option, with_option_groups
-from econmt.cli.options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of, refuse_idle
 from econmt.cli.workload import find_workload
 from econmt.config import limits
 from econmt.config.recipe import load_recipe
 from econmt.data.files import notice
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
+from econmt.options.option_groups import argument, option, with_option_groups
+from econmt.options.shared_options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of, refuse_idle
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(

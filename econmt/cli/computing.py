@@ -1,8 +1,7 @@
-"""Shared by commands that compute: loading models, threads, and lines of text that are read and written."""
+"""Shared by commands that compute: threads, and lines of text that are read and written."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,48 +10,12 @@ from pathlib import Path
 
 import torch
 
-from econmt.api import TrainedModel, load
-from econmt.api.language_model import refuse_language_model
-from econmt.cli.options import Computing, check_not_of_model, check_writable
-from econmt.data.files import notice
-from econmt.data.progress_bars import counting, seen, status_line
+from econmt.api.commands import warn_of_slowness
+from econmt.data.progress_bars import counting, seen
 from econmt.data.text.corpus import count_lines, read_lines
 from econmt.decoding.streams import LineOutput, read_chunks, standard_input
-from econmt.engine.devices import give_back_library_pages
-from econmt.engine.threads import crowded, missing_library
 from econmt.errors import InputError
-
-
-def load_models(
-    models: Sequence[Path], computing: Computing, checkpoints: Sequence[str] | None = None
-) -> TrainedModel:
-    """Loads translation models as :func:`load_any` does.
-
-    Raises:
-        InputError: the model is a language model.
-    """
-    loaded = load_any(models, computing, checkpoints)
-    refuse_language_model(loaded, models[0])
-    return loaded
-
-
-def load_any(
-    models: Sequence[Path], computing: Computing, checkpoints: Sequence[str] | None = None
-) -> TrainedModel:
-    """Loads models as :func:`econmt.api.load` does, with the fastest number of threads unless one is given."""
-    with status_line() as say:
-        say(f"loading {', '.join(map(str, models))}")
-        loaded = load(
-            list(models),
-            checkpoints or "best",
-            device=computing.device,
-            precision=computing.precision,
-            threads=computing.threads or "auto",
-        )
-    if loaded.device.type == "cpu":
-        warn_of_slowness()
-        give_back_library_pages()
-    return loaded
+from econmt.options.shared_options import check_not_of_model, check_writable
 
 
 def line_output(output: Path | None, inputs: Sequence[Path | None], models: Sequence[Path]) -> LineOutput:
@@ -99,18 +62,3 @@ def use_threads(threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
         warn_of_slowness()
-
-
-def warn_of_slowness() -> None:
-    """Warns if there are more threads than free cores, or if the C library is missing."""
-    line = crowded(torch.get_num_threads())
-    if line is not None:
-        notice(f"warning: {line}")
-    _warn_of_library()
-
-
-@functools.cache  # once in a process
-def _warn_of_library() -> None:
-    line = missing_library()
-    if line is not None:
-        notice(f"warning: {line}")

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import typer
 
 import econmt
-from econmt.cli.option_groups import option
 from econmt.config.json_reader import json_text
 from econmt.errors import EconmtError, printable
+from econmt.options.option_groups import option
 from econmt_memory.report.layout import WIDTH
 
 REQUIRED = {

@@ -11,8 +11,6 @@ import typer
 from sacrebleu.metrics.base import Metric
 
 from econmt.cli.computing import line_chunks
-from econmt.cli.option_groups import option
-from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
@@ -28,6 +26,8 @@ from econmt.evaluation.metrics import (
     paired_bootstrap,
     tokenizer_of,
 )
+from econmt.options.option_groups import option
+from econmt.options.shared_options import refuse_idle
 
 
 @dataclass(frozen=True)

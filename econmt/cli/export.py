@@ -9,13 +9,13 @@ import typer
 
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.model_card import card_of, check_licence
-from econmt.cli.option_groups import argument, option
-from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
 from econmt.export.model_folder import export_model
 from econmt.export.runtime import export_runtime
+from econmt.options.option_groups import argument, option
+from econmt.options.shared_options import refuse_idle
 
 
 def export(

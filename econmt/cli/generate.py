@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from econmt.cli.computing import line_output
-from econmt.cli.option_groups import option
-from econmt.cli.options import FloatComputing, ModelOption, OutputOption
-from econmt.cli.search_options import Drawing
 from econmt.cli.text_models import load_reader
 from econmt.config import limits
 from econmt.data.text.vocabulary import EOS
+from econmt.options.option_groups import option
+from econmt.options.search_options import Drawing
+from econmt.options.shared_options import FloatComputing, ModelOption, OutputOption
 
 
 def generate(

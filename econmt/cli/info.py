@@ -7,9 +7,9 @@ from textwrap import wrap
 from typing import Any
 
 from econmt.cli.inspection import inspect_folder
-from econmt.cli.option_groups import argument, option
 from econmt.config.json_reader import json_text
 from econmt.errors import printable
+from econmt.options.option_groups import argument, option
 from econmt_memory.report.layout import WIDTH
 from econmt_memory.report.tables import format_bytes
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.option_groups import option
-from econmt.cli.options import DataDirOption, ModelOption, check_not_of_model, check_writable
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
@@ -15,6 +13,8 @@ from econmt.decoding.streams import check_not_read
 from econmt.errors import printable
 from econmt.export.lexicon import PAIRS, make_lexicon
 from econmt.export.model_folder import recipe_of
+from econmt.options.option_groups import option
+from econmt.options.shared_options import DataDirOption, ModelOption, check_not_of_model, check_writable
 
 
 def lexicon(

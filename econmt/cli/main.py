@@ -1,8 +1,8 @@
 """The ``econmt`` program: runs a command, and turns errors into one line on standard error and an exit code.
 
 A command is a module of this package, imported only when it is called, so that ``econmt --help`` does not load torch.
-The module holds a function of its own name, declared as in :mod:`econmt.cli.option_groups`, or a ``typer.Typer`` named
-``app`` with subcommands.
+The module holds a function of its own name, declared as in :mod:`econmt.options.option_groups`, or a ``typer.Typer``
+named ``app`` with subcommands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import econmt
-from econmt import errors
+from econmt import elsewhere, errors
 from econmt.cli.standard_streams import open_standard_streams
 from econmt.errors import REMEDIES, EconmtError, InputError, printable, talk
 from econmt.parallel.orphans import end_with_launcher
@@ -51,8 +51,6 @@ COMMANDS = {
     "doctor": "Say what this machine has for econmt, and what is missing.",
 }
 """Commands with their summaries."""
-ELSEWHERE = {"serve": "econmt_serve.command", "distill": "econmt_distill.command"}
-"""Modules of the commands that other packages of this project bring."""
 LEAST_ADDRESS_SPACE = 1_300_000_000
 """Address space, in bytes, of a process that trains a small model, mostly for libraries."""
 EXIT_INTERRUPTED = 130
@@ -325,14 +323,14 @@ def _application(words: Sequence[str]) -> typer.Typer:
         # Imports leave no garbage, and looking for it would take a tenth of their time.
         gc.disable()
         try:
-            module = importlib.import_module(ELSEWHERE.get(name, f"econmt.cli.{name}"))
+            module = importlib.import_module(elsewhere.COMMANDS.get(name, f"econmt.cli.{name}"))
             gc.freeze()
         finally:
             gc.enable()
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, short_help=summary)
         else:
-            from econmt.cli import option_groups  # what commands import anyway
+            from econmt.options import option_groups  # what commands import anyway
 
             settings: dict[str, Any] = {"short_help": summary, "epilog": COMMON_OPTIONS}
             declare = app.command(name, cls=option_groups.GroupedCommand, **settings)

@@ -13,15 +13,14 @@ import torch
 import typer
 from pydantic import Field
 
+from econmt.api.commands import warn_of_slowness
 from econmt.bench.rows import Row, Say, append_csv, circumstances, csv_text, draw, read_csv, table
-from econmt.cli.computing import warn_of_slowness
-from econmt.cli.option_groups import option
-from econmt.cli.options import AllCoresOption, DeviceOption, check_picture, check_writable
-from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.engine.devices import reproducible, resolve_device
-from econmt_memory.report.layout import print_table
+from econmt.options.option_groups import option
+from econmt.options.shared_options import AllCoresOption, DeviceOption, check_picture, check_writable
+from econmt_memory.report.layout import print_table, table_console
 
 Dtypes = Annotated[
     list[Literal["float32", "bfloat16", "float16"]],

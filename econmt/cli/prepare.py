@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from econmt.cli.option_groups import option
-from econmt.cli.options import TextRecipe, VerifyOption
 from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, derived_rule, longer_than, training_batches
 from econmt.data.batching.bucket_shapes import Counts, Derived
@@ -25,6 +23,8 @@ from econmt.data.batching.token_store import length_quantiles
 from econmt.data.progress_bars import status_line
 from econmt.data.text.filters import report_lines
 from econmt.errors import printable
+from econmt.options.option_groups import option
+from econmt.options.shared_options import TextRecipe, VerifyOption
 from econmt_memory.report.tables import format_bytes
 
 COMPARED_WIDTHS = (2, 4, 8, 10)

@@ -13,12 +13,9 @@ from typing import Any
 import torch
 import typer
 
+from econmt.api.commands import warn_of_slowness
 from econmt.budget.planner import describe
 from econmt.checkpoint.tensor_files import write_text
-from econmt.cli.computing import warn_of_slowness
-from econmt.cli.option_groups import option
-from econmt.cli.options import BatchChoice, RunRecipe, bytes_of, check_writable, refuse_idle
-from econmt.cli.standard_streams import table_console
 from econmt.cli.workload import Workload, find_workload
 from econmt.config import limits
 from econmt.config.recipe import Recipe
@@ -42,12 +39,14 @@ from econmt.estimate.report.page import page
 from econmt.estimate.report.report import Report, fit_table, print_report, row_text
 from econmt.estimate.techniques import Say, Technique, estimate, estimator, techniques
 from econmt.model import Implementations
+from econmt.options.option_groups import option
+from econmt.options.shared_options import BatchChoice, RunRecipe, bytes_of, check_writable, refuse_idle
 from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
 from econmt_memory.account.comparison import compare
 from econmt_memory.measure.ledger import Ledger
-from econmt_memory.report.layout import print_table
+from econmt_memory.report.layout import print_table, table_console
 from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "reference, bfloat16", "all, bfloat16")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from econmt.cli.option_groups import option
-from econmt.cli.options import CheckpointOption, ModelOption, NewModelOption
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.errors import printable
 from econmt.export.quantize import quantize_model
+from econmt.options.option_groups import option
+from econmt.options.shared_options import CheckpointOption, ModelOption, NewModelOption
 from econmt_memory.report.tables import format_bytes
 
 

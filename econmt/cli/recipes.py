@@ -7,11 +7,11 @@ from textwrap import wrap
 
 import typer
 
-from econmt.cli.option_groups import argument, option, with_option_groups
-from econmt.cli.options import RecipeChoice
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
 from econmt.errors import InputError, printable, talk
+from econmt.options.option_groups import argument, option, with_option_groups
+from econmt.options.shared_options import RecipeChoice
 from econmt_memory.report.layout import WIDTH
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)

@@ -10,10 +10,9 @@ from typing import Literal
 
 import typer
 
+from econmt.api.commands import load_models
 from econmt.checkpoint.hub import local_model
-from econmt.cli.computing import counting_lines, line_chunks, line_output, load_models
-from econmt.cli.option_groups import option, recipe_option
-from econmt.cli.options import FloatComputing, OutputOption, refuse_idle
+from econmt.cli.computing import counting_lines, line_chunks, line_output
 from econmt.cli.text_models import holds_language_model
 from econmt.config import limits
 from econmt.data.files import notice
@@ -24,6 +23,8 @@ from econmt.evaluation.metrics import tokenizer_of
 from econmt.evaluation.reranking import Judge, WeightedScorer, by_models, by_reference, read_lists
 from econmt.evaluation.reranking import rerank as reranked
 from econmt.evaluation.scoring import Scorer
+from econmt.options.option_groups import option, recipe_option
+from econmt.options.shared_options import FloatComputing, OutputOption, refuse_idle
 
 LISTS_AT_ONCE = 64
 """Sentences whose lists are scored together."""

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from econmt.api.commands import load_models
 from econmt.checkpoint.hub import local_model
-from econmt.cli.computing import counting_lines, line_output, load_models
+from econmt.cli.computing import counting_lines, line_output
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
-from econmt.cli.option_groups import RecipeKeys, option, recipe_option
-from econmt.cli.options import FloatComputing, ModelChoice, OutputOption, refuse_idle
 from econmt.cli.text_models import (
     ScoreType,
     holds_language_model,
@@ -32,6 +31,8 @@ from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
+from econmt.options.option_groups import RecipeKeys, option, recipe_option
+from econmt.options.shared_options import FloatComputing, ModelChoice, OutputOption, refuse_idle
 
 
 @dataclass(frozen=True)

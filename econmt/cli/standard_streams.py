@@ -1,16 +1,13 @@
-"""Standard input, output and error in a known state, even if the caller has closed them; console for tables."""
+"""Standard input, output and error in a known state, even if the caller has closed them."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from econmt.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class _ClosedOutput(io.TextIOBase):
@@ -83,13 +80,3 @@ def open_standard_streams() -> None:
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", newline="\n", errors=errors)
-
-
-def table_console() -> Console:
-    """Returns a console for tables on standard output: as wide as the terminal, or 80 columns without one."""
-    from rich.console import Console
-
-    from econmt_memory.report.layout import WIDTH
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from econmt.api.commands import load_any
 from econmt.api.language_model import TrainedLanguageModel
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.computing import counting_lines, line_chunks, load_any
-from econmt.cli.options import FloatComputing
+from econmt.cli.computing import counting_lines, line_chunks
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.decoding.streams import LineOutput
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.errors import InputError
 from econmt.export.model_folder import recipe_of
+from econmt.options.shared_options import FloatComputing
 
 CHUNK = 1000
 """Number of lines read at a time."""

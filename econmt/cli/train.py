@@ -22,9 +22,6 @@ from econmt.budget.run_budget import first_plan
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.next_steps import commands_for
-from econmt.cli.option_groups import option
-from econmt.cli.options import RunRecipe, VerifyOption
-from econmt.cli.standard_streams import table_console
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Recipe, TextData
@@ -39,6 +36,8 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.outside_memory import limit_workspaces
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError, printable
+from econmt.options.option_groups import option
+from econmt.options.shared_options import RunRecipe, VerifyOption
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment, rank_environment, take_own_gpu
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
@@ -47,7 +46,7 @@ from econmt.training.hooks import program_hook
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
-from econmt_memory.report.layout import print_table
+from econmt_memory.report.layout import print_table, table_console
 from econmt_memory.report.ledger_tables import ledger_table
 
 

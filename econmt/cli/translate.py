@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import typer
 
-from econmt.cli.computing import counting_lines, line_chunks, line_output, load_models
+from econmt.api.commands import load_models
+from econmt.cli.computing import counting_lines, line_chunks, line_output
 from econmt.cli.factors import FactorFiles, FactorsOption
-from econmt.cli.option_groups import option
-from econmt.cli.options import ModelChoice, OutputOption, check_picture, refuse_idle
-from econmt.cli.search_options import (
+from econmt.data.files import notice
+from econmt.decoding.attention_picture import draw_attention, missing_note
+from econmt.decoding.formats import OutputType, format_nbest, format_translation
+from econmt.decoding.requests import Request, read_request
+from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
+from econmt.decoding.translation import Translation
+from econmt.decoding.translator import Translator
+from econmt.decoding.words import has_words
+from econmt.elsewhere import text_division
+from econmt.options.option_groups import option
+from econmt.options.search_options import (
     FusedModel,
     HypothesisOptions,
     LineBatches,
@@ -24,16 +33,7 @@ from econmt.cli.search_options import (
     SearchKeys,
     WordRules,
 )
-from econmt.data.files import notice
-from econmt.decoding.attention_picture import draw_attention, missing_note
-from econmt.decoding.constraints.phrases import read_avoid_list
-from econmt.decoding.formats import OutputType, format_nbest, format_translation
-from econmt.decoding.requests import Request, read_request
-from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
-from econmt.decoding.translation import Translation
-from econmt.decoding.translator import Translator
-from econmt.decoding.words import has_words
-from econmt_serve.text.sentences import Splitter, splitter_for
+from econmt.options.shared_options import ModelChoice, OutputOption, check_picture, refuse_idle
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def translate(
     lines_out = line_output(output.output, read, models)
     loaded = load_models(model.models, computing, model.checkpoint)
     needs_attention = hypotheses.replace_unk, hypotheses.markup, text.split_sentences, output.needs_attention
+    avoid, glossary = rules.read()
     translator = loaded.translator(
         {
             **search,
@@ -124,8 +125,8 @@ def translate(
             "lm_weight": 0.0 if fused.language_model is None else fused.lm_weight,
         },
         **asdict(lines),
-        avoid=() if rules.avoid_list is None else read_avoid_list(rules.avoid_list),
-        glossary=rules.glossary,
+        avoid=avoid,
+        glossary=glossary,
         restrict_lexicon=rules.restrict_lexicon,
         restrict_lexicon_topk=rules.restrict_lexicon_topk,
         language_model=fused.language_model,
@@ -134,7 +135,9 @@ def translate(
     data = loaded.recipe.pairs
     factors = FactorFiles(text.input_factors, data.source_factors, json_input=text.json_input)
     translator.factor_files = factors.names
-    several = SeveralSentences(splitter_for(data.source)) if not text.split_sentences else None
+    several = (
+        SeveralSentences(text_division().splitter_for(data.source)) if not text.split_sentences else None
+    )
     _run(translator, text, factors, output, lines_out, several)
 
 
@@ -177,7 +180,7 @@ def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
 class SeveralSentences:
     """Count of the lines that have several sentences, of which a model may translate only the first."""
 
-    def __init__(self, split: Splitter) -> None:
+    def __init__(self, split: Callable[[str], Sequence[object]]) -> None:
         self._split = split
         self._count, self._first = 0, 0
 

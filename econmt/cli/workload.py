@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from econmt.bench.training import vocabulary_sizes
-from econmt.cli.options import BatchChoice
 from econmt.config import limits
 from econmt.config.recipe import Recipe, TextData, find_recipe
 from econmt.data.batching.batches import rows_of_batch, training_batches
@@ -18,6 +17,7 @@ from econmt.data.batching.bucket_shapes import LEAST_PRICED
 from econmt.data.batching.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
+from econmt.options.shared_options import BatchChoice
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 

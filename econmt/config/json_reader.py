@@ -53,9 +53,14 @@ def strict_json(text: str) -> Any:
 
 
 def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = False) -> dict[str, Any]:
-    """Parses a text that contains a JSON object, with :func:`strict_json` if ``strict``.
+    """Parses a text that contains a JSON object.
 
-    Raises InputError, one line with ``where`` and ``advice``, for any other text.
+    Args:
+        text: the text, or its bytes in UTF-8. where: its name in messages. advice: remedy, the end of messages.
+        strict: True if duplicate keys and numbers that are not finite are refused, as by RFC 8259.
+
+    Raises:
+        InputError: if the text is anything else.
     """
     parse = strict_json if strict else json.loads
     try:

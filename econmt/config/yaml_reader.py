@@ -168,7 +168,7 @@ def check_section(kind: type[SectionType], tree: Any, where: str, advice: str) -
 
 
 def complaints(failure: ValidationError) -> list[str]:
-    """Returns one line for each error in the keyword arguments of a call."""
+    """Returns a line for each error that pydantic has found, with the name of the field and what is expected."""
     lines = []
     for error in failure.errors(include_url=False):
         name = dotted([shortened(part) if isinstance(part, str) else part for part in error["loc"]])

@@ -36,7 +36,17 @@ def format_translation(
 def fields_of(
     translation: Translation, passed: Mapping[str, Any] | None = None, *, with_attention: bool
 ) -> dict[str, Any]:
-    """Returns the fields of a translation's JSON, see :func:`format_translation`."""
+    """Returns a translation as fields of JSON.
+
+    Args:
+        translation: the translation.
+        passed: fields to begin with, except keys of the translation's own.
+        with_attention: True if hypotheses have their attention, a row for each target token and EOS.
+
+    Returns:
+        The fields that ``econmt translate --output-type json`` writes: ``translation``, ``score``,
+        ``log_probability``, ``tokens``, ``source_tokens`` and ``nbest``.
+    """
     candidates = [_as_dict(candidate, with_attention) for candidate in translation.hypotheses]
     best: dict[str, Any] = {
         **(passed or {}),

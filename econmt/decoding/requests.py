@@ -81,7 +81,15 @@ def read_request(line: str, where: str) -> Request:
 
 
 def request_of(tree: Mapping[str, Any], where: str) -> Request:
-    """Makes a request from a parsed JSON object; raises as :func:`read_request`."""
+    """Makes a request from the fields of a JSON object: text, constraints, avoid, target_prefix and factors.
+
+    Args:
+        tree: fields as :func:`~econmt.config.json_reader.parse_json` returns them; ``passed`` keeps unknown ones.
+        where: name of the request in messages.
+
+    Raises:
+        InputError: if a field has a wrong type, a misspelt name or text that cannot be, or is not supported.
+    """
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
             raise InputError(f"{where}: {name} is not supported by econmt; remove it")
@@ -107,8 +115,11 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
 def check_request(request: Request, where: str) -> None:
     """Refuses texts with invalid characters and blank phrases.
 
+    Args:
+        request: the request. where: its name in messages.
+
     Raises:
-        InputError: A text or phrase is refused; the message names ``where`` and the field.
+        InputError: if a text or phrase is refused; the message names ``where`` and the field.
     """
     for name in ("constraints", "avoid"):
         phrases = getattr(request, name)

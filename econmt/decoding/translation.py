@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from econmt.data.text.case import lower, upper
@@ -50,6 +50,10 @@ class Translation(NamedTuple):
 
 
 EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
+"""Translation of a blank line."""
+
+Divide = Callable[[str], tuple[Sequence[str], Callable[[Sequence[Translation]], Translation]]]
+"""Function that divides a line: returns pieces to translate, and a function that joins their translations."""
 
 
 def one_line(text: str) -> str:

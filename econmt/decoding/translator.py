@@ -33,6 +33,7 @@ from econmt.decoding.search.shortlist import Restricted, Shortlists
 from econmt.decoding.terms import SourceTerms, annotated_source, plain_source
 from econmt.decoding.translation import (
     EMPTY,
+    Divide,
     Translation,
     in_capital_letters,
     is_in_capitals,
@@ -43,9 +44,6 @@ from econmt.decoding.words import has_words
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
-from econmt_serve.text.markup_reader import line_passage
-from econmt_serve.text.passages import TextDivision, division, plain_passage
-from econmt_serve.text.sentences import splitter_for
 
 _CHARACTERS_A_TOKEN = 50
 """More characters than tokens have on average.
@@ -92,7 +90,9 @@ class Translator:
         glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
         fusion: language model for ``options.lm_weight``.
-        languages: codes of the source and target languages, by which sentences are split and capitals change.
+        languages: codes of the source and target languages, by which capitals change.
+        divide: divides lines into pieces, which are translated one by one, for the options ``markup`` and
+            ``split_sentences``; None: lines are translated whole.
 
     Attributes:
         annotates: True if sources are annotated with the terms of glossaries.
@@ -114,6 +114,7 @@ class Translator:
         shortlists: Shortlists | None = None,
         fusion: ShallowFusion | None = None,
         languages: tuple[str, str] = ("", ""),
+        divide: Divide | None = None,
     ) -> None:
         self.options = options
         self.models = tuple(models)
@@ -147,8 +148,9 @@ class Translator:
                     "sample cannot be combined with avoided phrases or a glossary; remove either"
                 )
             _ = self.constraint_compiler  # refuses lists that cannot be satisfied
-        splits = options.split_sentences
-        self._division = division(splitter_for(languages[0]), languages[1]) if splits else TextDivision()
+        self._divide = divide
+        if divide is None and (options.markup or options.split_sentences):
+            raise InputError("markup and split_sentences need a function that divides lines; give divide too")
         for name in ("markup", "restore_case", "split_sentences") if vocabularies.factors else ():
             if getattr(options, name):
                 raise InputError(f"{name} is not supported by models with source factors; remove it")
@@ -207,22 +209,21 @@ class Translator:
         numbers = range(first, first + len(lines))
         for number, request in zip(numbers, requests, strict=True):
             check_request(request, f"{where}:{number}")
-        if not (self.options.markup or self.options.split_sentences):
+        if self._divide is None:
             return self._translate(requests, numbers, where, done)
-        divide = line_passage if self.options.markup else plain_passage
-        passages = [divide(request.text, self._division) for request in requests]
+        divided = [self._divide(request.text) for request in requests]
         sentences: list[Request] = []
-        for number, request, passage in zip(numbers, requests, passages, strict=True):
-            if len(passage.sentences) > 1 and request.constrains:
+        for number, request, (pieces, _) in zip(numbers, requests, divided, strict=True):
+            if len(pieces) > 1 and request.constrains:
                 raise InputError(
-                    f"{where}:{number}: constraints belong to one sentence, and this line has "
-                    f"{len(passage.sentences)}; give one sentence a line"
+                    f"{where}:{number}: constraints belong to one sentence, and this line has {len(pieces)}; give one "
+                    "sentence a line"
                 )
-            sentences += [request._replace(text=sentence.text) for sentence in passage.sentences]
-        owners = [number for number, each in zip(numbers, passages, strict=True) for _ in each.sentences]
+            sentences += [request._replace(text=piece) for piece in pieces]
+        owners = [number for number, (pieces, _) in zip(numbers, divided, strict=True) for _ in pieces]
         found = iter(self._translate(sentences, owners, where, lambda _: None))
         done(len(lines))
-        return [passage.joined([next(found) for _ in passage.sentences]) for passage in passages]
+        return [join([next(found) for _ in pieces]) for pieces, join in divided]
 
     def _translate(
         self,
@@ -271,7 +272,7 @@ class Translator:
             without_capitals(request.text, spoken) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        with_terms = [self.with_terms(*each) for each in zip(requests, texts, strict=True)]
+        with_terms = [self._with_terms(*each) for each in zip(requests, texts, strict=True)]
         attempts = self._attempts(requests, with_terms, numbered, where)
         factors = [request.factors for request in requests]
         sources = self._encode(texts, factors, numbered, where)
@@ -341,7 +342,7 @@ class Translator:
             )
         return sources
 
-    def with_terms(self, request: Request, text: str) -> SourceTerms:
+    def _with_terms(self, request: Request, text: str) -> SourceTerms:
         """Returns the source of a request with its terms; ``text`` is its text, perhaps in other case."""
         if self._glossary is None and request.glossary is None:
             return SourceTerms(text)

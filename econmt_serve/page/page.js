@@ -2,7 +2,6 @@
 
 import { AttentionPicture } from "./attention.js";
 import { Editor } from "./editor.js";
-import { Menu } from "./menu.js";
 import { Failed, get, post, postFile } from "./server.js";
 import { TargetView } from "./target.js";
 
@@ -188,33 +187,6 @@ function pointAt(sentence, number) {
   view.highlight(sentence, number);
 }
 
-async function choose(word, row, sentence, number) {
-  const before = sentence.translation.split(" ").filter(Boolean).slice(0, number);
-  menu.open(word, "Looking for other words …");
-  try {
-    const asked = { q: sentence.source, target_prefix: before.join(" "), ...languages(), ...wishes(), alternatives: 6 };
-    const { found } = await post("alternatives", asked);
-    if (menu.owner !== word) return;
-    const different = found.alternatives.filter((entry) => entry.word !== word.textContent);
-    menu.fill(different, (entry) => continueFrom([...before, entry.word], row, sentence, number).catch(fail));
-  } catch (error) {
-    menu.close();
-    throw error;
-  }
-}
-
-// Translates a sentence again from a beginning.
-async function continueFrom(words, row, sentence, number) {
-  const q = { text: sentence.source, target_prefix: words.join(" ") };
-  const { found } = await post("translate", { q, ...query(), details: true });
-  const at = row.sentences?.indexOf(sentence) ?? -1;
-  if (at < 0) return;
-  row.sentences[at] = { ...found.details[0], before: sentence.before };
-  state.shown = row.sentences[at];
-  show();
-  view.focus(state.shown, number);
-}
-
 async function copied(text, button) {
   await navigator.clipboard.writeText(text);
   const before = button.textContent;
@@ -262,9 +234,8 @@ function save(blob, name) {
 }
 
 const editor = new Editor(part("source"), later);
-const view = new TargetView(target, pointAt, (...chosen) => choose(...chosen).catch(fail));
+const view = new TargetView(target, pointAt);
 const picture = new AttentionPicture(part("attention"), part("readout"), (number) => state.shown && view.highlight(state.shown, number));
-const menu = new Menu(part("menu"));
 
 function theme(chosen) {
   const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

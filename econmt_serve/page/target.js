@@ -1,4 +1,4 @@
-// The translation: a paragraph for each line of the source, beside it, made of words that can be chosen.
+// The translation: a paragraph for each line of the source, beside it, made of words that can be pointed at.
 
 const DOUBTS = {
   cut: "The translation of this sentence was cut off.",
@@ -6,9 +6,9 @@ const DOUBTS = {
 };
 
 export class TargetView {
-  // `pointed` gets a sentence and the number of a word; `chosen` a word's element, its row, sentence and number.
-  constructor(element, pointed, chosen) {
-    Object.assign(this, { element, pointed, chosen });
+  // `pointed` gets a sentence and the number of a word.
+  constructor(element, pointed) {
+    Object.assign(this, { element, pointed });
     element.addEventListener("keydown", (event) => this.key(event));
     element.addEventListener("focusin", (event) => {
       const word = event.target.closest(".word");
@@ -68,8 +68,6 @@ export class TargetView {
   word(text, row, sentence, number) {
     const word = document.createElement("button");
     Object.assign(word, { type: "button", className: "word", textContent: text, tabIndex: -1 });
-    word.setAttribute("aria-haspopup", "menu");
-    word.setAttribute("aria-expanded", "false");
     if (!row.sentences) {
       word.disabled = true;
       return word;
@@ -77,7 +75,6 @@ export class TargetView {
     const pointAt = () => this.pointed(sentence, number);
     word.addEventListener("pointerenter", pointAt);
     word.addEventListener("focus", pointAt);
-    word.addEventListener("click", () => this.chosen(word, row, sentence, number));
     return word;
   }
 

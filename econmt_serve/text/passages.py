@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from econmt.data.text.blanks import BLANKS
-from econmt.decoding.translation import EMPTY, NBestEntry, Translation
-from econmt.decoding.words import addresses, has_words
+from econmt.api.text import BLANKS, EMPTY, NBestEntry, Translation, addresses, has_words
 from econmt_serve.text.markup import MARKUP, Marked, Tag, marked, put_back
 from econmt_serve.text.sentences import SPACELESS, Splitter, base_language
 

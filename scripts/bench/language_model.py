@@ -20,12 +20,12 @@ from torch.nn import functional
 
 from econmt.bench.rows import Row, Say, in_graph, time_in_turns
 from econmt.cli.measuring import BenchSession, Seconds
-from econmt.cli.option_groups import option, with_option_groups
 from econmt.config.recipe import Recipe, parse_recipe
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
+from econmt.options.option_groups import option, with_option_groups
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, random_ids
 from econmt.training.choice import settle

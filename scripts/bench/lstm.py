@@ -22,11 +22,11 @@ from torch import Tensor
 from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.cli.option_groups import option, with_option_groups
-from econmt.cli.options import refuse_idle
 from econmt.config import limits
 from econmt.engine.devices import seconds_of
 from econmt.errors import InputError
+from econmt.options.option_groups import option, with_option_groups
+from econmt.options.shared_options import refuse_idle
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import quantile

@@ -18,9 +18,9 @@ from torch.nn import functional
 from econmt.bench.rows import Row, Say, time_in_turns
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.cli.option_groups import option, with_option_groups
 from econmt.config.recipe import load_recipe
 from econmt.errors import EconmtError, InputError
+from econmt.options.option_groups import option, with_option_groups
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import Timing, ratio

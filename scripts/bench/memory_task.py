@@ -30,9 +30,9 @@ from torch.nn import functional
 import econmt_ops
 from econmt.bench.rows import Row, Say, in_graph
 from econmt.cli.measuring import BenchSession, Seconds
-from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.errors import InputError
+from econmt.options.option_groups import option, with_option_groups
 from scripts.bench.plots import draw_lines
 
 PUBLISHED = (128, 512)

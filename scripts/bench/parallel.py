@@ -13,13 +13,13 @@ import typer
 
 from econmt.bench.rows import Row, Say
 from econmt.cli.measuring import BenchSession, Seconds
-from econmt.cli.option_groups import option, with_option_groups
-from econmt.cli.options import RecipeChoice, check_writable, refuse_idle
 from econmt.config import limits
 from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batches import rows_of_batch
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
+from econmt.options.option_groups import option, with_option_groups
+from econmt.options.shared_options import RecipeChoice, check_writable, refuse_idle
 from econmt_memory.report.layout import WIDTH
 from scripts.bench import parallel_measure, parallel_profile
 from scripts.bench.cost_model import KINDS, Kind, best, predict

@@ -21,9 +21,9 @@ import econmt_ops
 from econmt.bench.rows import Row, Say, time_in_turns
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.cli.option_groups import option, with_option_groups
 from econmt.config import limits
 from econmt.errors import EconmtError, InputError
+from econmt.options.option_groups import option, with_option_groups
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of

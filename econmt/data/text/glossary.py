@@ -64,6 +64,19 @@ class Glossary:
         self.terms, self._places = terms, places or {}
         self._indices: dict[str, _Index] = {}
 
+    @classmethod
+    def checked(cls, terms: Mapping[str, str], where: str) -> Glossary:
+        """Makes a glossary of terms as somebody has written them, with any blanks.
+
+        Args:
+            terms: the phrases and their translations. where: name of the glossary in messages.
+
+        Raises:
+            InputError: if a term or its translation is blank.
+        """
+        named = ((term, f"{where}: {shortened(term)!r}") for term in terms)
+        return cls(dict(_checked_term(term, terms[term], name) for term, name in named))
+
     def name_of(self, source: str) -> str:
         """Returns the name of a term in messages, with its file and line if it has them."""
         return f"{self._places.get(source, 'glossary')}: {source} = {self.terms[source]}"
@@ -140,23 +153,15 @@ def read_glossary(path: Path) -> Glossary:
 
 
 def parse_glossary(lines: Iterable[str], where: str) -> Glossary:
-    """Makes a glossary of lines; raises as :func:`parse_terms`."""
-    terms, numbers = _numbered_terms(lines, where)
-    return Glossary(terms, {source: f"{where}:{number}" for source, number in numbers.items()})
+    """Makes a glossary of lines, each a term and its translation with a tab, an equals sign or a comma between them.
 
-
-def parse_terms(lines: Iterable[str], where: str) -> dict[str, str]:
-    """Reads terms and their translations from lines in the format that the module describes.
+    Args:
+        lines: the lines; blank ones and those that begin with ``#`` are skipped. where: their name in messages.
 
     Raises:
-        InputError: A line has not two columns or a blank side, or a term has two translations; the message names
+        InputError: if a line has not two columns or a blank side, or a term has two translations; the message names
             ``where`` and the line.
     """
-    return _numbered_terms(lines, where)[0]
-
-
-def _numbered_terms(lines: Iterable[str], where: str) -> tuple[dict[str, str], dict[str, int]]:
-    """Reads terms as :func:`parse_terms`; returns their translations and the numbers of their lines."""
     terms: dict[str, str] = {}
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -169,10 +174,10 @@ def _numbered_terms(lines: Iterable[str], where: str) -> tuple[dict[str, str], d
                 f"{where}:{number}: {source!r} has another translation in line {numbers[source]}; a term has one"
             )
         numbers.setdefault(source, number)
-    return terms, numbers
+    return Glossary(terms, {source: f"{where}:{number}" for source, number in numbers.items()})
 
 
-def checked_term(source: str, target: str, where: str) -> tuple[str, str]:
+def _checked_term(source: str, target: str, where: str) -> tuple[str, str]:
     """Returns a term and its translation, normalised; raises InputError, which names ``where``, if one is blank."""
     if not units(source) or not normalized(target):
         blank = "translation" if units(source) else "term"
@@ -199,4 +204,4 @@ def _columns(line: str, text: str, where: str) -> tuple[str, str]:
             f"{where}: {count} in {shortened(text)!r}; expected a term and its translation with a tab, = or a comma "
             "between them"
         )
-    return checked_term(columns[0], columns[1], where)
+    return _checked_term(columns[0], columns[1], where)

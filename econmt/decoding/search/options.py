@@ -29,8 +29,8 @@ class SearchOptions(recipe.Decoding):
         attention: True if hypotheses carry their attention.
         replace_unk: True if an unknown token is replaced by the source text that it attends to most (needs attention).
         restore_case: True if a line in capitals is translated in lower case and its translation put in capitals.
-        markup: True if tags and placeholders are removed before translation and inserted into it, see
-            :mod:`econmt_serve.text.markup_reader`; needs ``attention``.
+        markup: True if tags and placeholders are removed before translation and inserted into it; needs
+            ``attention``.
         split_sentences: True if lines are split into sentences, which are translated one by one, and URLs and e-mail
             addresses are put back by the ``attention``.
         lm_weight: weight of a language model's log-probabilities in scores, see

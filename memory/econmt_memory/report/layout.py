@@ -49,6 +49,12 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
     return Group(*(Text(line) for line in [*wrap(", ".join(title), width), *blocks]))
 
 
+def table_console() -> Console:
+    """Returns a console for tables on standard output: as wide as the terminal, or 80 columns without one."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+
+
 def print_table(console: Console, table: Table) -> None:
     """Prints a table so that it fits the console."""
     console.print(fitted(table, console.width))

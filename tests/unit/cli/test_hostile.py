@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import econmt
-from econmt.cli.options import RecipeChoice
 from econmt.config.json_reader import json_text
 from econmt.data import progress_bars
 from econmt.errors import EconmtError, InputError, printable
+from econmt.options.shared_options import RecipeChoice
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import econmt.engine.devices  # noqa: F401  which every command that computes imports
-from econmt import __version__
+from econmt import __version__, elsewhere
 from econmt.cli import main as command
-from econmt.cli import options
 from econmt.errors import InputError, TrainingError
+from econmt.options import shared_options
 from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call
 
@@ -175,7 +175,8 @@ def test_help_lists_every_verb(run_econmt: RunEconmt, arguments: list[str]) -> N
 
 def test_every_verb_is_a_module_and_every_module_a_verb() -> None:
     modules = {file.stem for file in Path(command.__file__).parent.glob("[a-z]*.py")}
-    assert modules - {"main"} >= set(command.COMMANDS)
+    assert modules - {"main"} >= set(command.COMMANDS) - set(elsewhere.COMMANDS)
+    assert all(importlib.util.find_spec(name) for name in elsewhere.COMMANDS.values())
     for name in modules - {"main"} - set(command.COMMANDS):
         tree = ast.parse((Path(command.__file__).parent / f"{name}.py").read_text())
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -344,7 +345,7 @@ def test_what_libraries_say_when_memory_is_full(message: str, full: bool) -> Non
 
 def test_parameters_are_read_as_the_function_gets_them() -> None:
     """Before typer 0.29 ``context.params`` holds the words of the command line, not the values of the parameters."""
-    folder = Path(options.__file__).parent
+    folder = Path(shared_options.__file__).parent
     readers = [
         file.name for file in folder.glob("*.py") if "context.params" in file.read_text(encoding="utf-8")
     ]

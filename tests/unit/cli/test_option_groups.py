@@ -10,7 +10,9 @@ import pytest
 import typer
 from pydantic import Field
 
-from econmt.cli.option_groups import (
+from econmt.config import limits
+from econmt.decoding.search.options import SearchOptions
+from econmt.options.option_groups import (
     RECIPE_FIELDS,
     RecipeKeys,
     argument,
@@ -18,9 +20,7 @@ from econmt.cli.option_groups import (
     recipe_option,
     with_option_groups,
 )
-from econmt.cli.search_options import FusedModel, HypothesisOptions, LineBatches, Sampling, SearchKeys
-from econmt.config import limits
-from econmt.decoding.search.options import SearchOptions
+from econmt.options.search_options import FusedModel, HypothesisOptions, LineBatches, Sampling, SearchKeys
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from econmt.api import commands
 from econmt.config.recipe import load_recipe, recipe_text
-from econmt_serve.command import _is_tiny, _proxies
+from econmt_serve.command import _proxies
 from econmt_serve.server import Server
 from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
@@ -80,7 +81,9 @@ def test_the_documented_unit_is_one(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path) -> None:
+def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pays = True
+    monkeypatch.setattr(commands, "_prefers_int8", lambda: pays)
     folders = {
         "large": load_recipe("multi30k"),
         "small": load_recipe("quickstart", ["model.encoder.size=64", "model.decoder.size=64"]),
@@ -88,8 +91,15 @@ def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path) -> None:
     for name, recipe in folders.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").write_text(recipe_text(recipe))
-    assert [_is_tiny([tmp_path / name]) for name in folders] == [False, True]
-    assert not _is_tiny([tmp_path / name for name in folders])
+
+    def chosen(*names: str, **options: str) -> str:
+        computing = commands.Computing(**{"device": "cpu", **options})  # type: ignore[arg-type]
+        return commands.precision_for_sentences([tmp_path / name for name in names], computing)
+
+    assert [chosen("large"), chosen("small"), chosen("large", "small")] == ["int8", "auto", "int8"]
+    assert chosen("large", precision="bfloat16") == "bfloat16"
+    pays = False
+    assert chosen("large") == "auto"
 
 
 @pytest.mark.parametrize(("address", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])

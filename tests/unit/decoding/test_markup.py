@@ -13,10 +13,13 @@ from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabu
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translation import NBestEntry, Translation
 from econmt.decoding.translator import Translator
+from econmt_serve.text.division import divider
 from econmt_serve.text.markup import Marked, put_back
 from econmt_serve.text.markup_reader import line_passage
 from econmt_serve.text.passages import Passage, TextDivision
 from tests.unit.decoding.test_translator import Copying
+
+DIVIDE = divider(("", ""), split=False, markup=True)
 
 
 def read(line: str) -> Passage:
@@ -211,7 +214,7 @@ def test_tags_of_long_lines_are_kept(way: Literal["cut", "skip"]) -> None:
     words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
     told: list[str] = []
     options = SearchOptions(beam_size=1, markup=True, max_input_length=2, long_lines=way)
-    made = Translator([Copying()], Vocabularies(words, words), options, warn=told.append)
+    made = Translator([Copying()], Vocabularies(words, words), options, warn=told.append, divide=DIVIDE)
     (found,) = made.translate(["<b>ein</b> " * 50])
     assert found.text.count("<b>") == found.text.count("</b>") == 50
     assert found.text.count("ein") == (2 if way == "cut" else 0)
@@ -221,7 +224,7 @@ def test_tags_of_long_lines_are_kept(way: Literal["cut", "skip"]) -> None:
 def test_lines_through_a_translator() -> None:
     options = SearchOptions(beam_size=2, nbest_size=2, markup=True, restore_case=True)
     words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
-    made = Translator([Copying()], Vocabularies(words, words), options)
+    made = Translator([Copying()], Vocabularies(words, words), options, divide=DIVIDE)
     found = list(made.translate(["<b>ein</b> <i>Hund</i>", "<b></b>", "", "ein Hund"]))
     assert [each.text for each in found] == ["<b>ein</b> <i>Hund</i>", "<b></b>", "", "ein Hund"]
     assert found[0].source_tokens == ["ein", "Hund"]

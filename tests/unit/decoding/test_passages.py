@@ -10,6 +10,7 @@ from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translation import NBestEntry, Translation
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError
+from econmt_serve.text.division import divider
 from econmt_serve.text.passages import division, plain_passage
 from econmt_serve.text.sentences import sentence_spans
 from tests.unit.decoding.test_markup_reader import in_capitals
@@ -26,7 +27,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
         SearchOptions(beam_size=2, split_sentences=True, **options),  # type: ignore[arg-type]
         warn=said.append,
         max_length=3,
-        languages=("en-US", target),
+        divide=divider(("en-US", target), split=True, markup=bool(options.get("markup"))),
     )
     return translator, said
 

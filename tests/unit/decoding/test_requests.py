@@ -13,7 +13,6 @@ from econmt.data.text.glossary import (
     Occurrence,
     occurrences,
     parse_glossary,
-    parse_terms,
     read_glossary,
 )
 from econmt.data.text.subwords import train_vocabularies
@@ -189,7 +188,7 @@ def test_terms_may_be_separated_by_a_tab_an_equals_sign_or_commas() -> None:
         '"yes, please","ja, ""bitte"""',
         'say "no",nein',
     ]
-    assert len(parse_terms(lines, "terms")) == 6
+    assert len(parse_glossary(lines, "terms").terms) == 6
     assert targets(parse_glossary(lines, "terms"), 'Dog! E cat yes, please say "no", hot dog') == [
         "Hund = gut",
         "mc = Formel",

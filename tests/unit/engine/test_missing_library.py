@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli import computing
+from econmt.api import commands
 from econmt.engine import threads
 from econmt.training.run import run_recipe
 from tests.unit.training.tiny import Run, write_text
@@ -15,19 +15,19 @@ from tests.unit.training.tiny import Run, write_text
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads.native, "is_built", lambda: False)
-    computing._warn_of_library.cache_clear()
+    commands._warn_of_library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_library")
 def test_commands_tell_it_once(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
-        computing.warn_of_slowness()
+        commands.warn_of_slowness()
     lines = [line for line in capsys.readouterr().err.splitlines() if "C library" in line]
     assert len(lines) == 1
     assert lines[0].startswith(
         "econmt: warning: econmt was installed without its C library: on a CPU it translates"
     )
-    computing._warn_of_library.cache_clear()
+    commands._warn_of_library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_library")
@@ -40,6 +40,6 @@ def test_a_run_tells_it(tmp_path: Path) -> None:
 
 def test_nothing_is_told_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert threads.missing_library() is None
-    computing._warn_of_library.cache_clear()
-    computing.warn_of_slowness()
+    commands._warn_of_library.cache_clear()
+    commands.warn_of_slowness()
     assert "C library" not in capsys.readouterr().err

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import econmt
-from econmt.api import TrainedModel
+from econmt.api import TrainedModel, saved_model
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.decoding.translation import Translation
 from econmt.errors import InputError
-from econmt_serve import models
 from econmt_serve.access import Keys
 from econmt_serve.app import Service
 from econmt_serve.models import LoadedModels, Served, TranslationJob, by_pair
@@ -187,7 +186,9 @@ def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedMod
 
 
 def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "local_model", lambda name: folder if str(name).startswith("hf:") else name)
+    monkeypatch.setattr(
+        saved_model, "local_model", lambda name: folder if str(name).startswith("hf:") else name
+    )
     (served,) = by_pair([Path("hf://some/model")], Settings())
     assert served.folders == [folder]
     assert served.loaded.size > 0

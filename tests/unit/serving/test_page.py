@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from econmt.api import Request, TrainedModel
+from econmt.api import TrainedModel
 from econmt_serve.files import WORD
 from tests.unit.serving.conftest import Client
 from tests.unit.serving.test_files import document
@@ -104,29 +104,6 @@ def test_attention_follows_pointer_and_keys(page: sync_api.Page, model: TrainedM
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#readout")).to_contain_text(f"“{words[2]}” looked at “b”")
-
-
-def test_another_word_is_chosen_by_keyboard(page: sync_api.Page, model: TrainedModel) -> None:
-    page.get_by_role("textbox", name="src").fill("a b c")
-    first = model.translate(["a b c"])[0].text.split()[0]
-    word = page.locator(".word").first
-    expect(word).to_have_text(first)
-    word.focus()
-    page.keyboard.press("Enter")
-    items = page.get_by_role("menuitem")
-    expect(items.first).to_be_focused()
-    page.keyboard.press("ArrowDown")
-    expect(items.nth(1)).to_be_focused()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("menu")).to_be_hidden()
-    expect(word).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(items.first).to_be_focused()
-    chosen = items.first.evaluate("item => item.firstChild.textContent")
-    assert chosen != first
-    page.keyboard.press("Enter")
-    expected = model.translate([Request("a b c", target_prefix=chosen)])[0].text
-    expect(translation_of(page)).to_have_text(re.compile(expected))
 
 
 def test_glossary_is_followed_and_remembered(page: sync_api.Page) -> None:

@@ -224,10 +224,6 @@ def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel)
         assert translate("a! C") == model.translate(["a! C"], avoid=["A"])[0].text, "not split"
         small = model.translate(["C d e f"], avoid=["A"])[0].text
         assert translate("C D E F") == small.upper()
-        words = client.post("/alternatives", q="C D E F", target_prefix="G").json["alternatives"]
-        expected = client.post("/alternatives", q="C d e f", target_prefix="G").json["alternatives"]
-        assert [each["translation"] for each in words] == [each["translation"].upper() for each in expected]
-        assert all("A" not in each["translation"].split() for each in expected)
         refused = client.post("/translate", q="a b", constraints=["A"])
         assert (refused.status, "avoided phrase" in refused.json["error"]) == (400, True)
         assert client.post("/translate", q="c").status == 200
@@ -245,21 +241,6 @@ def test_lists_that_contradict_each_other_are_refused_at_the_start(folder: Path)
     assert isinstance(translated, Translation)
     with pytest.raises(InputError, match="are for one language pair, and the models have 2"):
         by_pair([folder, folder / "none"], settings)
-
-
-def test_words_that_may_follow(client: Client) -> None:
-    found = client.post("/alternatives", q="a b c", target_prefix="D", alternatives=3).json["alternatives"]
-    assert len({each["word"] for each in found}) == len(found) > 1
-    for each in found:
-        assert each["translation"].split()[:2] == ["D", each["word"]]
-        assert 0.0 < each["probability"] <= 1.0
-    probabilities = [each["probability"] for each in found]
-    assert probabilities == sorted(probabilities, reverse=True)
-
-
-def test_no_words_follow_a_sentence_without_tokens(client: Client) -> None:
-    answer = client.post("/alternatives", q="\u2581")
-    assert (answer.status, answer.json["alternatives"]) == (200, [])
 
 
 def test_says_what_it_has(client: Client) -> None:
@@ -290,9 +271,7 @@ def test_figures_count_requests(client: Client) -> None:
     assert "process_resident_memory_bytes" in text
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/page.css", "/page.js", "/attention.js", "/menu.js", "/server.js", "/icon.svg"]
-)
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/attention.js", "/server.js", "/icon.svg"])
 def test_the_page_comes_from_the_package_and_may_load_nothing_else(client: Client, path: str) -> None:
     answer = client.get(path)
     assert answer.status == 200
@@ -355,10 +334,10 @@ def test_what_cannot_be_done_is_told_in_a_line(
     assert "\n" not in answer.json["error"]
 
 
-def test_what_is_wished_counts_where_words_are_asked_for(client: Client) -> None:
-    many = client.post("/alternatives", q="a", avoid=["b"] * 250)
+def test_what_is_wished_counts(client: Client) -> None:
+    many = client.post("/translate", q="a", avoid=["b"] * 250)
     assert (many.status, many.json["error"][:4]) == (413, "q an")
-    long = client.post("/alternatives", q="a", target_prefix="D " * 200)
+    long = client.post("/translate", q="a", target_prefix="D " * 200)
     assert (long.status, "400 tokens" in long.json["error"]) == (413, True)
 
 
@@ -431,8 +410,6 @@ def test_terms_of_a_request_are_found_by_its_language() -> None:
         body = queries.TranslateBody(q="IŞIK", glossary=glossary)
         (text,) = queries.texts_of(body, 500, TextDivision(), language)
         assert (text.sentences[0].glossary is not None) == expected
-        words = queries.WordsBody(q="IŞIK", glossary=glossary)
-        assert (queries.word_request(words, 500, language).glossary is not None) == expected
 
 
 def test_what_a_text_wishes_and_what_the_whole_request_wishes_go_together() -> None:

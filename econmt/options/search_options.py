@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from econmt.cli.option_groups import RecipeKeys, option, recipe_option
-from econmt.cli.options import Computing
 from econmt.config import limits
 from econmt.config.recipe import Decoding
+from econmt.data.text.glossary import Glossary, read_glossary
+from econmt.decoding.constraints.phrases import read_avoid_list
 from econmt.decoding.search.options import CHUNK_SIZE, LM_WEIGHT
+from econmt.options.option_groups import RecipeKeys, option, recipe_option
+from econmt.options.shared_options import Computing
 
 _BATCHES = ("batch_size", "max_input_length")
 SearchKeys = Annotated[
@@ -141,6 +143,15 @@ class WordLists:
         "constraints of the search; auto: annotate if the model knows that, and constrain the search if a term still "
         "lacks.",
     )
+
+    def read(self) -> tuple[tuple[str, ...], Glossary | None]:
+        """Reads the files: returns the phrases to avoid, and the glossary, None without one.
+
+        Raises:
+            InputError: if a file cannot be read; the message names the line.
+        """
+        avoid = () if self.avoid_list is None else read_avoid_list(self.avoid_list)
+        return avoid, None if self.glossary is None else read_glossary(self.glossary)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from econmt.cli.option_groups import argument, option
 from econmt.config import limits
 from econmt.config.recipe import Recipe, find_recipe, load_recipe, shipped_recipes
 from econmt.config.yaml_reader import parse_size
 from econmt.data.files import cache_folder
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
+from econmt.options.option_groups import argument, option
 
 
 def refuse_idle(context: typer.Context, why: str, *names: str) -> None:

@@ -1,0 +1,1 @@
+"""Options of commands: how they are declared, and those that several commands share."""
