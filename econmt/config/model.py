@@ -214,6 +214,11 @@ class Model(Section):
         return self.embedding_widths[0] + sum(factor_widths)
 
     @property
+    def hidden_size(self) -> int:
+        """Size that learning rate schedules take for the model's."""
+        return self.decoder.size
+
+    @property
     def widest(self) -> int:
         """Width of the widest layer."""
         return max(self.encoder.size, self.decoder.size)

@@ -146,6 +146,11 @@ class LanguageModelSection(Section):
         return self.size if isinstance(self.size, list) else [self.size] * self.layers
 
     @property
+    def hidden_size(self) -> int:
+        """Size that learning rate schedules take for the model's."""
+        return max(self.sizes)
+
+    @property
     def widest(self) -> int:
         """Width of the widest layer."""
         return max(*self.sizes, self.embedding)

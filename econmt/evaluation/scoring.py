@@ -23,9 +23,6 @@ from econmt.decoding.translator import CHUNK_SIZE
 from econmt.model import TranslationModel
 from econmt_ops.core.precision import autocast_to
 
-ROWS_AT_ONCE = 1024
-"""Number of target positions whose log-probabilities over the vocabulary are computed at once."""
-
 
 class ScoredPair(NamedTuple):
     """Sentence pair with its log-probabilities.
@@ -151,10 +148,8 @@ class Scorer:
         words = output[valid]
         with autocast_to(self.device, self.precision):
             predictions = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
-            # In slices, because log-probabilities over the vocabulary for all rows would fill the memory.
             parts = []
-            for first in range(0, len(words), ROWS_AT_ONCE):
-                rows = slice(first, first + ROWS_AT_ONCE)
+            for rows in predictions[0].blocks():
                 log_probs = self._log_probs([each.log_probs(rows) for each in predictions])
                 parts.append(log_probs.gather(1, words[rows, None])[:, 0])
         flat = torch.cat(parts).tolist()

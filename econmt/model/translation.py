@@ -7,7 +7,7 @@ vocabulary, D input width of the output layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import NamedTuple
@@ -68,6 +68,10 @@ class EncoderOutput(NamedTuple):
     summary: Tensor
 
 
+ROWS_AT_ONCE = 1024
+"""Number of target positions whose log-probabilities over the vocabulary are computed at once."""
+
+
 class Predictions(NamedTuple):
     """Predictions of a model at N target positions.
 
@@ -82,6 +86,18 @@ class Predictions(NamedTuple):
     def log_probs(self, rows: slice) -> Tensor:
         """Computes log-probabilities (n, V) of the next word in some rows, in float32."""
         return functional.linear(self.hidden[rows], self.weight, self.bias).float().log_softmax(dim=1)
+
+    def blocks(self) -> Iterator[slice]:
+        """Yields consecutive rows, few enough for their log-probabilities over the vocabulary to fit into memory."""
+        for first in range(0, len(self.hidden), ROWS_AT_ONCE):
+            yield slice(first, first + ROWS_AT_ONCE)
+
+    def correct(self, words: Tensor) -> Tensor:
+        """Counts how many of the words (N,) are the most probable ones; a scalar."""
+        count = words.new_zeros(())
+        for rows in self.blocks():
+            count += (self.log_probs(rows).argmax(1) == words[rows]).sum()
+        return count
 
 
 class TranslationModel(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from econmt.data.text.vocabulary import Vocabularies
 from econmt.model import Implementations
 from econmt.model.activation_penalties import ActivationPenalties
 from econmt.model.language_model import LanguageModel, build_language_model
-from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
+from econmt.tasks.protocol import Evaluation, Figure, Shape, Split, random_ids
 
 CONTEXT = 1000
 """Number of context tokens that each row of a text reads first, for a final figure."""
@@ -119,6 +119,14 @@ class LanguageModelTask:
             implementations,
             penalties,
         )
+
+    def figures(self, model: nn.Module, prepared: PreparedData) -> list[Figure]:  # noqa: ARG002  there are none
+        """See :meth:`econmt.tasks.protocol.Task.figures`."""
+        return []
+
+    def search_model(self, model: nn.Module) -> NoReturn:
+        """See :meth:`econmt.tasks.protocol.Task.search_model`; a language model does not translate."""
+        raise NotImplementedError(f"{type(model).__name__} does not translate")
 
     def description(self) -> dict[str, Any]:
         """See :meth:`econmt.tasks.protocol.Task.description`."""

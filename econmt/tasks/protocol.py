@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
-from econmt.model import Implementations
+from econmt.model import Implementations, IncrementalModel
 from econmt.model.translation import most_distinct
 
 FIRST_ID = 4
@@ -43,6 +43,20 @@ class Evaluation(NamedTuple):
     batches: Iterator[AnyBatch]
     words: int | None = None
     consecutive: bool = False
+
+
+class Figure(NamedTuple):
+    """A figure of a checkpoint beside perplexity and scores of translations.
+
+    Attributes:
+        column: its column of metrics.tsv.
+        sum: function from a batch on the model's device to what is added up over the text, a scalar.
+        scale: factor of the sum per target token.
+    """
+
+    column: str
+    sum: Callable[[AnyBatch, Implementations], Tensor]
+    scale: float = 1.0
 
 
 class Task(Protocol):
@@ -99,6 +113,12 @@ class Task(Protocol):
         Returns:
             Loss in nats, a float32 scalar on the model's device, without synchronisation.
         """
+
+    def figures(self, model: nn.Module, prepared: PreparedData) -> list[Figure]:
+        """Returns the further figures of a checkpoint that the recipe and its validation text ask for."""
+
+    def search_model(self, model: nn.Module) -> IncrementalModel:
+        """Returns a model from :meth:`build_model` as searches use it, if the task :attr:`translates`."""
 
     def description(self) -> dict[str, Any]:
         """Returns the model section of the recipe and the vocabulary sizes as JSON values, which identify the model."""

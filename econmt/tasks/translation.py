@@ -16,9 +16,9 @@ from econmt.data.batching.store import PreparedData
 from econmt.data.text.guides import WEIGHT_UNIT
 from econmt.data.text.vocabulary import Vocabularies
 from econmt.factored_ids import joined_ids
-from econmt.model import Implementations, TranslationModel, build_model
+from econmt.model import Implementations, IncrementalModel, TranslationModel, build_model
 from econmt.model.guided_alignment import TrainingGuides
-from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
+from econmt.tasks.protocol import Evaluation, Figure, Shape, Split, random_ids
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,32 @@ class TranslationTask:
             implementations,
             guides,
         )
+
+    def figures(self, model: nn.Module, prepared: PreparedData) -> list[Figure]:
+        """See :meth:`econmt.tasks.protocol.Task.figures`: alignment loss, and accuracy if it decides about stopping."""
+        assert isinstance(model, TranslationModel)
+
+        def alignment_loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
+            assert isinstance(batch, Batch)
+            assert batch.alignment is not None
+            source = batch.source, batch.source_lengths
+            return model.alignment_loss(*source, batch.target_input, batch.alignment, implementations)
+
+        def correct(batch: AnyBatch, _: Implementations) -> Tensor:
+            assert isinstance(batch, Batch)
+            positions = batch.target_output != model.pad
+            predictions = model.predict(batch.source, batch.source_lengths, batch.target_input, positions)
+            return predictions.correct(batch.target_output[positions])
+
+        figures = [Figure("valid_alignment_loss", alignment_loss)] if prepared.valid_links is not None else []
+        if self.recipe.training.early_stopping.metric == "accuracy":
+            figures.append(Figure("valid_accuracy", correct, scale=100.0))
+        return figures
+
+    def search_model(self, model: nn.Module) -> IncrementalModel:
+        """See :meth:`econmt.tasks.protocol.Task.search_model`."""
+        assert isinstance(model, TranslationModel)
+        return IncrementalModel(model)
 
     def description(self) -> dict[str, Any]:
         """See :meth:`econmt.tasks.protocol.Task.description`."""

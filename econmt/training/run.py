@@ -295,7 +295,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
         notes.append(f"resuming from update {trainer.state.update}")
     if task.translates:
         notes.append(recipe_tokenizer(recipe, trainer.state.signature).note)
-    notes += check_lengths(prepared, recipe)
+    notes += check_lengths(prepared, recipe, task.translates)
     trainer.state.precision, trainer.state.pipeline = precision.name, pipeline
     taken = sum(tensor.nbytes for tensor in step.optimizer_tensors().values())
     trainer.budget.make(trainer.state, taken)

@@ -24,7 +24,6 @@ from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.recovery import finish_commit
 from econmt.checkpoint.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.config.recipe import Model
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
 from econmt.engine.devices import (
@@ -85,8 +84,7 @@ class Trainer:
         self.step, self.model, self.optimizer = step, model, step.optimizer
         self.device, self.communicator = step.device, step.communicator
         self.parameters = dict(model.named_parameters())
-        config = task.recipe.model
-        size = config.decoder.size if isinstance(config, Model) else max(config.sizes)
+        size = task.recipe.model.hidden_size
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate, size)
         self.communicator.broadcast(list(self.parameters.values()))
         self.batches = task.batches(prepared)

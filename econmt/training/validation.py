@@ -20,7 +20,7 @@ from econmt.checkpoint.state import COLUMNS, TrainingState
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.batching.batches import Batch, longer_than
+from econmt.data.batching.batches import longer_than
 from econmt.data.batching.store import PreparedData
 from econmt.data.files import notice
 from econmt.data.text.vocabulary import Vocabularies
@@ -33,8 +33,7 @@ from econmt.engine.devices import resolve_device
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
-from econmt.evaluation.scoring import ROWS_AT_ONCE
-from econmt.model import Implementations, IncrementalModel, TranslationModel
+from econmt.model import Implementations
 from econmt.tasks.protocol import Evaluation
 from econmt.training.hooks import Hook, HookError, Judged
 from econmt.training.progress import Progress
@@ -113,12 +112,10 @@ def validate(
     try:
         value = perplexity(step, step.task.evaluation(prepared, "valid"), stop, plan)
         metric, others = step.task.recipe.training.early_stopping.metric, dict[str, float]()
-        if prepared.valid_links is not None:
+        for figure in step.task.figures(model, prepared):
             evaluation = step.task.evaluation(prepared, "valid")
-            others["valid_alignment_loss"] = alignment_loss(step, evaluation, stop, plan)
-        if metric == "accuracy":
-            others["valid_accuracy"] = accuracy(step, step.task.evaluation(prepared, "valid"), stop, plan)
-        if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
+            others[figure.column] = figure.scale * _per_token(step, evaluation, figure.sum, stop, plan)
+        if count == 0 or not step.task.translates:
             return Validation(value, float("nan"), "", None, others=others)
         count = len(prepared.valid_text.source) if count < 0 else count
         recipe, device = step.task.recipe, step.device
@@ -128,7 +125,7 @@ def validate(
             model if _with_index(device) == _with_index(step.device) else copy.deepcopy(model).to(device)
         )
         translator = make_translator(
-            IncrementalModel(device_model), prepared.vocabularies, recipe, device, plan, stop
+            step.task.search_model(device_model), prepared.vocabularies, recipe, device, plan, stop
         )
         requests = requests_of(prepared.valid_text.source[:count], prepared.valid_text.factors)
         hypotheses = _translated(step.communicator, translator, requests, say)
@@ -256,52 +253,6 @@ def _per_token(
     return total / tokens
 
 
-def alignment_loss(
-    step: TrainingStep,
-    evaluation: Evaluation,
-    stop: Callable[[], bool] = lambda: False,
-    plan: MemoryPlan | None = None,
-) -> float:
-    """Computes the loss of guided alignment per target token; see :func:`perplexity`."""
-    model = step.model
-    assert isinstance(model, TranslationModel)
-
-    def loss(batch: AnyBatch, implementations: Implementations) -> Tensor:
-        assert isinstance(batch, Batch)
-        assert batch.alignment is not None
-        return model.alignment_loss(
-            batch.source, batch.source_lengths, batch.target_input, batch.alignment, implementations
-        )
-
-    return _per_token(step, evaluation, loss, stop, plan)
-
-
-def accuracy(
-    step: TrainingStep,
-    evaluation: Evaluation,
-    stop: Callable[[], bool] = lambda: False,
-    plan: MemoryPlan | None = None,
-) -> float:
-    """Computes the percentage of target tokens, ends included, that are the most probable; see :func:`perplexity`."""
-    model = step.model
-    assert isinstance(model, TranslationModel)
-
-    def right(batch: AnyBatch, _: Implementations) -> Tensor:
-        assert isinstance(batch, Batch)
-        positions = batch.target_output != model.pad
-        predictions = model.predict(batch.source, batch.source_lengths, batch.target_input, positions)
-        words = batch.target_output[positions]
-        count = words.new_zeros(())
-        for first in range(
-            0, len(words), ROWS_AT_ONCE
-        ):  # scores over the vocabulary of all rows need much memory
-            rows = slice(first, first + ROWS_AT_ONCE)
-            count += (predictions.log_probs(rows).argmax(1) == words[rows]).sum()
-        return count
-
-    return 100.0 * _per_token(step, evaluation, right, stop, plan)
-
-
 def _summed(
     step: TrainingStep,
     evaluation: Evaluation,
@@ -339,13 +290,13 @@ def _summed(
     return total, tokens
 
 
-def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
+def check_lengths(prepared: PreparedData, recipe: Recipe, translates: bool) -> list[str]:
     """Checks validation pairs for excessive length; returns messages, one line each.
 
     Raises:
         InputError: All pairs are too long.
     """
-    if recipe.task != "translation":
+    if not translates:
         return []
     pairs, usual, limit = len(prepared.valid), recipe.pairs.max_length, recipe.decoding.max_input_length
     notes, untrained = [], int(longer_than(prepared.valid, usual).sum())
@@ -406,8 +357,9 @@ def report_checkpoint(
         score = result.judged[1]
         parts.append(f"{score.name} {score.value:.2f} ({score.signature})")
     titles = {metric.column: metric.title for metric in METRICS.values()}
-    titles["valid_alignment_loss"] = "alignment loss"
-    parts += [f"{titles[column]} {value:.4f}" for column, value in result.others.items()]
+    for column, value in result.others.items():
+        title = titles.get(column, column.removeprefix("valid_").replace("_", " "))
+        parts.append(f"{title} {value:.4f}")
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
     back = "it" if state.best_regular == state.best_update else f"checkpoint {state.best_regular}"
     parts.append(f"{best}; training returns to {back} with a reduced learning rate" if goes_back else best)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, WordVocabulary
-from econmt.evaluation.scoring import ROWS_AT_ONCE, ScoredPair, Scorer, token_ids
-from econmt.model.translation import Predictions
+from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
+from econmt.model.translation import ROWS_AT_ONCE, Predictions
 
 WORDS = WordVocabulary(["<pad>", "<unk>", "<s>", "</s>", "a", "b", "c"])
 

@@ -21,7 +21,7 @@ from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
 from econmt.tasks import registry
-from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.protocol import Figure, Shape, Task
 from econmt.tasks.translation import TranslationTask
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
 
@@ -66,6 +66,9 @@ class LettersTask:
             label_smoothing=label_smoothing,
         )
 
+    def figures(self, model: nn.Module, _prepared: PreparedData) -> list[Figure]:
+        return [Figure("valid_tokens", lambda batch, _: (batch.target_output != 0).sum(), scale=7.0)]
+
     def description(self) -> dict[str, Any]:
         return {"sizes": list(self.sizes)}
 
@@ -96,6 +99,7 @@ def test_the_trainer_learns_it(make_run: MakeRun) -> None:
     rows = metrics(run.folder)
     assert rows[-1]["valid_perplexity"] < rows[0]["valid_perplexity"] < 60
     assert all(math.isnan(row["bleu"]) for row in rows)
+    assert [row["valid_tokens"] for row in rows] == [7.0] * len(rows)
     task: Task = run.trainer().task
     assert task.name == "letters"
 
