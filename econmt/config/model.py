@@ -7,8 +7,10 @@ from typing import Annotated, Literal, NamedTuple, Union
 from pydantic import Field, Tag, model_validator
 
 from econmt.config import limits
+from econmt.config.conditions import conflicts
 from econmt.config.section import Probability, Section, Width, number_or_section
 from econmt.config.stacks import DecoderSection, EncoderSection
+from econmt.config.yaml_reader import leaves
 
 
 class CoverageSection(Section):
@@ -179,6 +181,8 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Model:
+        for problem in conflicts(dict(leaves(self, "model."))):
+            raise ValueError(problem.replace("model.", ""))
         attention, encoder, decoder = self.attention, self.encoder, self.decoder
         if attention.type in ("dot", "scaled_dot") and encoder.size != decoder.size:
             raise ValueError(

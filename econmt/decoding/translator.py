@@ -86,7 +86,7 @@ class Translator:
         vocabularies: source and target vocabulary.
         max_length: maximum number of source tokens in training; longer lines cause a warning.
         warn: called with a message about a doubtful input line.
-        watch: called between the steps of a search; an exception that it raises ends the search.
+        poll: called between the steps of a search; an exception that it raises ends the search.
         glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
         fusion: language model for ``options.lm_weight``.
@@ -109,7 +109,7 @@ class Translator:
         *,
         max_length: int | None = None,
         warn: Callable[[str], None] | None = None,
-        watch: Callable[[], object] = lambda: None,
+        poll: Callable[[], object] = lambda: None,
         glossary: Glossary | None = None,
         shortlists: Shortlists | None = None,
         fusion: ShallowFusion | None = None,
@@ -124,7 +124,7 @@ class Translator:
         self.max_length = max_length
         self.warn = warn
         self.factor_files: Sequence[str] = ()
-        self.watch = watch
+        self.poll = poll
         self.searches: set[str] = set()
         longest = max_length or recipe.Data.model_fields["max_length"].default
         self._tokens = options.batch_size * longest
@@ -440,7 +440,7 @@ class Translator:
                 limited = [
                     Sentence(sentences[index].ids, limit) for index, limit in zip(part, limits, strict=True)
                 ]
-                yield from zip(part, self._continuous.search(limited, self.watch), strict=True)
+                yield from zip(part, self._continuous.search(limited, self.poll), strict=True)
                 remaining = sorted({*remaining}.difference(part))
         batch_size = self.options.batch_size
         for part in (remaining, constrained):
@@ -462,7 +462,7 @@ class Translator:
             allowed = self._shortlists.allowed(batch[0], [each.ids for each in constraints])
         if not constraints and isinstance(model, IncrementalModel) and has_native_search(model, self.options):
             self.searches.add(search_name(self.models, in_c=True))
-            return native_search(model, *batch, self.options, self.watch, allowed)
+            return native_search(model, *batch, self.options, self.poll, allowed)
         self.searches.add(search_name(self.models))
         if allowed is not None:
             # Constraints name words by their ids, and draws must not depend on the words of other sentences.
@@ -473,7 +473,7 @@ class Translator:
             if constraints:
                 joins = self.constraint_compiler.joins
                 chooser = ConstrainedContinuations(constraints, joins, self.options)
-            results = beam_search(model, *batch, self.options, self.watch, chooser, self._fusion)
+            results = beam_search(model, *batch, self.options, self.poll, chooser, self._fusion)
         else:
             numbers = [sentence.number for sentence in sentences]
             results = sample(model, *batch, self.options, numbers, self._fusion)

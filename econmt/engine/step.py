@@ -28,11 +28,11 @@ from econmt_ops.optimizers.in_backward import BackwardUpdates
 from econmt_ops.optimizers.loss_scale import LossScale
 from econmt_ops.products.dropout import SeedCounter
 
-Watch = Callable[[str, Tensor | None], object]
+OnPhase = Callable[[str, Tensor | None], object]
 """Called with the phase that begins: "forward", "backward" (with the differentiated loss) or "optimizer"."""
 
 
-def _unwatched(_phase: str, _loss: Tensor | None) -> None:
+def _nothing(_phase: str, _loss: Tensor | None) -> None:
     """Ignores the phases of a step."""
 
 
@@ -175,12 +175,12 @@ class TrainingStep:
         batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None = None,
-        watch: Watch = _unwatched,
+        on_phase: OnPhase = _nothing,
     ) -> StepResult:
         """Updates the parameters once; see :meth:`gradient`."""
         if not self._updates_in_backward(batches):
-            return self.finish_and_update(self._total_loss(batches, tokens, implementations, watch))
-        result = self.gradient(batches, tokens, implementations, watch, applies=True)
+            return self.finish_and_update(self._total_loss(batches, tokens, implementations, on_phase))
+        result = self.gradient(batches, tokens, implementations, on_phase, applies=True)
         self.update()
         return result
 
@@ -198,7 +198,7 @@ class TrainingStep:
         batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None = None,
-        watch: Watch = _unwatched,
+        on_phase: OnPhase = _nothing,
         *,
         adds: bool = False,
         applies: bool = False,
@@ -216,17 +216,17 @@ class TrainingStep:
         updates = self.backward_updates
         if applies and updates is not None and self._updates_in_backward(batches):
             with updates.running():
-                loss = self._total_loss(batches, tokens, implementations, watch, adds=adds)
+                loss = self._total_loss(batches, tokens, implementations, on_phase, adds=adds)
             self._applied = True
             return StepResult(loss, updates.finish())
-        return self.finish(self._total_loss(batches, tokens, implementations, watch, adds=adds))
+        return self.finish(self._total_loss(batches, tokens, implementations, on_phase, adds=adds))
 
     def _total_loss(
         self,
         batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None,
-        watch: Watch,
+        on_phase: OnPhase,
         *,
         adds: bool = False,
     ) -> Tensor:
@@ -240,17 +240,17 @@ class TrainingStep:
             self.number = number
             if self._reduction is not None and self.overlaps and number == len(batches) - 1:
                 self._reduction.begin()
-            total = total + self.accumulate(batch, tokens, chosen[number], watch)
+            total = total + self.accumulate(batch, tokens, chosen[number], on_phase)
         self.number = None
         self.seconds += time.monotonic() - began
         if self._reduction is not None and not self.overlaps:
             self._reduction.pack()
         self.agree()
-        watch("optimizer", None)
+        on_phase("optimizer", None)
         return total
 
     def accumulate(
-        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch = _unwatched
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, on_phase: OnPhase = _nothing
     ) -> Tensor:
         """Adds the gradient of a batch on the device to the existing gradients; ``tokens`` divide its loss.
 
@@ -260,19 +260,19 @@ class TrainingStep:
         self.optimizer.make_dense()  # so that this batch's gradients are added in place
         if self.seeds is not None:
             self.seeds.advance()
-        watch("forward", None)
+        on_phase("forward", None)
         first_row = self.communicator.replica * len(batch.indices)
         with self.precision.products(self._target), drawing_from(self.seeds, first_row):
-            return self.compute(batch, tokens, implementations, watch)
+            return self.compute(batch, tokens, implementations, on_phase)
 
     def compute(
-        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, on_phase: OnPhase
     ) -> Tensor:
         """Runs the forward and backward pass of a batch; see :meth:`accumulate`."""
         with self.precision.autocast(self.device):
             loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
         mean = self.scaled(loss / tokens)
-        watch("backward", mean)
+        on_phase("backward", mean)
         torch.autograd.backward(mean)
         return loss.detach()
 

@@ -92,7 +92,7 @@ def track_step(
         step.backward_updates.watch = label
     with tracker.recording():
         applies = not accumulating
-        step.gradient([batch], tokens, watch=lambda phase, _: begin(phase), adds=True, applies=applies)
+        step.gradient([batch], tokens, on_phase=lambda phase, _: begin(phase), adds=True, applies=applies)
         step.update()
         for parameter in step.parameters:
             gradient, layer = parameter.grad, layers[parameter]
@@ -184,7 +184,7 @@ def _time_layers(
             nodes.note(layer)
         clock.begin((running, layer if running == "forward" else nodes.running()))
 
-    def watch(phase: str, value: Tensor | None) -> None:
+    def on_phase(phase: str, value: Tensor | None) -> None:
         nonlocal running
         clock.begin(None)
         running = phase
@@ -199,7 +199,7 @@ def _time_layers(
 
     step.clear()
     with scopes.watching(enter):
-        step.run([batch], tokens, watch=watch)
+        step.run([batch], tokens, on_phase=on_phase)
     clock.begin(None)
     return clock.milliseconds()
 

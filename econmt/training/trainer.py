@@ -49,7 +49,7 @@ from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Validation, Watch, report_checkpoint, validate
+from econmt.training.validation import Abandoned, Callbacks, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -328,8 +328,8 @@ class Trainer:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
                 plan, signature = self.budget.plan, self.state.signature
-                watch = Watch(lambda: interrupts.pending, progress.doing, self.hook)
-                result = validate(self.step, self.prepared, watch, plan, signature, self.state.update)
+                callbacks = Callbacks(lambda: interrupts.pending, progress.doing, self.hook)
+                result = validate(self.step, self.prepared, callbacks, plan, signature, self.state.update)
         except Abandoned:
             self._ranks.discard_answer()
             return

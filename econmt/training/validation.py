@@ -68,8 +68,8 @@ class Validation(NamedTuple):
         return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **optional, **self.others}
 
 
-class Watch(NamedTuple):
-    """Functions that a validation asks and tells while it runs.
+class Callbacks(NamedTuple):
+    """Functions that a validation calls while it runs.
 
     Attributes:
         stop: polled often; if it returns True, validation ends at once.
@@ -85,7 +85,7 @@ class Watch(NamedTuple):
 def validate(
     step: TrainingStep,
     prepared: PreparedData,
-    watch: Watch,
+    callbacks: Callbacks,
     plan: MemoryPlan | None = None,
     signature: str = "",
     update: int = 0,
@@ -97,15 +97,15 @@ def validate(
     Args:
         step: Training step, whose model is switched to evaluation mode and back.
         prepared: Prepared text, with raw validation text, so that BLEU compares detokenized text with it.
-        watch: Whom to ask and to tell.
+        callbacks: Functions to call.
         plan: Plan of the run's memory budget, which validation respects too; None without one.
         signature: Signature of earlier BLEU scores, which determines the tokenizer.
         update: Update of the checkpoint, for the hook.
 
     Raises:
-        Abandoned: ``watch.stop`` returned True.
+        Abandoned: ``callbacks.stop`` returned True.
     """
-    stop, say, _ = watch
+    stop, say, _ = callbacks
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
     say("validation: computing the perplexity")
@@ -134,24 +134,24 @@ def validate(
         judged = None
         if metric in ("chrf", "ter"):
             judged = metric, corpus_score(make_metric(metric, [references]), hypotheses)
-        if watch.hook is not None:
+        if callbacks.hook is not None:
             source, reference = (prepared.folder / f"valid.{side}.txt" for side in ("source", "target"))
             hooked = Judged(hypotheses, source, reference, update)
-            others["hook"] = _hooked(step.communicator, watch, hooked)
+            others["hook"] = _hooked(step.communicator, callbacks, hooked)
         return Validation(value, score.value, score.signature, hypotheses, judged, others)
     finally:
         model.train()
 
 
-def _hooked(communicator: Communicator, watch: Watch, judged: Judged) -> float:
+def _hooked(communicator: Communicator, callbacks: Callbacks, judged: Judged) -> float:
     """Returns the figure of the hook, which rank 0 asks; NaN, with a warning, if it fails."""
 
     def ask() -> list[float]:
-        if not communicator.is_rank_zero or watch.hook is None:
+        if not communicator.is_rank_zero or callbacks.hook is None:
             return []
-        watch.say("validation: waiting for the validation hook")
+        callbacks.say("validation: waiting for the validation hook")
         try:
-            return [watch.hook(judged, watch.stop)]
+            return [callbacks.hook(judged, callbacks.stop)]
         except HookError as error:
             notice(f"warning: validation hook: {error}; this checkpoint has no figure")
             return [math.nan]
@@ -335,14 +335,14 @@ def make_translator(
     not depend on the machine on which a run is resumed.
     """
 
-    def watch() -> None:
+    def poll() -> None:
         if stop():
             raise Abandoned
 
     options = SearchOptions.from_recipe(recipe.decoding).changed(attention=False)
     if plan is not None:  # the plan has no memory for CUDA graphs
         options = options.changed(batch_size=plan.decoding_rows, continuous=False)
-    return Translator([model], vocabularies, options, device, max_length=recipe.pairs.max_length, watch=watch)
+    return Translator([model], vocabularies, options, device, max_length=recipe.pairs.max_length, poll=poll)
 
 
 def report_checkpoint(

@@ -346,7 +346,7 @@ class Steps:
         step.run(
             [self.largest],
             step.tokens([self.largest]),
-            watch=lambda phase, _: allocated.update({phase: torch.cuda.memory_allocated(self.device)}),
+            on_phase=lambda phase, _: allocated.update({phase: torch.cuda.memory_allocated(self.device)}),
         )
         torch.cuda.synchronize(self.device)
         return {

@@ -326,7 +326,7 @@ def beam_search(
     lengths: Tensor,
     limits: Tensor,
     options: SearchOptions,
-    watch: Callable[[], object] = lambda: None,
+    poll: Callable[[], object] = lambda: None,
     chooser: ContinuationChooser | None = None,
     fusion: ShallowFusion | None = None,
 ) -> list[list[Hypothesis]]:
@@ -340,7 +340,7 @@ def beam_search(
         model: model in evaluation mode, or an ensemble.
         source: ids, EOS and padding, (B, S) int64. lengths: lengths including EOS, (B,) int64.
         limits: maximum number of tokens before EOS, (B,), see :func:`output_limits`.
-        watch: called before each step; an exception that it raises ends the search.
+        poll: called before each step; an exception that it raises ends the search.
         chooser: chooses continuations instead of the scores alone; None: the scores.
         fusion: language model for ``options.lm_weight``.
 
@@ -363,7 +363,7 @@ def beam_search(
     totals = torch.zeros(len(source), dtype=torch.float64)
     trace, position, shortest = Trace(), 0, int(limits.min())
     while True:
-        watch()
+        poll()
         position += 1
         log_probs, attention, state = model.step(tokens, state)
         rule_out(log_probs, batch.limits[sentences] if position > shortest else None, position)

@@ -138,14 +138,14 @@ class _Lane:
         self._state = self._slots.state()
 
     def search(
-        self, sentences: Sequence[Sentence], watch: Callable[[], object]
+        self, sentences: Sequence[Sentence], poll: Callable[[], object]
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yields the number and the hypotheses of each sentence, in the order in which they finish."""
         owners: dict[int, int] = {}
         waiting: list[tuple[int, int]] = []
         begun, finished = 0, None
         while True:
-            watch()
+            poll()
             free = [slot for slot in range(self._size) if slot not in owners]
             while free and (waiting or begun < len(sentences)):
                 if not waiting:
@@ -259,11 +259,11 @@ class ContinuousSearch:
 
     @torch.inference_mode()
     def search(
-        self, sentences: Sequence[Sentence], watch: Callable[[], object] = lambda: None
+        self, sentences: Sequence[Sentence], poll: Callable[[], object] = lambda: None
     ) -> list[list[Hypothesis]]:
         """Returns the n best hypotheses of each sentence, best first.
 
-        ``watch`` is called every few steps; an exception that it raises ends the search.
+        ``poll`` is called every few steps; an exception that it raises ends the search.
         """
         longest = max(len(sentence.ids) for sentence in sentences)
         positions = _positions(longest)
@@ -274,7 +274,7 @@ class ContinuousSearch:
         # Longest first, because they take longest, and so that sentences of similar length are encoded together.
         order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index].ids))
         results: list[list[Hypothesis]] = [[] for _ in sentences]
-        for number, best in self._lanes[positions].search([sentences[index] for index in order], watch):
+        for number, best in self._lanes[positions].search([sentences[index] for index in order], poll):
             results[order[number]] = best
         return results
 

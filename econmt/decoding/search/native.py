@@ -46,7 +46,7 @@ def native_search(
     lengths: Tensor,
     limits: Tensor,
     options: SearchOptions,
-    watch: Callable[[], object] = lambda: None,
+    poll: Callable[[], object] = lambda: None,
     allowed: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """Searches for the translations with the highest scores.
@@ -54,7 +54,7 @@ def native_search(
     Args:
         model, options: model and options that :func:`has_native_search` accepts.
         source, lengths, limits: see :func:`~econmt.decoding.search.beam.beam_search`.
-        watch: called every few steps; an exception that it raises ends the search.
+        poll: called every few steps; an exception that it raises ends the search.
         allowed: mask of the words of each sentence, (B, V); None: all words.
     """
     if not len(source):
@@ -83,7 +83,7 @@ def native_search(
         "grown": grown,
         "seen": seen,
     }
-    beam_search(weights, sizes, tensors, watch)
+    beam_search(weights, sizes, tensors, poll)
     by_length = penalties.tolist()
     results = []
     for number, (ended_count, length, limit) in enumerate(

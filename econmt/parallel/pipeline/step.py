@@ -17,7 +17,7 @@ from econmt.data.batching.batch import AnyBatch
 from econmt.engine.communicator import Communicator
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
-from econmt.engine.step import StepResult, TrainingStep, Watch
+from econmt.engine.step import OnPhase, StepResult, TrainingStep
 from econmt.model import Implementations
 from econmt.parallel.pipeline.embedding import DividedTable
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
@@ -162,7 +162,7 @@ class PipelinedStep(TrainingStep):
         return tensor[even_rows(len(tensor), self.stages.size, self.stages.rank)] if home < 0 else tensor
 
     def compute(
-        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, watch: Watch
+        self, batch: AnyBatch, tokens: Tensor, implementations: Implementations, on_phase: OnPhase
     ) -> Tensor:
         """Returns the loss of the whole batch on every rank; see :meth:`econmt.engine.step.TrainingStep.accumulate`."""
         with self.communicator.watched():
@@ -173,7 +173,7 @@ class PipelinedStep(TrainingStep):
                         self._table.look_up(item)
                 walk = Walk(forward_parts.parts, self.stages.rank, self.stages, self.device)
                 hidden_outputs = walk.forward([forward_parts.hidden])
-            watch("backward", None)
+            on_phase("backward", None)
             with layer("output"):
                 loss, gradient = self._loss(hidden_outputs, forward_parts, tokens)
             walk.backward({forward_parts.hidden: gradient} if hidden_outputs else {})

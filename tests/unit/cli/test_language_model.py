@@ -132,7 +132,7 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
         ("task=translation", "task: translation needs data.source"),
         (
             "training={max_updates: 3, averaging: {start: at-once}, schedule: {name: plateau-reduce}}",
-            "averaging cannot be combined with schedule plateau-reduce",
+            "plateau-reduce cannot be combined with training.averaging.start",
         ),
     ],
 )

@@ -223,8 +223,14 @@ def test_a_store_of_before_these_keys_is_used_again(tmp_path: Path) -> None:
         ("{type: bpe, models: [a, b]}", "models has 2 files and joint is true"),
         ("{type: bpe, joint: false, models: [a]}", "models has 1 files and joint is false"),
         ("{type: words, lists: [a]}", "lists needs two files"),
-        ("{type: words, lists: [a, b], min_count: 2}", "min_count 2 has no effect with lists"),
-        ("{type: bpe, models: [a], size: 90}", "size 90 has no effect with models"),
+        (
+            "{type: words, lists: [a, b], min_count: 2}",
+            "data.subwords.min_count: 2 has no effect without empty models and lists",
+        ),
+        (
+            "{type: bpe, models: [a], size: 90}",
+            "data.subwords.size: 90 has no effect without empty models and lists",
+        ),
         ("{type: bpe, models: [nowhere.model]}", "nowhere.model"),
     ],
 )

@@ -286,7 +286,7 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("data.noise={typos: 0.1}",), "data.noise changes words and cannot be combined with data.alignment"),
+        (("data.noise={typos: 0.1}",), "cannot be combined with data.alignment"),
         (("data.weights=src",), "weights: 'src' is also the suffix of other files"),
         (("data.weights=align",), "weights: 'align' is also the suffix of other files"),
         (

@@ -273,7 +273,7 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
         ("data.source_factors=[len, src]", "source_factors: 'src' is also the suffix of other files"),
         ("data.noise={upper: 0.1}", "data.noise changes words"),
         ("data.tags=['', <BT>]", "data.tags adds a word"),
-        ("parallel.pipeline=2", "parallel.pipeline 2 cannot be combined with data.source_factors"),
+        ("parallel.pipeline=2", "parallel.pipeline: 2 cannot be combined with data.source_factors"),
     ],
 )
 def test_what_does_not_go_together(make_recipe: MakeRecipe, override: str, message: str) -> None:

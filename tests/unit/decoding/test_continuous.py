@@ -129,7 +129,7 @@ def test_a_search_that_was_left_leaves_nothing_behind() -> None:
 
     looks = 0
 
-    def watch() -> None:
+    def poll() -> None:
         nonlocal looks
         looks += 1
         if looks == 2:
@@ -139,7 +139,7 @@ def test_a_search_that_was_left_leaves_nothing_behind() -> None:
     sentences = toy_sentences([20, 30, 25, 20])
     search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 2, 1000)
     with pytest.raises(Left):
-        search.search(sentences, watch)
+        search.search(sentences, poll)
     check(search.search(sentences[::-1]), search_one_by_one(model, sentences[::-1], options), 1e-6)
 
 

@@ -246,14 +246,14 @@ def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyP
 def test_what_watches_ends_it() -> None:
     looks: list[None] = []
 
-    def watch() -> None:
+    def poll() -> None:
         looks.append(None)
         if len(looks) == 2:
             raise KeyboardInterrupt
 
     model = IncrementalModel(make_model("additive"))
     with pytest.raises(KeyboardInterrupt):
-        native_search(model, *BATCH, SearchOptions(beam_size=4), watch)
+        native_search(model, *BATCH, SearchOptions(beam_size=4), poll)
     assert len(looks) == 2
 
 

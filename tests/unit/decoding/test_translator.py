@@ -465,10 +465,10 @@ def test_a_watch_ends_a_translation() -> None:
     class Left(Exception):
         pass
 
-    def watch() -> object:
+    def poll() -> object:
         raise Left
 
     for chosen in (False, True):
         model = IncrementalModel(make_model("additive"))
         with pytest.raises(Left):
-            list(translator(model, continuous=chosen, watch=watch).translate(["hen"] * 70))
+            list(translator(model, continuous=chosen, poll=poll).translate(["hen"] * 70))

@@ -220,7 +220,7 @@ def test_a_watcher_is_told_of_every_phase() -> None:
     step.run(
         batches,
         step.tokens(batches),
-        watch=lambda phase, value: seen.append((phase, value is not None and value.requires_grad)),
+        on_phase=lambda phase, value: seen.append((phase, value is not None and value.requires_grad)),
     )
     assert seen == [*2 * [("forward", False), ("backward", True)], ("optimizer", False)]
 
@@ -295,12 +295,12 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (CLIPPED, "gradient_clipping.type norm"),
-        ("training.update_interval=2", "update_interval above 1"),
-        ("training.precision=float16", "precision float16"),
+        (CLIPPED, "gradient_clipping.type: norm"),
+        ("training.update_interval=2", "update_interval: 2"),
+        ("training.precision=float16", "precision: float16"),
     ],
 )
 def test_updates_in_the_backward_pass_are_refused_where_they_cannot_be_exact(key: str, words: str) -> None:
     value = "training.gradient_clipping={type: value, threshold: 1.0}"
-    with pytest.raises(InputError, match=f"always cannot be combined with {words}"):
+    with pytest.raises(InputError, match=f"always cannot be combined with training.{words}"):
         tiny_recipe(value, key, "training.optimizer_in_backward=always")

@@ -242,7 +242,7 @@ def test_on_a_gpu_the_peak_is_the_allocators(model: TranslationModel) -> None:
         if phase == "backward":
             release_workspaces()
 
-    step.run([batch], step.tokens([batch]), watch=lean)
+    step.run([batch], step.tokens([batch]), on_phase=lean)
     assert ledger.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
     assert ledger.share_of_peak is not None
     assert {"forward", "backward", "optimizer"} == {phase for phase, _ in ledger.milliseconds}

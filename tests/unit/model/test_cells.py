@@ -223,11 +223,11 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
     [
         (
             {"encoder__cell": "min_gru", "initialization__rnn_h2h": "orthogonal"},
-            "encoder.cell min_gru has no recurrent matrix; set rnn_h2h to default",
+            "rnn_h2h: orthogonal cannot be combined with encoder.cell: min_gru",
         ),
         (
             {"encoder__cell": "gru", "encoder__rank": 2},
-            "rank 2 needs cell: lstm; cell gru cannot be factorised",
+            "rank: 2 cannot be combined with encoder.cell: gru",
         ),
         (
             {"encoder__cell": "rnn"},

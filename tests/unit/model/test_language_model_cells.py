@@ -116,10 +116,10 @@ def test_weight_drop_of_other_cells(cell: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dropout": {"weights": 0.5}}, "drops recurrent matrices, and cell qrnn has none; set it to 0"),
+        ({"dropout": {"weights": 0.5}}, "cannot be combined with cell: qrnn"),
         (
             {"initialization": {"rnn_h2h": "orthogonal"}},
-            "rnn_h2h orthogonal: cell qrnn has no recurrent matrix",
+            "rnn_h2h: orthogonal cannot be combined with cell: qrnn",
         ),
     ],
 )

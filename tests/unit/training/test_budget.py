@@ -31,7 +31,7 @@ from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
-from econmt.training.validation import Watch, validate
+from econmt.training.validation import Callbacks, validate
 from econmt_memory.measure.ledger import OutsideMemory
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.device_limits import H200, playing
@@ -366,7 +366,7 @@ def test_validation_obeys_the_budget(
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
     for plan in (None, trainer.budget.plan):
-        result = validate(trainer.step, trainer.prepared, Watch(), plan)
+        result = validate(trainer.step, trainer.prepared, Callbacks(), plan)
         found.append((result.perplexity, result.hypotheses))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]

@@ -111,8 +111,11 @@ def test_a_step_that_has_updated_parameters_is_not_repeated(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (("training.precision=float32",), "param_dtype bfloat16 needs precision bfloat16, got float32"),
-        (("training.averaging.start=at-once",), "cannot be combined with averaging"),
+        (
+            ("training.precision=float32",),
+            "param_dtype: bfloat16 cannot be combined with training.precision: float32",
+        ),
+        (("training.averaging.start=at-once",), "cannot be combined with training.averaging.start: at-once"),
     ],
 )
 def test_what_bfloat16_cannot_be_combined_with(keys: tuple[str, ...], message: str) -> None:
