@@ -230,10 +230,9 @@ def test_a_run_without_annotation_has_no_tags(run: Callable[..., PreparedData]) 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"subwords": {"type": "words"}}, "needs subwords of both languages"),
-        ({"subwords": {**SUBWORDS, "joint": False}}, "needs subwords of both languages"),
-        ({"alignment": "align"}, "annotate_terms adds words that have no alignment"),
-        ({"annotate_terms": {"glossary": "terms"}}, "glossary needs a share above 0"),
+        ({"subwords": {"type": "words"}}, "sources get target words"),
+        ({"subwords": {**SUBWORDS, "joint": False}}, "sources get target words"),
+        ({"alignment": "align"}, "cannot be combined with data.alignment"),
         ({"tags": ["<term>"]}, "expected a tag"),
     ],
 )

@@ -348,7 +348,6 @@ def test_emoji_are_single_characters() -> None:
         ({"mixing": {"weights": [[1]]}}, "mixing.weights has 1 weights in stage 1 but train has 2 prefixes"),
         ({"mixing": {"weights": [[1, 1], [1, 1]]}}, "weights has 2 stages and epochs has 0"),
         ({"mixing": {"weights": [[0, 0]]}}, "all weights of stage 1 are 0"),
-        ({"mixing": {"epoch_pairs": 5}}, "epoch_pairs needs weights"),
         ({"noise": {"upper": 0.7, "title": 0.7}}, "exclude each other"),
     ],
 )
@@ -368,6 +367,6 @@ def test_fixed_buckets_are_refused_and_a_recipe_is_written_as_it_is_read(make_re
     assert parse_recipe(recipe_text(recipe), "here") == recipe
     assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe
     with pytest.raises(
-        InputError, match=r"data\.mixing changes the lengths .*; remove training\.bucket_width"
+        InputError, match=r"training\.bucket_width: 8 cannot be combined with data\.mixing\.weights"
     ):
         parse_recipe(recipe_text(recipe).replace("bucket_width: null", "bucket_width: 8"), "here")

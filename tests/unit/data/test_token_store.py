@@ -101,7 +101,7 @@ def test_location_names_file_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
 def test_damaged_files(tmp_path: Path, make_store: MakeStore, name: str, damage: str) -> None:
     make_store(tmp_path, [(3, 4), (5, 6)])
-    description = {"pairs": 2, "tokens": 18, "type": "<u4", "files": [["a", "b", 0]]}
+    description = {"pairs": 2, "tokens": 18, "type": "<u4", "files": [["a", "b", 0]], "corpora": [0]}
     TokenStore(tmp_path, "train", description)
     file = tmp_path / name
     if damage == "missing":

@@ -94,5 +94,5 @@ def test_what_cannot_be_divided_is_refused(given: tuple[str, ...], told: str) ->
 def test_there_may_be_as_many_stages_as_the_deeper_side_has_layers() -> None:
     given = [*PAIRS, "model.encoder.layers=1", "parallel.pipeline=3"]
     assert load_recipe("quickstart", given).parallel.pipeline == 3
-    with pytest.raises(InputError, match="model.decoder.layers: 3"):
+    with pytest.raises(InputError, match=r"model\.decoder\.layers: 3"):
         load_recipe("quickstart", [*given[:-1], "parallel.pipeline=4"])
