@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
 from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
+from econmt.config.migration import remove_keys
 from econmt.config.recipe import Data, Recipe, TextData
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
@@ -300,6 +301,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     if meta.get("format") != FORMAT and isinstance(meta.get("format"), str):
         return None
     check_section(StoreDescription, meta, str(path), advice)
+    remove_keys({"data": meta["data"]})
     return meta
 
 

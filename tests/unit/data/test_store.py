@@ -260,6 +260,13 @@ class TestReuse:
         assert said in output
         assert bool(output) == bool(said)
 
+    def test_a_key_of_a_former_option_had_its_default(self, made: Callable[..., str]) -> None:
+        file = Path("store") / "meta.json"
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        meta["data"]["subwords"]["copies"] = 0
+        file.write_text(json.dumps(meta), encoding="utf-8")
+        assert made() == ""
+
     def test_files_of_others_in_the_store_stay(self, run: Callable[..., PreparedData]) -> None:
         run()
         (Path("store") / "notes.txt").write_text("mine")
