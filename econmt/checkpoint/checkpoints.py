@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -351,12 +351,11 @@ def check_model(
     model: Model | LanguageModelSection,
     path: Path,
     advice: str = "put back the recipe.yaml that it was trained with",
-    may_differ: Collection[str] = ("dropout", "initialization"),
 ) -> None:
-    """Raises InputError if a file's parameters belong to another kind of model, up to the keys that may differ."""
+    """Raises InputError if parameters belong to another kind of model; dropout and initial values may differ."""
     stored = _description(type(model), metadata, path)
     expected = model.model_dump(mode="json")
-    for key in sorted(set(expected) & set(stored) - set(may_differ)):
+    for key in sorted(set(expected) & set(stored) - {"dropout", "initialization"}):
         if expected[key] != stored[key]:
             raise InputError(
                 f"{path}: was trained with model.{key} {_short(stored[key])}, the recipe has {_short(expected[key])}; "
