@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import econmt
-from econmt_memory.measure.process import free_ram, total_ram
+from econmt_memory.measure.ram import free_ram, total_ram
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.dispatch.measurements import processor
 

@@ -21,6 +21,7 @@ from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import round_up
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu
 from econmt_memory.measure.ops_package import following_rules
+from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
@@ -225,15 +226,11 @@ def _without_launches() -> Iterator[None]:
     if importlib.util.find_spec("triton") is None:
         yield
         return
-    launchers: list[tuple[Any, str]] = [
-        (importlib.import_module("triton.runtime.jit").JITFunction, "run"),
-        (importlib.import_module("triton.runtime.interpreter").GridExecutor, "__call__"),
-    ]
-    launches = [getattr(kind, name) for kind, name in launchers]
-    for kind, name in launchers:
-        setattr(kind, name, lambda *_, **__: None)
-    try:
+    compiled = importlib.import_module("triton.runtime.jit").JITFunction
+    interpreted = importlib.import_module("triton.runtime.interpreter").GridExecutor
+
+    def ignore(*_: Any, **__: Any) -> None:
+        """Launches nothing."""
+
+    with patched(compiled, run=ignore), patched(interpreted, __call__=ignore):
         yield
-    finally:
-        for (kind, name), launch in zip(launchers, launches, strict=True):
-            setattr(kind, name, launch)

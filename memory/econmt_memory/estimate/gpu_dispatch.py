@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
+
+from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
@@ -314,13 +316,13 @@ def as_on_gpu() -> Iterator[None]:
     devices = _foreach_utils._get_foreach_kernels_supported_devices
     for supported in kinds.values():
         supported.append(FakeTensor)
-    for module in modules:
-        module._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
     try:
-        yield
+        with ExitStack() as stack:
+            for module in modules:
+                more = patched(module, _get_foreach_kernels_supported_devices=lambda: [*devices(), "cpu"])
+                stack.enter_context(more)
+            yield
     finally:
         library._destroy()
         for supported in kinds.values():
             supported.remove(FakeTensor)
-        for module in modules:
-            module._get_foreach_kernels_supported_devices = devices

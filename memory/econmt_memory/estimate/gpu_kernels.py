@@ -137,11 +137,11 @@ class Workspaces:
     the one that runs backward passes on a GPU (ATen/cuda/CublasHandlePool.cpp).
 
     Args:
-        keep: Notes a tensor that exists from now on.
+        label: Sets category and layer of a tensor's memory.
     """
 
-    def __init__(self, keep: Callable[[Tensor], None]) -> None:
-        self._keep = keep
+    def __init__(self, label: Callable[[Tensor, str, str], None]) -> None:
+        self._label = label
         self._of_threads: dict[Any, Tensor] = {}
 
     def __call__(self, func: Any) -> Callable[..., int] | None:
@@ -167,7 +167,7 @@ class Workspaces:
     def _begin(self, of: Any, size: int) -> None:
         if of not in self._of_threads:
             self._of_threads[of] = torch.empty(size, dtype=torch.uint8)
-            self._keep(self._of_threads[of])
+            self._label(self._of_threads[of], "workspace", "other")
 
 
 _WORKSPACES: dict[Any, Callable[..., int]] = {**REDUCTIONS, **CONVOLUTIONS}

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from econmt_memory.measure.patches import patched
+
 OUTSIDE = "code without operators"
 """Maker of memory that was allocated while no operator ran, as in a compiled function."""
 
@@ -126,11 +128,8 @@ def _without_warnings() -> Iterator[None]:
     except (OSError, ValueError):  # another system, or a torch without this variable
         yield
         return
-    before, level.value = level.value, max(level.value, 2)
-    try:
+    with patched(level, value=max(level.value, 2)):
         yield
-    finally:
-        level.value = before
 
 
 @contextmanager

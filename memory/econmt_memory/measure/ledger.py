@@ -90,8 +90,7 @@ class Ledger:
         allocated, reserved: Peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on a CPU.
         graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
         outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
-        process: Resident bytes of the process after the step, by origin, see
-            `econmt_memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
+        process: Resident bytes of the process after the step, by origin; empty if unknown.
         process_peak: Most resident bytes of the process so far; 0 if unknown.
         order: Layers in the order of tables.
         operations: Floating-point operations by layer; empty for a step of a recipe.

@@ -71,7 +71,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block = block
         self.replacements = replacements or {}
         self._meter = meter
-        self._follows, self._workspace = follows, workspace
+        self._follows, self.workspace = follows, workspace
         self.run = run or _call
         self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
@@ -136,8 +136,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts = self._facts.get(id(func))
         if facts is None:
             facts = look_at(func, self.replacements, follows=self._follows)
-            if self._workspace is not None:
-                facts = facts._replace(workspace=self._workspace(func))
+            if self.workspace is not None:
+                facts = facts._replace(workspace=self.workspace(func))
             self._facts[id(func)] = facts
         if facts.is_device:
             return args[0].fake_device

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +18,20 @@ from econmt.engine.machine import describe_machine, free_memory, total_memory
 from econmt.engine.outside_memory import ASSUMED, outside_meter
 from econmt.engine.precision import NAMED
 from econmt.estimate import profiling
-from econmt.estimate.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
+from econmt.estimate.profiling import (
+    Failures,
+    Profile,
+    Step,
+    TechniqueProfiler,
+    affordable_rows,
+    rows_that_fit,
+)
 from econmt.estimate.techniques import Technique, estimate, techniques
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure import process
+from econmt_memory.measure import ram
 from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.device_limits import H200
 from econmt_ops.dispatch.measurements import processor
@@ -44,6 +53,18 @@ ROWS = [techniques("auto", "cpu", False)[index] for index in (0, 4, 6)]
 @pytest.fixture
 def task() -> TranslationTask:
     return TranslationTask(load_recipe("iwslt", SMALL), 90, 70)
+
+
+def profile(
+    task: TranslationTask,
+    techniques: Sequence[Technique],
+    shape: Shape,
+    device: torch.device,
+    *,
+    patient: bool,
+    **others: Any,
+) -> Iterator[Profile]:
+    return TechniqueProfiler(task, techniques, shape, device, **others).profiles(patient=patient)
 
 
 def test_rows_of_a_comparison() -> None:
@@ -361,7 +382,7 @@ def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
 
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")
-    monkeypatch.setattr(process, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(ram, "_MEMORY", tmp_path / "meminfo")
     assert free_memory(CPU) == 17 * 1024
     (tmp_path / "meminfo").unlink()
     assert free_memory(CPU) > 17 * 1024
