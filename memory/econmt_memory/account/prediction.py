@@ -97,7 +97,7 @@ def predict(
         with tracker.recording():
             tracker.start_over()
             tracker.begin("forward")
-            with scopes.watching(), nested_hooks(tracker):
+            with scopes.active(), nested_hooks(tracker):
                 made()
         account.close(scopes)
     account.ledger.device = device

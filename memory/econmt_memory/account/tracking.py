@@ -73,7 +73,7 @@ def track(
     try:
         with (
             tracker.recording(),
-            scopes.watching(),
+            scopes.active(),
             nested_hooks(tracker),
             warnings.catch_warnings(),
         ):

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def _scalar(value: Tensor) -> float:
-    """Replaces reading a scalar: conditions hold, and programs may divide by numbers, and by what they lack to 1."""
+    """Replaces reading a scalar: conditions are true, and a program may divide by x and, for a float, by 1 - x."""
     return 0.5 if value.is_floating_point() else 1
 
 

@@ -1,6 +1,6 @@
 """Allocations and releases of memory, as PyTorch's allocators report them to its profiler.
 
-The log hears of memory that no operator returns, such as a weight that oneDNN reorders.
+They include memory that no operator returns, such as a weight that oneDNN reorders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OUTSIDE = "code without operators"
 
 
 _RECORDING = threading.Lock()
-"""Held while a log records: PyTorch's profiler crashes if two threads run it, and tells a thread of its own alone."""
+"""Held while a log records: PyTorch's profiler crashes if two threads run it, and records one thread alone."""
 
 
 def another_thread_records() -> bool:

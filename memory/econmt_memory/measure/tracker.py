@@ -245,17 +245,17 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known.get(tensor.untyped_storage()._cdata)
         if known is not None:
             return known[0]
-        storage = self._watch(tensor, "", "other")
+        storage = self._register(tensor, "", "other")
         self.before.append((storage, storage.size))
         return storage
 
     def _add(self, tensor: Tensor, layer: str) -> None:
-        storage = self._watch(tensor, self._path(), layer)
+        storage = self._register(tensor, self._path(), layer)
         if storage.size >= LARGE:
             storage.line = user_line()
         self._change(storage, storage.size)
 
-    def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
+    def _register(self, tensor: Tensor, operator: str, layer: str) -> Storage:
         memory = tensor.untyped_storage()
         key = memory._cdata
         storage = Storage(
