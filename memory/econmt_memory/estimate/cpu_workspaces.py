@@ -89,7 +89,7 @@ def _zeros(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    plain.untyped_storage().fill_(0)
+    plain.untyped_storage().fill_(0)  # type: ignore[attr-defined]
     return plain
 
 
