@@ -95,18 +95,14 @@ def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
 
 
-def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """Adds a sparse gradient to a dense one, which fake tensors do not support."""
-    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
-        return torch.empty_like(left)
-    return NotImplemented
+def _adds_sparse(result: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """Returns a replacement that adds a sparse gradient to a dense one, which fake tensors do not support."""
 
+    def add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+        is_sparse = isinstance(right, Tensor) and right.is_sparse and not left.is_sparse
+        return result(left) if is_sparse else NotImplemented
 
-def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """Adds a sparse gradient to a dense one in place."""
-    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
-        return left
-    return NotImplemented
+    return add
 
 
 def _layer_norm(
@@ -174,8 +170,8 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: _all_distinct,
-    aten.add.Tensor: _add,
-    aten.add_.Tensor: _add_in_place,
+    aten.add.Tensor: _adds_sparse(torch.empty_like),
+    aten.add_.Tensor: _adds_sparse(lambda left: left),
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,

@@ -212,27 +212,12 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
-        ledger.largest.append(
-            TensorAtPeak(
-                alive[storage],
-                storage.shape,
-                dtype,
-                category,
-                layer,
-                storage.operator,
-                str(storage.line or ""),
-            )
-        )
+        what = storage.shape, dtype, category, layer, storage.operator, str(storage.line or "")
+        ledger.largest.append(TensorAtPeak(alive[storage], *what))
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
-    ledger.stash = max(
-        (
-            _feature_maps(tracker.alive(begin.changes))
-            for begin in tracker.begins
-            if begin.phase == "backward"
-        ),
-        key=Counter.total,
-        default=Counter(),
-    )
+    backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
+    stashes = (_feature_maps(tracker.alive(changes)) for changes in backward)
+    ledger.stash = max(stashes, key=Counter.total, default=Counter())
     ledger.timeline = _timeline(tracker)
     return ledger
 

@@ -258,15 +258,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _register(self, tensor: Tensor, operator: str, layer: str) -> Storage:
         memory = tensor.untyped_storage()
         key = memory._cdata
-        storage = Storage(
-            0,
-            shape_of(tensor),
-            tensor.dtype,
-            operator,
-            layer,
-            0 if memory.device.type == "meta" else memory.data_ptr(),
-        )
-
+        address = 0 if memory.device.type == "meta" else memory.data_ptr()
+        storage = Storage(0, shape_of(tensor), tensor.dtype, operator, layer, address)
         storage.size = self._allocated(storage, memory.nbytes())
 
         def gone(_: weakref.ref[Any]) -> None:
