@@ -16,6 +16,7 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
     "ops/**.md",
+    "memory/**.md",
     "scripts/bench/compare/README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

@@ -188,10 +188,10 @@ class Planner:
         self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
     def allot(self) -> list[BatchBudget]:
-        """Returns the treatment of each shape: the fastest examined setting with which whole batches fit.
+        """Returns the treatment of each shape: the fastest of the tried settings with which whole batches fit.
 
-        Examined are the first and the last setting, those of a bisection for the fastest one that suits all shapes, and
-        the middle one if none suits all.
+        It tries the first and the last setting, those of a bisection for the fastest one that suits all shapes, and the
+        middle one if none suits all.
 
         Raises:
             InputError: One sentence of the largest shape does not fit.

@@ -34,7 +34,7 @@ from econmt.parallel.sharding import largest_share
 from econmt.parallel.simulated_rank import ranks_that_differ
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task
-from econmt_ops.dispatch.device_limits import limits_of, played, real_limits
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.optimizers.fused import FusedOptimizer
 
 
@@ -162,15 +162,11 @@ class Budget:
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
-        """Limits PyTorch's allocator on a GPU to the budget, so that exceeding it raises an out-of-memory error.
-
-        Without a budget, the limit is the memory of the card that is played, if there is one.
-        """
-        if self._device.type != "cuda" or (self.plan is None and not played()):
+        """Limits PyTorch's allocator on a GPU to the budget, so that exceeding it raises an out-of-memory error."""
+        if self._device.type != "cuda" or self.plan is None:
             yield
             return
-        most = total_memory(self._device) if self.plan is None else self.plan.budget
-        share = most / real_limits(self._device).memory
+        share = self.plan.budget / limits_of(self._device).memory
         # Unlike PyTorch's other functions, this one does not take "cuda" for the current GPU.
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)

@@ -117,9 +117,6 @@ def examine() -> Iterator[Diagnosis]:
     torch, finding = _torch()
     yield finding
     if torch is not None:
-        from econmt.engine.devices import check_device_name
-
-        check_device_name("auto")  # the limits of a card that is played
         for check in (_gpu, _driver, _library, _triton, _threads):
             yield check(torch)
     yield _compiler()

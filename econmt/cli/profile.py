@@ -32,8 +32,7 @@ from econmt.errors import InputError
 from econmt.estimate.byte_budget import budget_bytes, size_text
 from econmt.estimate.fit import Fit, demand, fit_all
 from econmt.estimate.kernels import KernelTimes
-from econmt.estimate.profiling import Failures, Profile, Step, kernels
-from econmt.estimate.profiling import profile as measure_profile
+from econmt.estimate.profiling import Failures, Profile, Step, TechniqueProfiler, kernels
 from econmt.estimate.report.data import fit_data, report_data
 from econmt.estimate.report.page import page
 from econmt.estimate.report.report import Report, fit_table, print_report, row_text
@@ -337,9 +336,8 @@ class ProfiledStep:
         """Yields profiles of techniques, measured or predicted; ``patient`` measures however long it takes."""
         task, shape, device = self.workload.task, self.workload.shape, self.device
         if not self.predicted:
-            yield from measure_profile(
-                task, rows, shape, device, patient=patient, say=say, rank=rank, failures=failures
-            )
+            profiler = TechniqueProfiler(task, rows, shape, device, say, rank, failures)
+            yield from profiler.profiles(patient=patient)
             return
         predict = estimator(task, shape, device.type, say, rank)
         for technique in rows:

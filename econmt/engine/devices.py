@@ -15,7 +15,6 @@ import torch
 
 from econmt.errors import InputError
 from econmt_ops.backends import triton as kernels
-from econmt_ops.dispatch.device_limits import played
 from econmt_ops.dispatch.timing import synchronizer
 
 UNUSED_DEVICES = {
@@ -31,12 +30,8 @@ def check_device_name(name: str) -> None:
     """Checks that a name is that of a device, which need not exist here.
 
     Raises:
-        InputError: The name is not auto, cpu, cuda or cuda:N, or the limits of the card that is played are wrong.
+        InputError: The name is not auto, cpu, cuda or cuda:N.
     """
-    try:
-        played()
-    except ValueError as error:
-        raise InputError(str(error)) from error
     kind = name.partition(":")[0]
     if kind in UNUSED_DEVICES:
         raise InputError(f"device '{name[:40]}': {UNUSED_DEVICES[kind]}")
@@ -48,7 +43,7 @@ def resolve_device(name: str) -> torch.device:
     """Returns the device that a recipe or an option names: auto, cpu, cuda or cuda:N.
 
     Raises:
-        InputError: There is no such device, or the limits of the card that is played are wrong.
+        InputError: There is no such device.
     """
     check_device_name(name)
     if name == "auto":

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import econmt
-from econmt_memory.measure.process import free_ram, total_ram
-from econmt_ops.dispatch.device_limits import VARIABLE, limits_of, played_text, real_limits
+from econmt_memory.measure.ram import free_ram, total_ram
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.dispatch.measurements import processor
 
 
@@ -26,8 +26,6 @@ def describe_machine(device: str) -> dict[str, str]:
     }
     if device.startswith("cuda") and torch.cuda.is_available():
         description["GPU"] = torch.cuda.get_device_name(device)
-        if played_text():
-            description[VARIABLE] = played_text()
     return description
 
 
@@ -41,6 +39,5 @@ def total_memory(device: torch.device) -> int:
 def free_memory(device: torch.device) -> int:
     """Returns the bytes that a process may still take: of the GPU, or of the machine without swapping."""
     if device.type == "cuda":
-        beyond = real_limits(device).memory - limits_of(device).memory  # of a smaller card that is played
-        return max(0, int(torch.cuda.mem_get_info(device)[0]) - beyond)
+        return int(torch.cuda.mem_get_info(device)[0])
     return free_ram()

@@ -25,12 +25,12 @@ from econmt.errors import printable
 from econmt.estimate.byte_budget import budget_bytes
 from econmt.estimate.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.estimate.measurement import measure_step
+from econmt.estimate.process import resident_parts
 from econmt.estimate.techniques import Say, Technique, estimator, fixed_bytes
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_memory.measure.ledger import Ledger
-from econmt_memory.measure.process import resident_parts
 from econmt_ops.dispatch.rule import captured
 
 ROUNDS = 3
@@ -177,38 +177,9 @@ class Step:
             torch.cuda.empty_cache()
 
 
-def profile(
-    task: Task,
-    techniques: Sequence[Technique],
-    shape: Shape,
-    device: torch.device,
-    *,
-    patient: bool,
-    say: Say,
-    rank: Rank,
-    failures: Failures,
-) -> Iterator[Profile]:
-    """Measures techniques, of which the first needs most memory, as well as the machine allows.
-
-    On a CPU, bytes and times come from real steps if these fit the free memory and take about :data:`TIME_LIMIT`
-    seconds at most, or however long if ``patient``; otherwise bytes are estimated and times are those of fewer rows, or
-    missing for techniques for which no time is left. On a GPU, a technique that lacks memory has estimated bytes and no
-    times. If the recipe trains in CUDA graphs, seconds are those of a replay, whereas bytes and layers are those of the
-    same step launched kernel by kernel.
-
-    Yields:
-        The profile of each technique that did not fail, as soon as it is measured. Times may become shorter afterwards,
-        when techniques take turns; one that fails then is in ``failures`` as well.
-    """
-    profiler = _Profiler(task, techniques, shape, device, say, rank, failures)
-    yield from profiler.on_gpu() if device.type == "cuda" else profiler.on_cpu(patient)
-    if len(failures.errors) == len(techniques):
-        failures.raise_first()
-
-
 @dataclass
-class _Profiler:
-    """Arguments of :func:`profile`, with a method for each type of device."""
+class TechniqueProfiler:
+    """Measures techniques, of which the first needs most memory, as well as the machine allows."""
 
     task: Task
     techniques: Sequence[Technique]
@@ -218,7 +189,21 @@ class _Profiler:
     rank: Rank
     failures: Failures
 
-    def on_cpu(self, patient: bool) -> Iterator[Profile]:
+    def profiles(self, *, patient: bool) -> Iterator[Profile]:
+        """Yields the profile of each technique that does not fail, as soon as it is measured.
+
+        On a CPU, bytes and times come from real steps if these fit the free memory and take about :data:`TIME_LIMIT`
+        seconds at most, or however long if ``patient``; otherwise bytes are estimated and times are those of fewer
+        rows, or missing for techniques for which no time is left. On a GPU, a technique that lacks memory has estimated
+        bytes and no times. If the recipe trains in CUDA graphs, seconds are those of a replay, whereas bytes and layers
+        are those of the same step launched kernel by kernel. Times may become shorter afterwards, when techniques take
+        turns; one that fails then is in ``failures`` as well.
+        """
+        yield from self._on_gpu() if self.device.type == "cuda" else self._on_cpu(patient)
+        if len(self.failures.errors) == len(self.techniques):
+            self.failures.raise_first()
+
+    def _on_cpu(self, patient: bool) -> Iterator[Profile]:
         end = math.inf if patient else time.monotonic() + TIME_LIMIT
         shape, predict = self.shape, self._estimator()
         fitting = rows_that_fit(predict(self.techniques[0]), shape, budget_bytes("auto", self.device, 0))
@@ -261,7 +246,7 @@ class _Profiler:
 
         return self.failures.attempt(technique, seconds) or 0.0
 
-    def on_gpu(self) -> Iterator[Profile]:
+    def _on_gpu(self) -> Iterator[Profile]:
         in_graphs = self.task.recipe.training.in_graphs
         predict, step = self._estimator(), None
         try:

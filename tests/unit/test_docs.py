@@ -20,7 +20,9 @@ from econmt.cli import main as command
 from econmt.config.recipe import load_recipe, shipped_recipes
 from tests.conftest import ROOT, econmt_environment
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("ops/**/*.md")])
+PAGES = sorted(
+    page for folder in ("", "docs/**/", "memory/**/", "ops/**/") for page in ROOT.glob(f"{folder}*.md")
+)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130

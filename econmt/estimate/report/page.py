@@ -11,9 +11,11 @@ from econmt.estimate.report.kernel_tables import classes_table, launches_table
 from econmt.estimate.report.report import (
     Report,
     comparison_table,
+    faster,
     faster_text,
     format_precision,
     layers_table,
+    less,
     process_sentence,
     process_table,
     ranks_table,
@@ -34,7 +36,7 @@ from econmt_memory.report.page import (
     section,
     tiles_of,
 )
-from econmt_memory.report.tables import faster, format_bytes, less
+from econmt_memory.report.tables import format_bytes
 
 _STASH_ORDER = ("attention", "decoder", "encoder", "output", "embedding", "loss", "other")
 """Layers of a comparison's bars: those that usually save most come first, where a difference is seen best."""

@@ -17,15 +17,7 @@ from econmt_memory.measure.ledger import CATEGORIES, LAYERS, Ledger
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report.layout import print_table
 from econmt_memory.report.ledger_tables import largest_table, ledger_table, peak_moment
-from econmt_memory.report.tables import (
-    Cell,
-    ReportTable,
-    faster,
-    format_bytes,
-    format_rate,
-    format_share,
-    less,
-)
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes, format_share
 
 _LEAST_MILLISECONDS = 0.05
 """Shortest time for which a layer that keeps nothing is listed."""
@@ -64,6 +56,29 @@ class Report:
 def format_precision(profile: Profile) -> str:
     """Returns "float32" or "bfloat16"."""
     return profile.technique.precision.name
+
+
+def format_rate(operations: float) -> str:
+    """Formats floating-point operations per second: 163.2 GFLOP/s."""
+    for unit in ("", "k", "M", "G"):
+        if abs(operations) < 1000:
+            return f"{operations:.1f} {unit}FLOP/s"
+        operations /= 1000
+    return f"{operations:.1f} TFLOP/s"
+
+
+def less(before: float, after: float) -> str:
+    """Describes how a number of bytes has changed: 1.33x less."""
+    before, after = max(before, 1), max(after, 1)
+    if round(before / after, 2) == 1.0:
+        return "the same"
+    return f"{faster(after, before)} less" if after < before else f"{faster(before, after)} more"
+
+
+def faster(before: float, after: float) -> str:
+    """Formats the ratio of a speed to an earlier one: 1.33x."""
+    ratio = after / before
+    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
 
 
 def size_of(report: Report) -> str:

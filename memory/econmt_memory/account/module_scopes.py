@@ -23,7 +23,7 @@ from econmt_memory.measure import scopes
 from econmt_memory.measure.user_lines import UserLine, user_line
 
 _CALLS = 3
-"""Number of functions, of PyTorch and of the account, that run when a module is called, before its hook has."""
+"""Number of stack frames between the line that calls a module and the hook that looks for that line."""
 
 
 class ModuleScopes:
@@ -71,7 +71,7 @@ class ModuleScopes:
             self._label_optimizer(optimizer)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Enters the scopes of modules that run within the context, and labels gradients and optimizer state."""
         limit = sys.getrecursionlimit()
         # A module with hooks takes four Python frames in place of three.

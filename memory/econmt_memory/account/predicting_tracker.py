@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,14 +41,6 @@ class PredictingTracker(StepTracker):
     def see(self, tensor: Tensor) -> None:
         """Notes a tensor that exists, whether or not an operator will read it."""
         self._find(tensor)
-
-    def keep_workspace(self, tensor: Tensor) -> None:
-        """Notes a workspace that exists from now on."""
-        self.label(tensor, "workspace", "other")
-
-    def set_workspace(self, workspace: Callable[[Any], Callable[..., int] | None]) -> None:
-        """Sets the function that gives operators' internal bytes."""
-        self._workspace = workspace
 
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""

@@ -88,7 +88,7 @@ def predict(
         )
         allocator = CachingAllocator() if on_gpu else None
         tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
-        tracker.set_workspace(gpu_kernels.Workspaces(tracker.keep_workspace) if on_gpu else cpu_workspace)
+        tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
             tracker.see(parameter)
         made = _warm_up(tracker, step)
@@ -97,7 +97,7 @@ def predict(
         with tracker.recording():
             tracker.start_over()
             tracker.begin("forward")
-            with scopes.watching(), nested_hooks(tracker):
+            with scopes.active(), nested_hooks(tracker):
                 made()
         account.close(scopes)
     account.ledger.device = device

@@ -82,28 +82,18 @@ def read_events(result: Any, device: torch.device) -> StepEvents:
                 maker = operator or OUTSIDE
                 allocations.append(AttributedAllocation(event.start_time_ns, *sizes, maker, node))
         elif kind.name == "TorchOp":
-            name = fields.name
+            name, span = fields.name, (event.start_time_ns, event.end_time_ns)
             if name.startswith(_NODE):
-                node = NodeRun(
-                    fields.sequence_number, event.start_time_ns, event.end_time_ns, node is not None
-                )
+                node = NodeRun(fields.sequence_number, *span, node is not None)
             elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
                 operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
-                operators.append(
-                    ProfiledOperator(
-                        event.start_time_ns, event.end_time_ns, operator, node, None, _ELEMENTWISE, []
-                    )
-                )
+                operators.append(ProfiledOperator(*span, operator, node, None, _ELEMENTWISE, []))
             elif not operator and "::" in name:
                 inputs = fields.inputs
                 overload, facts = _known(name, len(inputs))
                 if facts is not None and not facts.is_composite and not facts.is_primitive:
                     operator = facts.name
-                    operators.append(
-                        ProfiledOperator(
-                            event.start_time_ns, event.end_time_ns, operator, node, overload, facts, inputs
-                        )
-                    )
+                    operators.append(ProfiledOperator(*span, operator, node, overload, facts, inputs))
         waiting += [(child, operator, node) for child in event.children]
     operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+
+from econmt_memory.measure.patches import patched
 
 _IN_FLOAT32 = frozenset(
     {
@@ -101,31 +103,25 @@ def _widened(value: Any) -> Any:
     return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
 
 
-@contextmanager
-def during_backward(mode: OnCPU) -> Iterator[None]:
+def during_backward(mode: OnCPU) -> AbstractContextManager[None]:
     """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute.
 
     PyTorch takes it off while it calls ``Tensor.backward`` and functions like that.
     """
-    autograd: Any = torch.autograd
-    run = autograd._engine_run_backward
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def followed(*args: Any, **kwargs: Any) -> Any:
         with mode:
             return run(*args, **kwargs)
 
-    autograd._engine_run_backward = followed
-    try:
-        yield
-    finally:
-        autograd._engine_run_backward = run
+    return patched(torch.autograd, _engine_run_backward=followed)
 
 
 @contextmanager
 def fake_scalers() -> Iterator[None]:
     """Lets `torch.amp.GradScaler` run every step of an optimizer, and forget its fake scale after the context."""
     kind: Any = GradScaler
-    step, begin = kind._maybe_opt_step, kind._lazy_init_scale_growth_tracker
+    begin = kind._lazy_init_scale_growth_tracker
     begun: list[GradScaler] = []
 
     def run(_: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -135,19 +131,15 @@ def fake_scalers() -> Iterator[None]:
         begun.append(self)
         begin(self, device)
 
-    kind._maybe_opt_step = run
-    kind._lazy_init_scale_growth_tracker = begin_fake
     try:
-        yield
+        with patched(kind, _maybe_opt_step=run, _lazy_init_scale_growth_tracker=begin_fake):
+            yield
     finally:
-        kind._maybe_opt_step = step
-        kind._lazy_init_scale_growth_tracker = begin
         for scaler in begun:
             scaler._scale = scaler._growth_tracker = None
 
 
-@contextmanager
-def autocast_on_cpu() -> Iterator[None]:
+def autocast_on_cpu() -> AbstractContextManager[None]:
     """Lets autocast for a GPU act on the CPU within the context."""
     begin = torch.autocast.__init__
 
@@ -158,8 +150,4 @@ def autocast_on_cpu() -> Iterator[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         begin(self, device_type, dtype, *rest, **more)
 
-    torch.autocast.__init__ = begin_on_cpu  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__init__ = begin  # type: ignore[method-assign]
+    return patched(torch.autocast, __init__=begin_on_cpu)

@@ -77,7 +77,7 @@ class StepRecorder(MemoryRecord):
         self._labels: list[_Label] = []
         self._marks: list[_Mark] = []
         self._used: dict[int, _Use] = {}
-        self._watched: list[weakref.ref[Any]] = []
+        self._references: list[weakref.ref[Any]] = []
         self._released: list[tuple[int, int]] = []
 
     @contextmanager
@@ -194,7 +194,7 @@ class StepRecorder(MemoryRecord):
             def gone(_: weakref.ref[Any]) -> None:
                 released.append((time.time_ns(), address))
 
-            self._watched.append(weakref.ref(memory, gone))
+            self._references.append(weakref.ref(memory, gone))
 
     def whole_blocks(self, size: int) -> int:
         """Returns the bytes that the allocator gives out for ``size`` bytes."""
@@ -205,7 +205,7 @@ class StepRecorder(MemoryRecord):
         result, self._log.result = self._log.result, None
         if result is None:
             return
-        self._watched.clear()
+        self._references.clear()
         events = read_events(result, self.device)
         self._follow_memory(events)
         self._follow_operators(events, Operations(result))

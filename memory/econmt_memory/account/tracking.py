@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from econmt_memory.account.step_tracker import StepTracker
 from econmt_memory.measure.allocations import another_thread_records
 from econmt_memory.measure.clock import Clock
 from econmt_memory.measure.ledger import read_allocator
+from econmt_memory.measure.patches import patched
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import BLOCK
 from econmt_memory.measure.tracker import Tracker
@@ -72,7 +73,7 @@ def track(
     try:
         with (
             tracker.recording(),
-            scopes.watching(),
+            scopes.active(),
             nested_hooks(tracker),
             warnings.catch_warnings(),
         ):
@@ -158,22 +159,14 @@ def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
             tracker.return_to(layer)
             return tensor
 
-        self.pack_hook, self.unpack_hook = followed, returned
-        try:
+        with patched(self, pack_hook=followed, unpack_hook=returned):
             enter(self)
-        finally:
-            self.pack_hook, self.unpack_hook = pack, unpack
 
-    hooks.__enter__ = enter_followed  # type: ignore[method-assign]
-    try:
-        with _without_hooks_in_transforms():
-            yield
-    finally:
-        hooks.__enter__ = enter  # type: ignore[method-assign]
+    with patched(hooks, __enter__=enter_followed), _without_hooks_in_transforms():
+        yield
 
 
-@contextmanager
-def _without_hooks_in_transforms() -> Iterator[None]:
+def _without_hooks_in_transforms() -> AbstractContextManager[None]:
     """Takes the tracker's hooks off while a transform of torch.func runs, which refuses hooks for saved tensors."""
     graph: Any = torch.autograd.graph
     autograd = torch._C._autograd
@@ -191,8 +184,4 @@ def _without_hooks_in_transforms() -> Iterator[None]:
             if is_own:
                 autograd._push_saved_tensors_default_hooks(*own)
 
-    graph.disable_saved_tensors_hooks = disabled
-    try:
-        yield
-    finally:
-        graph.disable_saved_tensors_hooks = disable
+    return patched(graph, disable_saved_tensors_hooks=disabled)

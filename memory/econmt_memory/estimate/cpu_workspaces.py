@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from econmt_memory.measure.allocations import AllocationLog
-from econmt_memory.measure.process import free_ram
+from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
 
@@ -74,7 +75,7 @@ def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.random.fork_rng(devices=[]):
-        real_args, real_kwargs = _zeros(args), _zeros(kwargs)
+        real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         log = AllocationLog()
         with log.recording():
             results = func(*real_args, **real_kwargs)
@@ -84,20 +85,12 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _zeros(value: Any) -> Any:
-    """Returns arguments with zeros in place of fake tensors."""
-    if isinstance(value, Tensor):
-        return torch.zeros(_extent(value), dtype=value.dtype).as_strided(value.shape, value.stride())
-    if isinstance(value, list | tuple):
-        return type(value)(map(_zeros, value))
-    return {name: _zeros(part) for name, part in value.items()} if isinstance(value, dict) else value
-
-
-def _extent(tensor: Tensor) -> int:
-    """Returns the number of elements of memory that a tensor's shape and strides span."""
-    if not tensor.numel():
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
+    """Returns zeros in place of a fake tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    plain.untyped_storage().fill_(0)  # type: ignore[attr-defined]
+    return plain
 
 
 def _described(value: Any) -> Any:
@@ -107,7 +100,4 @@ def _described(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = list(value.values()) if isinstance(value, dict) else value
-    return [tensor for part in parts for tensor in _tensors(part)] if isinstance(parts, list | tuple) else []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

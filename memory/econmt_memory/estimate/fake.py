@@ -21,12 +21,13 @@ from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import round_up
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu
 from econmt_memory.measure.ops_package import following_rules
+from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
 
 def _scalar(value: Tensor) -> float:
-    """Replaces reading a scalar: conditions hold, and programs may divide by numbers, and by what they lack to 1."""
+    """Replaces reading a scalar: conditions are true, and a program may divide by x and, for a float, by 1 - x."""
     return 0.5 if value.is_floating_point() else 1
 
 
@@ -94,18 +95,14 @@ def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
 
 
-def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """Adds a sparse gradient to a dense one, which fake tensors do not support."""
-    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
-        return torch.empty_like(left)
-    return NotImplemented
+def _adds_sparse(result: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """Returns a replacement that adds a sparse gradient to a dense one, which fake tensors do not support."""
 
+    def add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+        is_sparse = isinstance(right, Tensor) and right.is_sparse and not left.is_sparse
+        return result(left) if is_sparse else NotImplemented
 
-def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """Adds a sparse gradient to a dense one in place."""
-    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
-        return left
-    return NotImplemented
+    return add
 
 
 def _layer_norm(
@@ -173,8 +170,8 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: _all_distinct,
-    aten.add.Tensor: _add,
-    aten.add_.Tensor: _add_in_place,
+    aten.add.Tensor: _adds_sparse(torch.empty_like),
+    aten.add_.Tensor: _adds_sparse(lambda left: left),
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
@@ -225,15 +222,11 @@ def _without_launches() -> Iterator[None]:
     if importlib.util.find_spec("triton") is None:
         yield
         return
-    launchers: list[tuple[Any, str]] = [
-        (importlib.import_module("triton.runtime.jit").JITFunction, "run"),
-        (importlib.import_module("triton.runtime.interpreter").GridExecutor, "__call__"),
-    ]
-    launches = [getattr(kind, name) for kind, name in launchers]
-    for kind, name in launchers:
-        setattr(kind, name, lambda *_, **__: None)
-    try:
+    compiled = importlib.import_module("triton.runtime.jit").JITFunction
+    interpreted = importlib.import_module("triton.runtime.interpreter").GridExecutor
+
+    def ignore(*_: Any, **__: Any) -> None:
+        """Launches nothing."""
+
+    with patched(compiled, run=ignore), patched(interpreted, __call__=ignore):
         yield
-    finally:
-        for (kind, name), launch in zip(launchers, launches, strict=True):
-            setattr(kind, name, launch)

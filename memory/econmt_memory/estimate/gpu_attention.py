@@ -38,7 +38,7 @@ def _efficient_attention_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _bias: Tensor | None,
+    _bias: Any,
     outputs: Tensor,
     *_: Any,
     **__: Any,

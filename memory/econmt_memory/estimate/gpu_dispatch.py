@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
+
+from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
@@ -199,24 +201,9 @@ def _cudnn_rnn(
     projected = h.shape[2] if h.shape[2] != hidden else 0
     count = (4 if biases else 2) + (1 if projected else 0)
     with torch.autocast("cpu", enabled=False):
-        results = aten._cudnn_rnn(
-            inputs,
-            list(weights),
-            count,
-            weights[0].detach(),  # stands for the buffer
-            h,
-            c,
-            _MODES[name],
-            hidden,
-            projected,
-            layers,
-            batch_first,
-            p,
-            train,
-            bidirectional,
-            list(batch_sizes),
-            None,
-        )
+        buffer, sizes = weights[0].detach(), (_MODES[name], hidden, projected, layers)
+        settings = batch_first, p, train, bidirectional, list(batch_sizes), None
+        results = aten._cudnn_rnn(inputs, list(weights), count, buffer, h, c, *sizes, *settings)
     return tuple(results[: 2 if c is None else 3])
 
 
@@ -291,7 +278,7 @@ def _composite(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _only_fake(name: str, stand_in: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets real tensors, of other threads, take their own path."""
+    """Restricts a stand-in to fake tensors; real ones, as of other threads, run PyTorch's own function."""
     function = _overload(name)
 
     @functools.wraps(stand_in)
@@ -314,13 +301,13 @@ def as_on_gpu() -> Iterator[None]:
     devices = _foreach_utils._get_foreach_kernels_supported_devices
     for supported in kinds.values():
         supported.append(FakeTensor)
-    for module in modules:
-        module._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
     try:
-        yield
+        with ExitStack() as stack:
+            for module in modules:
+                more = patched(module, _get_foreach_kernels_supported_devices=lambda: [*devices(), "cpu"])
+                stack.enter_context(more)
+            yield
     finally:
         library._destroy()
         for supported in kinds.values():
             supported.remove(FakeTensor)
-        for module in modules:
-            module._get_foreach_kernels_supported_devices = devices

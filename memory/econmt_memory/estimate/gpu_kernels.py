@@ -1,8 +1,8 @@
 """Memory of PyTorch's operators on a GPU, where it differs from what fake tensors show.
 
 Each rule names the file of PyTorch 2.11, below aten/src/ATen/native, that allocates the memory. Replacements allocate
-an operator's results and what it needs for a while; :func:`gpu_workspace` gives bytes that an operator needs beyond
-its results.
+an operator's results and the workspaces that it frees; :class:`Workspaces` gives the bytes that other operators need
+beyond their results.
 """
 
 from __future__ import annotations
@@ -37,14 +37,7 @@ def _accumulated(tensor: Tensor) -> torch.dtype:
 
 
 def _cudnn_batch_norm(
-    inputs: Tensor,
-    weight: Tensor,
-    _bias: Tensor,
-    _mean: Tensor | None,
-    _variance: Tensor | None,
-    training: bool,
-    _momentum: float,
-    _eps: float,
+    inputs: Tensor, weight: Tensor, _bias: Tensor, _mean: Any, _variance: Any, training: bool, *_: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keeps mean and deviation of each channel (cudnn/BatchNorm.cpp)."""
     kept = weight.numel() if training else 0
@@ -94,7 +87,7 @@ def _group_norm(
     channels: int,
     _: int,
     groups: int,
-    _eps: float,
+    *__: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes a scale and a shift for each channel of each row (cuda/group_norm_kernel.cu)."""
     outputs = torch.empty_like(inputs)
@@ -137,11 +130,11 @@ class Workspaces:
     the one that runs backward passes on a GPU (ATen/cuda/CublasHandlePool.cpp).
 
     Args:
-        keep: Notes a tensor that exists from now on.
+        label: Sets category and layer of a tensor's memory.
     """
 
-    def __init__(self, keep: Callable[[Tensor], None]) -> None:
-        self._keep = keep
+    def __init__(self, label: Callable[[Tensor, str, str], None]) -> None:
+        self._label = label
         self._of_threads: dict[Any, Tensor] = {}
 
     def __call__(self, func: Any) -> Callable[..., int] | None:
@@ -167,7 +160,7 @@ class Workspaces:
     def _begin(self, of: Any, size: int) -> None:
         if of not in self._of_threads:
             self._of_threads[of] = torch.empty(size, dtype=torch.uint8)
-            self._keep(self._of_threads[of])
+            self._label(self._of_threads[of], "workspace", "other")
 
 
 _WORKSPACES: dict[Any, Callable[..., int]] = {**REDUCTIONS, **CONVOLUTIONS}

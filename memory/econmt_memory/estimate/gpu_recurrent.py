@@ -75,15 +75,8 @@ class _Recurrent:
         return total + self.positions * values * width
 
 
-def _cudnn_rnn(
-    inputs: Tensor,
-    _weights: list[Tensor],
-    _: int,
-    buffer: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    *settings: Any,
-) -> tuple[Tensor, ...]:
+def _cudnn_rnn(inputs: Tensor, _weights: list[Tensor], _: int, *others: Any) -> tuple[Tensor, ...]:
+    buffer, h, c, *settings = others
     sizes, width = _Recurrent(inputs, settings), inputs.element_size()
     inputs = _time_first(inputs, sizes.batch_first and not sizes.packed)
     outputs = inputs.new_empty(*inputs.shape[:-1], sizes.directions * sizes.outputs)
@@ -98,18 +91,9 @@ def _cudnn_rnn(
 
 
 def _cudnn_rnn_backward(
-    inputs: Tensor,
-    weights: list[Tensor],
-    _: int,
-    _buffer: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    outputs: Tensor,
-    gradient: Tensor | None,
-    dh: Tensor | None,
-    dc: Tensor | None,
-    *settings: Any,
+    inputs: Tensor, weights: list[Tensor], _: int, _buffer: Tensor, h: Tensor, c: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+    outputs, gradient, dh, dc, *settings = others
     sizes, width = _Recurrent(inputs, settings[:-2]), inputs.element_size()
     first = sizes.batch_first and not sizes.packed
     gradient = torch.zeros_like(outputs) if gradient is None else gradient

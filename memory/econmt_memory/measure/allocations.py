@@ -1,6 +1,6 @@
 """Allocations and releases of memory, as PyTorch's allocators report them to its profiler.
 
-The log hears of memory that no operator returns, such as a weight that oneDNN reorders.
+They include memory that no operator returns, such as a weight that oneDNN reorders.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from econmt_memory.measure.patches import patched
+
 OUTSIDE = "code without operators"
 """Maker of memory that was allocated while no operator ran, as in a compiled function."""
 
 
 _RECORDING = threading.Lock()
-"""Held while a log records: PyTorch's profiler crashes if two threads run it, and tells a thread of its own alone."""
+"""Held while a log records: PyTorch's profiler crashes if two threads run it, and records one thread alone."""
 
 
 def another_thread_records() -> bool:
@@ -126,11 +128,8 @@ def _without_warnings() -> Iterator[None]:
     except (OSError, ValueError):  # another system, or a torch without this variable
         yield
         return
-    before, level.value = level.value, max(level.value, 2)
-    try:
+    with patched(level, value=max(level.value, 2)):
         yield
-    finally:
-        level.value = before
 
 
 @contextmanager

@@ -90,8 +90,7 @@ class Ledger:
         allocated, reserved: Peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on a CPU.
         graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
         outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
-        process: Resident bytes of the process after the step, by origin, see
-            `econmt_memory.measure.process.resident_parts`; empty in an estimate and if the system does not tell.
+        process: Resident bytes of the process after the step, by origin; empty if unknown.
         process_peak: Most resident bytes of the process so far; 0 if unknown.
         order: Layers in the order of tables.
         operations: Floating-point operations by layer; empty for a step of a recipe.
@@ -213,27 +212,12 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
-        ledger.largest.append(
-            TensorAtPeak(
-                alive[storage],
-                storage.shape,
-                dtype,
-                category,
-                layer,
-                storage.operator,
-                str(storage.line or ""),
-            )
-        )
+        what = storage.shape, dtype, category, layer, storage.operator, str(storage.line or "")
+        ledger.largest.append(TensorAtPeak(alive[storage], *what))
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
-    ledger.stash = max(
-        (
-            _feature_maps(tracker.alive(begin.changes))
-            for begin in tracker.begins
-            if begin.phase == "backward"
-        ),
-        key=Counter.total,
-        default=Counter(),
-    )
+    backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
+    stashes = (_feature_maps(tracker.alive(changes)) for changes in backward)
+    ledger.stash = max(stashes, key=Counter.total, default=Counter())
     ledger.timeline = _timeline(tracker)
     return ledger
 

@@ -7,9 +7,11 @@ and looks for them among the modules that the program has imported. Without econ
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+from econmt_memory.measure.patches import patched
 
 
 def scopes() -> Any:
@@ -29,15 +31,7 @@ def following_rules(device: str) -> AbstractContextManager[None]:
     return nullcontext() if rule is None else rule.rules_only(device)
 
 
-@contextmanager
-def whole_operators() -> Iterator[None]:
+def whole_operators() -> AbstractContextManager[None]:
     """Keeps PyTorch's profiler, within the context, from recording what operators of econmt_ops consist of."""
     ops = scopes()
-    if ops is None:
-        yield
-        return
-    before, ops.are_whole = ops.are_whole, True
-    try:
-        yield
-    finally:
-        ops.are_whole = before
+    return nullcontext() if ops is None else patched(ops, are_whole=True)

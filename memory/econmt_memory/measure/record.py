@@ -49,10 +49,6 @@ class MemoryRecord:
         """Returns the current phase."""
         return self.begins[-1].phase if self.begins else "forward"
 
-    def beginning(self, phase: str) -> Beginning:
-        """Returns the first beginning of a phase."""
-        return next(begin for begin in self.begins if begin.phase == phase)
-
     @property
     def unknown(self) -> int:
         """Bytes that were allocated at the start and belong to no known storage."""

@@ -71,7 +71,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block = block
         self.replacements = replacements or {}
         self._meter = meter
-        self._follows, self._workspace = follows, workspace
+        self._follows, self.workspace = follows, workspace
         self.run = run or _call
         self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
@@ -136,8 +136,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts = self._facts.get(id(func))
         if facts is None:
             facts = look_at(func, self.replacements, follows=self._follows)
-            if self._workspace is not None:
-                facts = facts._replace(workspace=self._workspace(func))
+            if self.workspace is not None:
+                facts = facts._replace(workspace=self.workspace(func))
             self._facts[id(func)] = facts
         if facts.is_device:
             return args[0].fake_device
@@ -245,28 +245,21 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known.get(tensor.untyped_storage()._cdata)
         if known is not None:
             return known[0]
-        storage = self._watch(tensor, "", "other")
+        storage = self._register(tensor, "", "other")
         self.before.append((storage, storage.size))
         return storage
 
     def _add(self, tensor: Tensor, layer: str) -> None:
-        storage = self._watch(tensor, self._path(), layer)
+        storage = self._register(tensor, self._path(), layer)
         if storage.size >= LARGE:
             storage.line = user_line()
         self._change(storage, storage.size)
 
-    def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
+    def _register(self, tensor: Tensor, operator: str, layer: str) -> Storage:
         memory = tensor.untyped_storage()
         key = memory._cdata
-        storage = Storage(
-            0,
-            shape_of(tensor),
-            tensor.dtype,
-            operator,
-            layer,
-            0 if memory.device.type == "meta" else memory.data_ptr(),
-        )
-
+        address = 0 if memory.device.type == "meta" else memory.data_ptr()
+        storage = Storage(0, shape_of(tensor), tensor.dtype, operator, layer, address)
         storage.size = self._allocated(storage, memory.nbytes())
 
         def gone(_: weakref.ref[Any]) -> None:

@@ -61,32 +61,9 @@ def format_bytes(size: float) -> str:
     return f"{size:.2f} GB"
 
 
-def format_rate(operations: float) -> str:
-    """Formats floating-point operations per second: 163.2 GFLOP/s."""
-    for unit in ("", "k", "M", "G"):
-        if abs(operations) < 1000:
-            return f"{operations:.1f} {unit}FLOP/s"
-        operations /= 1000
-    return f"{operations:.1f} TFLOP/s"
-
-
 def format_share(part: float, total: float) -> str:
     """Formats a share in percent: 67 %; 0 % of nothing."""
     return f"{100 * part / (total or 1):.0f} %"
-
-
-def less(before: float, after: float) -> str:
-    """Describes how a number of bytes has changed: 1.33x less."""
-    before, after = max(before, 1), max(after, 1)
-    if round(before / after, 2) == 1.0:
-        return "the same"
-    return f"{faster(after, before)} less" if after < before else f"{faster(before, after)} more"
-
-
-def faster(before: float, after: float) -> str:
-    """Formats the ratio of a speed to an earlier one: 1.33x."""
-    ratio = after / before
-    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
 
 
 def shape_text(shape: Sequence[int]) -> str:

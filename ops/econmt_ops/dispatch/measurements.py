@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 
 from econmt_ops.core.caches import cache_folder
-from econmt_ops.dispatch.device_limits import played_text
 
 MARGIN = 0.03
 """Share by which a candidate needs to be faster than the rule's candidate to replace it, so that noise does not decide.
@@ -124,7 +123,7 @@ def machine(device: torch.device) -> str:
     """Returns the key of a machine: library versions, processor or GPU, and number of threads."""
     parts = [f"torch {torch.__version__}", f"econmt_ops {sources()}"]
     if device.type == "cuda":
-        parts += [torch.cuda.get_device_name(device), *filter(None, [played_text()])]
+        parts.append(torch.cuda.get_device_name(device))
     else:
         parts += [processor(), f"{torch.get_num_threads()} threads"]
         parts += filter(None, (describe() for describe in CPU_DETAILS))

@@ -3,7 +3,6 @@
     python -m scripts.bench gpu.step                       # all workloads, all precisions but float16
     python -m scripts.bench gpu.step --only W2 --precision bfloat16 --variants plain auto
     python -m scripts.bench gpu.step --only W2 --budget 4GiB --variants reference auto
-    python -m scripts.bench gpu.step --only W2 --variants auto --limits capability=8.9,multiprocessors=24,shared=99KiB
 
 W2 is the model and batch of Echo (recipe iwslt, 128 x 100 x 100, all rows full). W1 is the multi30k recipe with batches
 of 64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe,
@@ -11,9 +10,7 @@ of 64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the
 groundhog and best, 80 x 50 x 50 and 32 x 100 x 100. "plain" is the same model in plain PyTorch; it exists only for
 models with input feeding and without layer normalisation.
 
-With --budget each variant gets the largest batch whose captured step peaks within these bytes. With
---limits variants are captured a second time as on a smaller card, see `econmt_ops.dispatch.device_limits`: kernels that
-wait for each other keep to its multiprocessors, all others and cuBLAS do not.
+With --budget each variant gets the largest batch whose captured step peaks within these bytes.
 
 All variants run in CUDA graphs, in turns. Columns: target tokens a second, source and target tokens a second (without
 padding), milliseconds a step, peak of allocated and of reserved memory in bytes, loss of the first step.
@@ -24,7 +21,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +44,6 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.core.precision import autocast_to
 from econmt_ops.dispatch.capture import Capturer
-from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.arguments import parser_of
 from scripts.bench.gpu.frame import FAILURES, brief, heading
@@ -234,12 +230,6 @@ def batches_within(
     return of(largest(lambda rows: prepare(variant, task, of(rows), precision).allocated, shape[0], budget))
 
 
-def variants_of(names: Sequence[str], limits: str) -> list[tuple[str, str]]:
-    """Returns the variants, each with the limits of the card that is played: none, and then these."""
-    limited = [name for name in names if limits and name not in ("plain", "eager")]
-    return [*((name, "") for name in names), *((name, limits) for name in limited)]
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
@@ -247,11 +237,6 @@ def main() -> None:
     add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS[:3]), help="precisions")
     add("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants")
     add("--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)")
-    add(
-        "--limits",
-        default="",
-        help="also measure captured variants as on a smaller card, e.g. multiprocessors=24",
-    )
     add("--json", type=Path, help="JSON file to write the rows to")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the recipes to change")
     add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
@@ -268,21 +253,19 @@ def main() -> None:
         batches = batches_of(task, shapes, full)
         runs: dict[str, Run] = {}
         batches_of_variant: dict[str, list[Batch]] = {}
-        for variant, limits in variants_of(given.variants, given.limits):
+        for variant in given.variants:
             model = task.recipe.translation_model
             if variant == "plain" and (not model.decoder.input_feeding or model.layer_normalization):
                 continue
-            told = f"{variant}, limited" if limits else variant
             try:
-                with playing(limits):
-                    batches_of_variant[told] = batches
-                    if given.budget is not None:
-                        batches_of_variant[told] = batches_within(
-                            given.budget, variant, task, shapes[0], full, precision
-                        )
-                    runs[told] = prepare(variant, task, batches_of_variant[told], precision)
+                batches_of_variant[variant] = batches
+                if given.budget is not None:
+                    batches_of_variant[variant] = batches_within(
+                        given.budget, variant, task, shapes[0], full, precision
+                    )
+                runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
             except FAILURES as error:
-                print(f"{name:8}{precision:10}{told:20}{brief(error)}", flush=True)
+                print(f"{name:8}{precision:10}{variant:20}{brief(error)}", flush=True)
         if not runs:
             continue
         count = 1 if given.budget is not None else len(batches)

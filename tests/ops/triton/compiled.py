@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from econmt_ops.dispatch.device_limits import SHARED
 from tests.conftest import ROOT, SOURCES, econmt_environment
+from tests.ops.simulated_gpu import SHARED
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 """Compute capabilities for which all kernels are compiled."""

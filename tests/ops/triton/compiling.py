@@ -31,7 +31,7 @@ from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.backends.triton import adam_8bit, cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 from econmt_ops.backends.triton.layer_gradients import gradients_launch
-from econmt_ops.dispatch.device_limits import playing
+from tests.ops.simulated_gpu import simulated_gpu
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -158,7 +158,7 @@ def report(calls: Mapping[str, Callable[[], object]], *, disassembled: bool = Fa
     capability, *names = sys.argv[1:]
     compiled = compile_only(int(capability))
     found = {}
-    with playing(f"capability={capability[:-1]}.{capability[-1]}"):
+    with simulated_gpu(capability=divmod(int(capability), 10)):
         for name in names or calls:
             compiled.clear()
             calls[name]()

@@ -17,8 +17,9 @@ import torch
 
 from econmt_ops.backends.triton.partition import Partition, plan
 from econmt_ops.backends.triton.persistent import backward_launch, forward_launch
-from econmt_ops.dispatch.device_limits import H200, SHARED, DeviceLimits
+from econmt_ops.dispatch.device_limits import H200, DeviceLimits
 from econmt_ops.dispatch.rule import rules_only
+from tests.ops.simulated_gpu import SHARED
 from tests.ops.triton.compiling import report
 
 CARDS = {80: (42, 108), 86: (20, 28, 46, 82), 89: (24, 34, 60, 128), 90: (132,), 120: (20, 36, 48, 170)}

@@ -12,12 +12,12 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import layer_gradients, partition
 from econmt_ops.backends.triton.partition import Partition
-from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import persistent_layer, recompute, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 from econmt_ops.lstm.direction import LSTMArguments
 from econmt_ops.products.repeated import UniqueRows
 from econmt_ops.products.stack import StackOptions
+from tests.ops.simulated_gpu import simulated_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -123,9 +123,9 @@ def test_gradients_of_larger_layers_are_products_of_the_library(
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 24])
-def test_on_a_small_card_that_is_played(device: str, multiprocessors: int) -> None:
+def test_on_a_small_gpu(device: str, multiprocessors: int) -> None:
     """With two multiprocessors in launches of one group of rows each."""
-    with playing(f"capability=8.6,multiprocessors={multiprocessors}"):
+    with simulated_gpu(capability=(8, 6), multiprocessors=multiprocessors):
         found = partition.partition_of(35, 40, torch.float32, torch.device(device), 1, "auto", True)
         assert found.split == 1
         assert found.parts(40) <= found.programs == multiprocessors

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from econmt_ops import LSTMWeights
-from econmt_ops.dispatch.device_limits import playing
 from econmt_ops.lstm import reference, triton
 from econmt_ops.products.stack import StackOptions
+from tests.ops.simulated_gpu import simulated_gpu
 
 CASES = [
     "3x4x7x5", "17x9x24x24 lengths", "17x9x24x24 lengths reverse state", "1x1x8x33", "33x7x64x100 reverse layers",
@@ -71,7 +71,7 @@ def test_outputs_states_and_all_gradients_are_within_the_rounding_of_the_type(ca
 @pytest.mark.usefixtures("_tf32")
 @pytest.mark.parametrize("case", LIMITED)
 @pytest.mark.parametrize("multiprocessors", [24, 34, 82])
-def test_launches_keep_to_the_multiprocessors_of_a_card_that_is_played(
+def test_launches_keep_to_the_multiprocessors_of_a_small_gpu(
     multiprocessors: int, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results are right, and larger layers run step by step."""
@@ -86,7 +86,7 @@ def test_launches_keep_to_the_multiprocessors_of_a_card_that_is_played(
         launch(self, count, *arguments)
 
     monkeypatch.setattr(Launch, "__call__", watched)
-    with playing(f"capability=8.6,multiprocessors={multiprocessors}"):
+    with simulated_gpu(capability=(8, 6), multiprocessors=multiprocessors):
         check(case)
     hidden = int(case.split()[0].split("x")[3])
     if "float32" not in case:  # in TF32 single steps may be faster

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from econmt_ops.backends.triton.recurrence import TileCut
-from econmt_ops.dispatch.device_limits import playing
+from tests.ops.simulated_gpu import simulated_gpu
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,6 @@ def test_few_programs_prefetch_more_steps_but_no_more_than_half_a_row(
     like: Any = SimpleNamespace(
         shape=(rows, steps, 64), dtype=torch.float32, is_cuda=True, device=torch.device("cuda")
     )
-    with playing("multiprocessors=132"):
+    with simulated_gpu(multiprocessors=132):
         cut = TileCut(like, 32, tiled=False)
     assert (cut.ahead, 32 % cut.ahead) == (ahead, 0)

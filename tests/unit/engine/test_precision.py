@@ -11,7 +11,7 @@ from econmt.config.recipe import load_recipe
 from econmt.engine import devices, precision
 from econmt.engine.precision import Precision, ProductTimes, precision_of, precision_of_run, time_products
 from econmt_ops.backends import c as native
-from econmt_ops.dispatch.device_limits import playing
+from tests.ops.simulated_gpu import simulated_gpu
 
 CPU = torch.device("cpu")
 FAST, SLOW = ProductTimes(2e-3, 1e-3), ProductTimes(1.2e-3, 1e-3)
@@ -98,7 +98,7 @@ def test_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision_of("auto", cuda).name == "bfloat16"  # a prediction, of a GPU that is not here
     known = {(9, 0): "bfloat16", (8, 0): "bfloat16", (7, 5): "float16", (7, 0): "float16", (6, 1): "float32"}
     for capability, expected in known.items():
-        with playing("capability={}.{}".format(*capability)):
+        with simulated_gpu(capability=capability):
             assert precision_of("auto", cuda).name == expected
             assert precision_of("auto", cuda, saved="tf32").name == "tf32"
 

@@ -1,4 +1,4 @@
-"""Plans for a small card that is played: 24 multiprocessors, 99 KB of shared memory and 8 GB, such as an RTX 4060."""
+"""Plans for a small GPU: 24 multiprocessors, 99 KB of shared memory and 8 GB, such as an RTX 4060."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.triton import partition as division
 from econmt_ops.backends.triton.partition import Partition
-from econmt_ops.dispatch.device_limits import limits_of, playing
+from econmt_ops.dispatch.device_limits import limits_of
+from tests.ops.simulated_gpu import simulated_gpu
 
 GPU = torch.device("cuda", 0)
-CARD = "capability=8.9,multiprocessors=24,memory=8GiB"
+CARD: dict[str, Any] = {"capability": (8, 9), "multiprocessors": 24, "memory": 8 << 30}
 WORKLOADS = {
     "multi30k": (6000, 6000, BatchShape(21, 22, 64, 64)),
     "student": (8000, 8000, BatchShape(50, 50, 128, 128)),
@@ -55,7 +56,7 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
     recipe = load_recipe(name)
     *sizes, shape = WORKLOADS[name]
     task = TranslationTask(recipe, *sizes)
-    with playing(CARD):
+    with simulated_gpu(**CARD):
         budget = int(AUTO_SHARE * total_memory(GPU))
         assert budget == int(0.9 * 8 * 2**30)
         peak = estimator(task, "cuda", precision_of("auto", GPU))
@@ -74,6 +75,6 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
 
 
 def test_without_the_limits_more_layers_are_persistent() -> None:
-    with playing(CARD):
+    with simulated_gpu(**CARD):
         assert division.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is None
     assert division.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is not None

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from econmt_memory.measure import process
-from econmt_memory.measure.process import FREE, LIBRARIES, OTHERS, PYTHON, TENSORS, TORCH, resident_parts
+from econmt.estimate import process
+from econmt.estimate.process import FREE, LIBRARIES, OTHERS, PYTHON, TENSORS, TORCH, resident_parts
 
 SMAPS = """\
 5600-5700 r-xp 00002000 fe:00 260131                     /usr/lib/python3/torch/lib/libtorch_cpu.so

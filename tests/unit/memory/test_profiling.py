@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,15 +18,22 @@ from econmt.engine.machine import describe_machine, free_memory, total_memory
 from econmt.engine.outside_memory import ASSUMED, outside_meter
 from econmt.engine.precision import NAMED
 from econmt.estimate import profiling
-from econmt.estimate.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
+from econmt.estimate.profiling import (
+    Failures,
+    Profile,
+    Step,
+    TechniqueProfiler,
+    affordable_rows,
+    rows_that_fit,
+)
 from econmt.estimate.techniques import Technique, estimate, techniques
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_memory.measure import process
+from econmt_memory.measure import ram
 from econmt_memory.measure.ledger import Ledger
-from econmt_ops.dispatch.device_limits import H200, playing
+from econmt_ops.dispatch.device_limits import H200
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.traits import implementations_of
@@ -44,6 +53,18 @@ ROWS = [techniques("auto", "cpu", False)[index] for index in (0, 4, 6)]
 @pytest.fixture
 def task() -> TranslationTask:
     return TranslationTask(load_recipe("iwslt", SMALL), 90, 70)
+
+
+def profile(
+    task: TranslationTask,
+    techniques: Sequence[Technique],
+    shape: Shape,
+    device: torch.device,
+    *,
+    patient: bool,
+    **others: Any,
+) -> Iterator[Profile]:
+    return TechniqueProfiler(task, techniques, shape, device, **others).profiles(patient=patient)
 
 
 def test_rows_of_a_comparison() -> None:
@@ -338,15 +359,10 @@ def test_the_machine_is_described() -> None:
     assert 1 << 20 < free_memory(CPU) < 1 << 50
 
 
-def test_memory_of_a_card_that_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has as many bytes less free as in all."""
+def test_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (H200.memory - (3 << 30), H200.memory))
-    assert (total_memory(gpu), free_memory(gpu)) == (H200.memory, H200.memory - (3 << 30))
-    with playing("memory=8GiB"):
-        assert (total_memory(gpu), free_memory(gpu)) == (8 << 30, 5 << 30)
-    with playing("memory=2GiB"):
-        assert free_memory(gpu) == 0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 << 30, H200.memory))
+    assert (total_memory(gpu), free_memory(gpu)) == (H200.memory, 5 << 30)
 
 
 @pytest.mark.cuda
@@ -366,7 +382,7 @@ def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
 
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")
-    monkeypatch.setattr(process, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(ram, "_MEMORY", tmp_path / "meminfo")
     assert free_memory(CPU) == 17 * 1024
     (tmp_path / "meminfo").unlink()
     assert free_memory(CPU) > 17 * 1024

@@ -12,9 +12,12 @@ from econmt.estimate.fit import Fit
 from econmt.estimate.report.data import fit_data, report_data
 from econmt.estimate.report.report import (
     comparison_table,
+    faster,
     fit_table,
+    format_rate,
     heading,
     layers_table,
+    less,
     print_report,
     process_table,
     stash_table,
@@ -23,7 +26,7 @@ from econmt.estimate.report.report import (
 from econmt_memory.measure.ledger import Ledger, Moment, OutsideMemory, TensorAtPeak
 from econmt_memory.report.data import downsample
 from econmt_memory.report.ledger_tables import grouped, largest_table, ledger_table, maker, peak_moment
-from econmt_memory.report.tables import ReportTable, faster, format_rate, less, shape_text
+from econmt_memory.report.tables import ReportTable, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
 
 

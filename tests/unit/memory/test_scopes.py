@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +13,26 @@ import econmt_ops
 from econmt_memory.measure import ops_package, scopes
 from econmt_ops.core.scopes import layer
 from econmt_ops.dispatch.rule import MODE
+from tests.conftest import ROOT, econmt_environment
+
+PROGRAM = """
+import json, torch
+import econmt_memory as memory
+import econmt_ops
+torch.manual_seed(1)
+model = torch.nn.ModuleList([econmt_ops.LSTM(6, 8, num_layers=2, batch_first=True), econmt_ops.SRU(8, 8)])
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    optimizer.zero_grad()
+    outputs, _ = model[0](torch.ones(4, 30, 6))
+    model[1](outputs)[0].sum().backward()
+    optimizer.step()
+step()
+with memory.track(model, optimizer) as tracked:
+    step()
+accounts = [tracked, *(memory.predict(step, model, optimizer, device=device) for device in ("cpu", "cuda"))]
+found = [[each.by_module(), each.ledger.stash, each.ledger.operations] for each in accounts]
+"""
 
 
 def test_watchers_hear_every_change_while_they_watch() -> None:
@@ -61,3 +84,18 @@ def test_names_of_econmt_ops_are_those_that_it_has() -> None:
     assert not econmt_ops.core.scopes.are_whole
     cost = ops_package.cost_of("econmt_ops::linear_recurrence")
     assert cost is not None
+
+
+def test_operators_of_econmt_ops_count_alike_without_econmt() -> None:
+    folders = ":".join(str(ROOT / name) for name in ("memory", "ops"))
+    without = "import sys; sys.modules['econmt'] = None\n" + PROGRAM + "print(json.dumps(found))"
+    done = subprocess.run(
+        [sys.executable, "-c", without],
+        env=econmt_environment({"PYTHONPATH": folders}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names: dict[str, object] = {}
+    exec("import econmt.api\n" + PROGRAM, names)
+    assert json.loads(done.stdout) == json.loads(json.dumps(names["found"]))

@@ -84,10 +84,10 @@ def test_what_autograd_keeps_is_alive_until_the_backward_pass() -> None:
         tracker.begin("forward")
         value = weight.exp().exp().sum()  # both results of exp are kept, nobody else holds them
         tracker.begin("backward")
-        forward = tracker.alive(tracker.beginning("backward").changes)
+        forward = tracker.alive(tracker.begins[1].changes)
         torch.autograd.backward(value)
         tracker.begin("optimizer")
-        after = tracker.alive(tracker.beginning("optimizer").changes)
+        after = tracker.alive(tracker.begins[2].changes)
     kept = [storage for storage in forward if storage.kept_by is not None]
     assert [(storage.operator, forward[storage]) for storage in kept] == [("aten.exp", 12), ("aten.exp", 12)]
     assert not [storage for storage in after if storage.kept_by is not None]

@@ -32,7 +32,6 @@ from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.update_metrics import MetricsQueue
-from econmt_ops.dispatch.device_limits import VARIABLE, _of_environment
 from tests.unit.engine.test_step import make_step, make_task
 
 CPU = torch.device("cpu")
@@ -127,13 +126,6 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_wrong_limits_of_a_card_that_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "multiprocessors=many")
-    _of_environment.cache_clear()
-    with pytest.raises(InputError, match=f"{VARIABLE}: 'multiprocessors=many' is no limit; give some of "):
-        resolve_device("auto")
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.cuda.library import Kernel, compiled, is_hopper, structure
-from econmt_ops.dispatch.device_limits import limits_of, real_limits
 
 _THREADS = 512
 _ROWS = 64
@@ -150,19 +149,9 @@ def _launch_of(name: str, sizes: DecoderSizes, device: int) -> _Launch | None:
     return _Launch(kernel, shared_bytes) if fits else None
 
 
-def _fit_the_played(sizes: DecoderSizes, device: torch.device) -> bool:
-    """Returns True unless a smaller card is played, with too few multiprocessors or too little shared memory."""
-    limits, real = limits_of(device), real_limits(device)
-    shared = max(sizes.shared_bytes(name, sizes.stages(name)) for name in _UNROLLED)
-    has_shared = limits.shared == real.shared or shared <= limits.shared
-    return has_shared and (
-        limits.multiprocessors == real.multiprocessors or sizes.blocks <= limits.multiprocessors
-    )
-
-
 def serves(sizes: DecoderSizes, device: torch.device) -> bool:
     """Returns True if both kernels can run on a device; compiles them if they have not been."""
-    if not (sizes.are_served() and is_hopper(device) and _fit_the_played(sizes, device)):
+    if not (sizes.are_served() and is_hopper(device)):
         return False
     index = torch.cuda.current_device() if device.index is None else device.index
     if torch.cuda.is_current_stream_capturing():  # modules cannot be loaded meanwhile

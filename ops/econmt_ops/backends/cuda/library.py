@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from econmt_ops.dispatch.device_limits import limits_of, real_limits
+from econmt_ops.dispatch.device_limits import limits_of
 
 _FOLDER = Path(__file__).parent
 _CAPABILITY = (7, 5)
@@ -65,12 +65,12 @@ def is_available(device: torch.device) -> bool:
     """Returns True if kernels can be compiled for a device and launched on it."""
     if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
-    return real_limits(device).capability >= _CAPABILITY and _can_be_loaded()
+    return limits_of(device).capability >= _CAPABILITY and _can_be_loaded()
 
 
 def is_hopper(device: torch.device) -> bool:
     """Returns True if `is_available` and the device has the instructions of Hopper GPUs."""
-    return is_available(device) and limits_of(device).capability == real_limits(device).capability == _HOPPER
+    return is_available(device) and limits_of(device).capability == _HOPPER
 
 
 @functools.cache

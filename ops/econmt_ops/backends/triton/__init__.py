@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from econmt_ops.dispatch.device_limits import limits_of, real_limits
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 
@@ -60,8 +60,7 @@ def why_unused() -> str:
         return "they are made for NVIDIA's GPUs and are not tested with ROCm"
     if not _INSTALLED:
         return f"they need Triton {_RELEASE[0]}.{_RELEASE[1]} or newer"
-    gpu = torch.device("cuda")
-    capability = min(limits_of(gpu).capability, real_limits(gpu).capability)
+    capability = limits_of(torch.device("cuda")).capability
     if capability < CAPABILITY:
         least, own = (".".join(map(str, each)) for each in (CAPABILITY, capability))
         return f"they need compute capability {least}, and this GPU has {own}"

@@ -96,7 +96,7 @@ def test_what_is_recomputed_is_a_feature_map_again() -> None:
     }
     recomputed = {
         (change.storage.kept_by, change.storage.operator)
-        for change in checkpointed._tracker.changes[checkpointed._tracker.beginning("backward").changes :]
+        for change in checkpointed._tracker.changes[checkpointed._tracker.begins[1].changes :]
         if change.size > 0 and change.storage.kept_by
     }
     assert ("blocks.0.down", "aten.gelu") in recomputed

@@ -29,3 +29,15 @@ def test_the_examples_run(
     assert "Predicted for cuda; no step was run." in printed
     # The step runs again between the accounts, on the same shapes.
     assert names["comparison"].grown == 0
+
+
+def test_the_readme_shows_what_its_example_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = (ROOT / "memory/README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "the example of README.md", "exec"), {})
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed[: len(shown.splitlines())] == shown.splitlines()

@@ -115,7 +115,7 @@ def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> Non
     recorder.clock = Clock(CPU)
     optimizer = torch.optim.SGD(whole.parameters())
     scopes = ModuleScopes(recorder, [whole], [optimizer])
-    with recorder.recording(), scopes.watching(), nested_hooks(recorder):
+    with recorder.recording(), scopes.active(), nested_hooks(recorder):
         whole(torch.ones(4, 128)).sum().backward()
         optimizer.step()
     marks = recorder.clock.milliseconds()
@@ -136,7 +136,7 @@ def test_layers_that_only_call_others_take_no_time() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU()), nn.Linear(3, 1))
     recorder = StepRecorder(CPU)
     recorder.clock = SimpleNamespace(begin=begun.append)  # type: ignore[assignment]
-    with recorder.recording(), ModuleScopes(recorder, [model], []).watching():
+    with recorder.recording(), ModuleScopes(recorder, [model], []).active():
         model(torch.zeros(4, 2))
     layers = [each[1] for each in begun if each is not None]
     assert [layer for layer in layers if layer != "other"] == ["0", "1.0", "2"]
