@@ -243,7 +243,7 @@ RUNNER = """\
 import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would we
-from tests.unit.scripts import test_compare_turns as fakes
+from scripts.tests import test_compare_turns as fakes
 from scripts.bench.compare.turns import train_in_turns
 folder = Path(sys.argv[1])
 train_in_turns({name: fakes.trainee(folder, name) for name in "ab"}, seconds=1e6, turn=0.02)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scripts.bench.parallel_profile import write_profile
+from scripts.tests.test_parallel_measure import RECIPE, profile
 from tests.unit.cli.conftest import Call
-from tests.unit.scripts.test_parallel_measure import RECIPE, profile
 
 
 @pytest.mark.parametrize(
