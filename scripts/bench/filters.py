@@ -2,7 +2,8 @@
 
     python -m scripts.bench filters multi30k/train tatoeba-en-de/train --foreign news.vi.gz
 
-Prints the lines that are taken for a foreign language at each certainty, and batches a second with each kind of noise.
+Prints the shares of lines that are taken for a foreign language at each certainty, and batches a second with each kind
+of noise.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from econmt.bench.rows import Row
 from econmt.config.recipe import Data, Recipe, Training
 from econmt.data.batching.batches import training_batches
 from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_lines, read_pairs, search_path
 from econmt.data.text.filters import language_classifier
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench
 
 CERTAINTIES = (0.2, 0.3, 0.5, 0.7, 0.9)
 PAIRS = 5000
@@ -118,23 +120,25 @@ def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[tuple[str
             yield name, padded / real - 1, rate, planned
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
-    parser.add_argument("--foreign", type=Path, help="text in another language")
-    options = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
+    bench.add_argument("--foreign", type=Path, help="text in another language")
+    given = bench.begin(words)
     search = search_path(None, None)
-    for prefix in options.prefixes:
-        foreign = [] if options.foreign is None else read_lines(options.foreign)
-        classified = Classified.of(prefix, foreign, search)
-        print(f"{prefix}: {len(classified.english):,} pairs, {classified.rate:,.0f} lines a second")
-        print("certainty   pairs left out   German for English   another language for English")
-        for shares in classified.shares():
-            print(f"{shares.certainty:9.1f}{shares.wrong:17.2%}{shares.swapped:21.2%}{shares.foreign:31.2%}")
-    print(f"{options.prefixes[0]}: one epoch in batches of 64")
-    for noise, padding, rate, planned in epochs_with_noise(options.prefixes[0], search):
-        print(f"{noise:<22}{planned:6.2f} s to plan{rate:8,.0f} batches/s{padding:9.2%} padding, cut")
 
+    def shares() -> Iterator[Row]:
+        for prefix in given.prefixes:
+            foreign = [] if given.foreign is None else read_lines(given.foreign)
+            classified = Classified.of(prefix, foreign, search)
+            for each in classified.shares():
+                row: Row = {"text": prefix, "lines/s": round(classified.rate), "certainty": each.certainty}
+                row |= {"correct pairs left out": f"{each.wrong:.2%}", "German found": f"{each.swapped:.2%}"}
+                yield row | {"other language found": f"{each.foreign:.2%}"}
 
-if __name__ == "__main__":
-    main()
+    bench.report(shares(), "language filter")
+    noises: Iterator[Row] = (
+        {"noise": name, "padding": f"{padding:.2%}", "batches/s": round(rate), "s to plan": f"{planned:.2f}"}
+        for name, padding, rate, planned in epochs_with_noise(given.prefixes[0], search)
+    )
+    bench.report(noises, f"{given.prefixes[0]}: one epoch in batches of 64")

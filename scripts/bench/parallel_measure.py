@@ -153,7 +153,6 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
 
 def _row(setting: Setting, way: Way) -> Row:
     return {
-        "bench": "parallel",
         "recipe": setting.recipe.name,
         "batch": "grown" if setting.grown else "fixed",
         "rows": _rows(setting, way),

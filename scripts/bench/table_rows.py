@@ -30,8 +30,7 @@ from econmt_memory.report.tables import format_bytes
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench import buckets, filters
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.bench.frame import ROOT
 
 Row = Sequence[str]
 Rows = Iterator[Row]

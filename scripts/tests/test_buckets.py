@@ -1,4 +1,4 @@
-"""``python -m scripts.bench buckets``: the table of what padding costs."""
+"""The table of what padding costs."""
 
 from __future__ import annotations
 
@@ -6,42 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.buckets import MOST, WIDTHS, main
+from scripts.bench.buckets import COLUMNS, MOST, WIDTHS
+from scripts.tests.conftest import Measured
+from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe, write_text
 
 
 @pytest.mark.parametrize("batch", ["{type: sentence, size: 4}", "{type: word, size: 40}"])
-def test_every_way_of_making_batches_has_a_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: str
-) -> None:
+def test_every_way_of_making_batches_has_a_row(tmp_path: Path, measured: Measured, batch: str) -> None:
     write_text(tmp_path, {"train": 60, "valid": 6})
     recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path, tmp_path / "run")
-    told = main([str(recipe), f"training.batch={batch}", "--data-dir", str(tmp_path)])
-    captured = capsys.readouterr()
-    assert told == 0, captured.err
-    head, _, columns, _, *rows = captured.out.splitlines()
-    assert head.startswith("reverse: 60 pairs of ")
-    names = [cell.strip() for cell in columns.strip("|").split("|")]
-    assert names == [
-        "batches",
-        "shapes",
-        "padded to buckets",
-        "shapes if cut",
-        "cut to the longest pair",
-        "again together",
-    ]
+    rows = measured("buckets", recipe, f"training.batch={batch}", "--data-dir", tmp_path)
     assert len(rows) == 2 + len(WIDTHS) + len(MOST) + 1
     for row in rows:
-        cells = dict(zip(names, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
-        assert int(cells["shapes if cut"]) >= 1, row
-        cut = float(cells["cut to the longest pair"].strip("+ %"))
+        assert tuple(row) == COLUMNS
+        assert int(row["shapes if cut"]) >= 1, row
+        cut = float(row["cut"].strip("+ %"))
         assert cut >= 0.0, row
-        if cells["shapes"]:
-            assert float(cells["padded to buckets"].strip("+ %")) >= cut, row
+        if row["shapes"]:
+            assert float(row["padded"].strip("+ %")) >= cut, row
 
 
-def test_a_language_model_has_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ptb"]) == 2
-    assert capsys.readouterr().err == (
+def test_a_language_model_has_no_pairs(bench: Call) -> None:
+    ended = bench("buckets", "ptb")
+    assert ended.code == 2
+    assert ended.err == (
         "buckets: ptb: a language model's text has no pairs and no buckets; give a recipe of translation\n"
     )

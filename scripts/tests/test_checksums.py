@@ -1,18 +1,16 @@
+"""The ways of reading that ``checksums`` times."""
+
 from __future__ import annotations
 
-import pytest
-
 from econmt.checkpoint import tensor_files
-from scripts.bench.checksums import main
+from scripts.tests.conftest import Measured
 
 
-def test_the_table_has_a_row_for_each_way_of_reading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_of_reading_has_a_row(measured: Measured) -> None:
     check = tensor_files.check_tensors
-    main(["--megabytes", "1"])
-    said = capsys.readouterr().out
+    rows = measured("checksums", "--megabytes", 1)
     for words in ("read without checksum", "read with checksum", "read back", "sample", "--verify"):
-        (row,) = (line for line in said.splitlines() if words in line)
-        cells = [cell.strip() for cell in row.split("│")]
-        assert cells[1] == "1"
-        assert all(float(cell) >= 0 for cell in cells[3:5])
+        (row,) = (row for row in rows if words in row["file"])
+        assert row["MB"] == 1
+        assert min(row["warm"], row["cold"]) >= 0
     assert tensor_files.check_tensors is check

@@ -13,6 +13,7 @@ from torch import nn
 
 import econmt_ops
 from scripts.bench import drop_in, resets
+from scripts.tests.conftest import Measured
 from tests.conftest import ROOT, econmt_environment
 
 
@@ -28,29 +29,23 @@ def test_all_ways_to_reset_compute_the_same() -> None:
     torch.testing.assert_close(made["none"], made["torch, none"])
 
 
-def test_the_table_of_resets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "resets --batch 4 --steps 6 --hidden 8 --rate 0.2 --device cpu --precision ieee --turns 2"
-    monkeypatch.setattr(sys, "argv", command.split())
-    resets.main()
-    heading, columns, *rows = capsys.readouterr().out.splitlines()
-    assert "B 4, T 6, H 8, 20.0% resets" in heading
-    assert columns.split() == ["precision", "way", "forward", "both", "ms"]
-    assert [row[10:26].strip() for row in rows] == [
+def test_the_table_of_resets(measured: Measured) -> None:
+    sizes = "--batch 4 --steps 6 --hidden 8 --rate 0.2 --device cpu --precision ieee --turns 2"
+    rows = measured("resets", *sizes.split())
+    assert [row["way"] for row in rows] == [
         *("resets", "resets, on CPU", "none", "padded", "packed", "stepped", "torch, none")
     ]
-    assert rows[0].split()[-3:] == ["1.00x", "error", rows[0].split()[-1]]
-    assert all(float(row.split()[-1]) < 1e-6 for row in rows if "none" not in row)
+    assert rows[0]["x resets"] == 1.0
+    assert all(float(row["error"]) < 1e-6 for row in rows if "none" not in row["way"])
 
 
-def test_the_table_of_modules(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_modules(monkeypatch: pytest.MonkeyPatch, measured: Measured) -> None:
     cases = (drop_in.Case("LSTM", 2, 4, 3, 2, True), drop_in.Case("GRU", 3, 4, 5, ragged=True))
     monkeypatch.setattr(drop_in, "CASES", cases)
-    monkeypatch.setattr(sys, "argv", ["drop-in", "--turns", "2"])
-    drop_in.main()
-    _, _, first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("LSTM 2 x 4 x 3 x 2 both ways ")
-    assert second.startswith("GRU 3 x 4 x 5 x 1 ragged ")
-    assert first.endswith("x")
+    first, second = measured("drop-in", "--turns", "2")
+    assert next(iter(first.values())) == "LSTM 2 x 4 x 3 x 2 both ways"
+    assert next(iter(second.values())) == "GRU 3 x 4 x 5 x 1 ragged"
+    assert first["recompute, MB"] > 0
 
 
 TESTS = """

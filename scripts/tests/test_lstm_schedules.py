@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -96,24 +94,15 @@ def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 3
 
 
-def test_rates_and_their_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lstm, "BATCHES", (1, 2))
+def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "has_compiler", lambda: False)
-    rows = list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1))
+    rows = list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, batches=(1, 2)))
     assert [(row["schedule"], row["batch"]) for row in rows] == [
         ("econmt_ops", 1),
         ("torch.nn.LSTM", 1),
         ("econmt_ops", 2),
         ("torch.nn.LSTM", 2),
     ]
-    picture = tmp_path / "rates.png"
-    lstm.draw_rates(rows, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    left = lstm.rates(
-        SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, batches=[2, 3], done={("float32", 2)}
-    )
-    assert [row["batch"] for row in left] == [3, 3]
-    assert not list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, limit=-1.0))
 
 
 def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:

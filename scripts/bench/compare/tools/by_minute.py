@@ -90,9 +90,6 @@ class EconmtByMinute(Econmt, ByMinute):
     """econmt's recipe as it is; it validates and saves as the recipe says, within the same seconds."""
 
     size = re.compile(r"([\d,]+) parameters")
-    differs = (
-        "precision auto: bfloat16 on a GPU; validates and saves every 1,000 updates, which counts as training"
-    )
 
     def prepare(self, places: Places) -> list[Command]:  # noqa: ARG002
         """Prepares nothing: the recipe is shipped and the store is given."""
@@ -156,7 +153,6 @@ class FairseqLstm(FairseqByMinute):
         "--encoder-bidirectional --decoder-embed-dim 512 --decoder-hidden-size 512 --decoder-out-embed-dim 512 "
         "--decoder-layers 2 --dropout 0.2 --optimizer adam --adam-betas (0.9,0.999) --lr 1e-3 --clip-norm 1.0"
     )
-    differs = "bilinear attention, both encoder layers bidirectional, constant learning rate"
 
     def variables(self) -> dict[str, str]:
         """Returns the variables of fairseq, and that of TF32."""
@@ -174,9 +170,6 @@ class FairseqTransformer(FairseqByMinute):
         f"{_TRANSFORMER} --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 384 --decoder-embed-dim 384 "
         "--encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 6 "
         "--decoder-attention-heads 6"
-    )
-    differs = (
-        "learning rate 7e-4 after 2,000 updates of warm-up, then by the inverse square root; dropout 0.1"
     )
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
@@ -207,7 +200,6 @@ class OpenNMTByMinute(OpenNMT, ByMinute):
     precision = "tf32"
     log_every = LOG_EVERY
     translation_batch = TRANSLATION_BATCH
-    differs = "both encoder layers bidirectional, constant learning rate, pools of 65,536 sentences"
     config = f"""
 keep_checkpoint: -1
 report_every: {LOG_EVERY}

@@ -50,7 +50,6 @@ class OpenNMT(Toolkit):
     package = "OpenNMT-py"
     loads_pickles = True
     translated = re.compile(r"Total translation time \(s\): ([\d.]+)")
-    differs = "sorts by length within a pool; asks for torch < 2.3 but runs on this one"
     config: ClassVar[str] = CONFIG
     """Model and training, as YAML."""
 
