@@ -65,7 +65,7 @@ test-scripts: $(state)/tested
 	$(pytest) -m "not thorough" scripts/tests $(PYTEST_ARGS)
 
 environments: $(state)/installed
-	$(python) scripts/environments.py
+	$(python) tests/installed/environments.py
 
 # The pages that are generated: recipe keys and commands.
 reference: $(state)/installed

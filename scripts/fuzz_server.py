@@ -257,19 +257,9 @@ def damaged(draw: Random) -> Input:
 def markup(draw: Random) -> Input:
     """Makes malformed HTML and texts of special characters."""
     parts = [
-        "<b>",
-        "</b>",
-        "<!--",
-        "-->",
-        "<![CDATA[",
-        "<script>",
-        "&#x110000;",
-        "&amp",
-        "<",
-        "<a href='",
-        "a b",
-        "\n",
-    ]
+        "<b>", "</b>", "<!--", "-->", "<![CDATA[", "<script>", "&#x110000;", "&amp", "<", "<a href='",
+        "a b", "\n",
+    ]  # fmt: skip
     parts += [any_text(draw)[:20] for _ in range(4)]
     q = "".join(draw.choices(parts, k=draw.choice([3, 20, 200])))[:500]
     kind = draw.choice(["html", "text"])
@@ -290,17 +280,9 @@ def document(xml: str) -> bytes:
 def files(draw: Random) -> Input:
     """Makes files to translate, some of them damaged."""
     tags = [
-        "<w:p>",
-        "</w:p>",
-        "<w:r>",
-        "</w:r>",
-        "<w:t>",
-        "</w:t>",
-        "<w:tab/>",
-        "<w:rPr><w:b/></w:rPr>",
-        "a b",
+        "<w:p>", "</w:p>", "<w:r>", "</w:r>", "<w:t>", "</w:t>", "<w:tab/>", "<w:rPr><w:b/></w:rPr>", "a b",
         "&#57344;0&#57345;",
-    ]
+    ]  # fmt: skip
     sound = "<w:p><w:r><w:t>a b. </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>c</w:t></w:r></w:p>"
     xml = sound if draw.random() < 0.5 else "".join(draw.choices(tags, k=draw.choice([3, 12])))
     kind = draw.choice([files_kind.WORD, "text/html", "text/plain", "image/png"])

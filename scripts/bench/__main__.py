@@ -47,6 +47,7 @@ def main(words: Sequence[str]) -> int:
         print(*(f"{name}: {line}" for line in error.lines), sep="\n", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        print(f"{name}: interrupted; the results so far are above", file=sys.stderr)
         return 130
 
 

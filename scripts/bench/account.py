@@ -24,19 +24,10 @@ from scripts.bench.frame import Bench
 from tests.unit.memory.account.models import CASES, Case, counted_peak
 
 SIZES = {
-    "GPT": 4,
-    "ResNet": 8,
-    "encoder-decoder": 8,
-    "ViT": 12,
-    "LSTM classifier": 12,
-    "GRU language model": 8,
-    "diffusion U-Net": 8,
-    "mixture of experts": 16,
-    "LoRA": 4,
-    "shared weights": 4,
-    "checkpointing": 4,
+    "GPT": 4, "ResNet": 8, "encoder-decoder": 8, "ViT": 12, "LSTM classifier": 12, "GRU language model": 8,
+    "diffusion U-Net": 8, "mixture of experts": 16, "LoRA": 4, "shared weights": 4, "checkpointing": 4,
     "econmt's own": 16,
-}
+}  # fmt: skip
 """Sizes with which a step takes about 0.1 to 1 s on one core."""
 
 

@@ -27,7 +27,7 @@ from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-from scripts.bench.frame import Bench
+from scripts.bench.frame import Bench, print_wrapped
 
 WIDTHS = (2, 4, 8, 10)
 MOST = (4, 8, 12, 16)
@@ -130,5 +130,5 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         prepared = prepare(recipe, given.output or Path(temporary) / "prepared", search, show_progress=True)
         work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
-        print(about(recipe, prepared, work), flush=True)
+        print_wrapped(about(recipe, prepared, work))
         bench.report(dict(zip(COLUMNS, row, strict=True)) for row in rows(recipe, prepared, work))

@@ -43,15 +43,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("LSTM", 16, 20, 64),
-    Case("LSTM", 32, 50, 256),
-    Case("LSTM", 64, 100, 512),
-    Case("LSTM", 32, 50, 256, 2, True),
-    Case("LSTM", 32, 50, 256, ragged=True),
-    Case("GRU", 32, 50, 256),
-    Case("GRU", 64, 100, 512),
-    Case("GRU", 32, 50, 256, ragged=True),
-)
+    Case("LSTM", 16, 20, 64), Case("LSTM", 32, 50, 256), Case("LSTM", 64, 100, 512),
+    Case("LSTM", 32, 50, 256, 2, True), Case("LSTM", 32, 50, 256, ragged=True), Case("GRU", 32, 50, 256),
+    Case("GRU", 64, 100, 512), Case("GRU", 32, 50, 256, ragged=True),
+)  # fmt: skip
 
 
 def calls_of(case: Case, lowered: bool, device: torch.device) -> dict[str, Call]:

@@ -25,9 +25,9 @@ from rich.console import Console
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, in_graph, save_figure, table, time_in_turns
 from econmt.data.progress_bars import status_line
-from econmt.data.tables import WIDTH, print_table
 from econmt.engine.devices import resolve_device
 from econmt.errors import EconmtError
+from econmt_memory.report.layout import WIDTH, print_table
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 PROGRAM = "python -m scripts.bench"
@@ -123,7 +123,7 @@ class Bench(argparse.ArgumentParser):
         about = circumstances(self.device)
         machine = about["gpu"] or f"{about['processor']}, {about['threads']} CPU threads"
         parts = (machine, f"torch {about['torch']}", f"commit {about['commit'] or 'unknown'}", about["date"])
-        print("\n".join(wrap(", ".join(map(str, (*parts, *more))), WIDTH)), flush=True)
+        print_wrapped(", ".join(map(str, (*parts, *more))))
 
     def say(self, text: str) -> None:
         """Shows what is being measured while :meth:`report` collects rows."""
@@ -187,6 +187,11 @@ class Bench(argparse.ArgumentParser):
 def command_of(name: str) -> list[str]:
     """Returns the first words of the command that runs a benchmark in a process of its own."""
     return [sys.executable, "-m", "scripts.bench", name]
+
+
+def print_wrapped(text: str) -> None:
+    """Prints a text in lines of 80 columns."""
+    print("\n".join(wrap(text, WIDTH, subsequent_indent="  ")), flush=True)
 
 
 def print_rows(rows: Sequence[Row], title: str, columns: Iterable[str] = ()) -> None:

@@ -300,16 +300,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.equal_parameters:
         settings = [setting.as_large_as_lstm() for setting in settings]
     columns = (
-        "steps",
-        "cell",
-        "hidden",
-        "parameters",
-        "seed",
-        "learnt",
-        "updates",
-        "seconds",
-        "milliseconds",
-    )
+        "steps", "cell", "hidden", "parameters", "seed", "learnt", "updates", "seconds", "milliseconds",
+    )  # fmt: skip
     figures = ("processor, s", "set up, s", "speed-up", "learns faster", "failure")
     bench.print_header()
     with reproducible(given.device, given.threads), torch.enable_grad():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
 
 import torch
 
@@ -22,16 +21,10 @@ from econmt.config.recipe import LanguageModelSection, Recipe, load_recipe
 from econmt.data.batching.batches import rows_of_batch
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
-from econmt_memory.report.layout import WIDTH
 from scripts.bench import parallel_measure, parallel_profile
-<<<<<<< HEAD
 from scripts.bench.cost_model import KINDS, Kind, best, predict
-from scripts.bench.parallel_profile import LinkName, Profile, Setting
-from scripts.bench.plots import draw_lines
-=======
-from scripts.bench.frame import Bench
+from scripts.bench.frame import Bench, print_wrapped
 from scripts.bench.parallel_profile import BETWEEN, LinkName, Profile, Setting
->>>>>>> ff04ba60 (One frame for benches: command line, header, timing in turns, ratios, tables and files; helpers of tests lie with the tests)
 
 MOST_RANKS = 65_536
 FULL_LENGTH = 50
@@ -161,7 +154,7 @@ def main(words: Sequence[str] | None = None) -> None:
             ("division", "rows", *figures, "predicted tokens/s", "off %"),
         )
         for line in (*left_out, parallel_measure.verdict(measured)):
-            print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
+            print_wrapped(line)
     if profile is not None:
         columns = ("ranks", "division", "chunks", "milliseconds", "scaling", "exchange %", "MB sent")
         predicted = _predicted(profile, setting, given.between, counts, kinds)

@@ -204,14 +204,9 @@ def profile(setting: Setting, ranks: int) -> Profile:
     measured, *_ = together(_profile, setting.settled(), ranks, setting.threads, limit)
     hosted = torch.cuda.device_count() if setting.device == "cuda" else usable_cores() // setting.threads
     record = {
-        **measured,
-        "recipe": setting.recipe.name,
-        "batch": setting.rows,
-        "length": setting.length,
-        "device": setting.device,
-        "ranks": ranks,
-        "hosted": max(hosted, ranks),
-    }
+        **measured, "recipe": setting.recipe.name, "batch": setting.rows, "length": setting.length,
+        "device": setting.device, "ranks": ranks, "hosted": max(hosted, ranks),
+    }  # fmt: skip
     return Profile.model_validate(json.loads(json_text(record)))
 
 

@@ -54,13 +54,13 @@ class Contents(HTMLParser):
         """The text without any white space, in NFC as models read it."""
         return "".join(unicodedata.normalize("NFC", "".join(self._texts)).split())
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002, D102
+    def handle_starttag(self, tag: str, attrs: object) -> None:
         self.markup.append(self.get_starttag_text() or tag)
 
-    def handle_endtag(self, tag: str) -> None:  # noqa: D102
+    def handle_endtag(self, tag: str) -> None:
         self.markup.append(f"</{tag}>")
 
-    def handle_data(self, data: str) -> None:  # noqa: D102
+    def handle_data(self, data: str) -> None:
         self._texts.append(data)
 
     def _keep(self, data: str) -> None:
