@@ -34,30 +34,13 @@ NOISES = {
 }
 
 
-class Shares(NamedTuple):
-    """Shares of lines that the filter takes for another language at a certainty.
-
-    Attributes:
-        certainty: Least probability at which the filter believes what it finds.
-        wrong: Share of correct pairs that are left out.
-        swapped: Share of the German sides that are found when given as English.
-        foreign: Share of lines in another language that are found when given as English.
-    """
-
-    certainty: float
-    wrong: float
-    swapped: float
-    foreign: float
-
-
 class Classified(NamedTuple):
-    """Languages that the filter finds in pairs of English and German, and in lines of another language.
+    """Languages that the filter finds, each with its probability, and the lines that it classifies a second.
 
     Attributes:
-        english: Language and its probability of each English side.
-        german: The same of each German side.
-        foreign: The same of the other lines.
-        rate: Lines classified a second.
+        english, german: Languages of both sides of some pairs.
+        foreign: Languages of lines in another language.
+        rate: Lines a second.
     """
 
     english: list[tuple[str, float]]
@@ -76,21 +59,22 @@ class Classified(NamedTuple):
         rate = 2 * len(drawn) / (time.perf_counter() - start)
         return cls(english, german, [classify(line) for line in islice(foreign, PAIRS)], rate)
 
-    def shares(self, certainties: Sequence[float] = CERTAINTIES) -> Iterator[Shares]:
-        """Yields what is left out at each certainty."""
-        for least in certainties:
-            doubted = [
-                any(
-                    name != language and probability >= least
-                    for language, (name, probability) in zip(("en", "de"), pair, strict=True)
-                )
-                for pair in zip(self.english, self.german, strict=True)
-            ]
-            caught = [
-                sum(name != "en" and probability >= least for name, probability in lines) / max(1, len(lines))
-                for lines in (self.german, self.foreign)
-            ]
-            yield Shares(least, sum(doubted) / len(doubted), caught[0], caught[1])
+    def shares(self, certainty: float) -> tuple[float, float, float]:
+        """Returns shares at the least probability at which the filter believes what it finds.
+
+        Returns:
+            Shares of correct pairs that are left out, and of German and of foreign lines that are found when given as
+            English.
+        """
+        wrong, swapped, foreign = (
+            [name != wanted and probability >= certainty for name, probability in lines]
+            for lines, wanted in ((self.english, "en"), (self.german, "en"), (self.foreign, "en"))
+        )
+        doubted = [name != "de" and probability >= certainty for name, probability in self.german]
+        left_out = [one or other for one, other in zip(wrong, doubted, strict=True)]
+        return (
+            sum(left_out) / len(left_out), sum(swapped) / len(swapped), sum(foreign) / max(1, len(foreign)),
+        )  # fmt: skip
 
 
 def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[tuple[str, float, float, float]]:
@@ -131,10 +115,11 @@ def main(words: Sequence[str] | None = None) -> None:
         for prefix in given.prefixes:
             foreign = [] if given.foreign is None else read_lines(given.foreign)
             classified = Classified.of(prefix, foreign, search)
-            for each in classified.shares():
-                row: Row = {"text": prefix, "lines/s": round(classified.rate), "certainty": each.certainty}
-                row |= {"correct pairs left out": f"{each.wrong:.2%}", "German found": f"{each.swapped:.2%}"}
-                yield row | {"other language found": f"{each.foreign:.2%}"}
+            for certainty in CERTAINTIES:
+                row: Row = {"text": prefix, "lines/s": round(classified.rate), "certainty": certainty}
+                names = "correct pairs left out", "German found", "other language found"
+                percents = (f"{share:.2%}" for share in classified.shares(certainty))
+                yield row | dict(zip(names, percents, strict=True))
 
     bench.report(shares(), "language filter")
     noises: Iterator[Row] = (

@@ -105,7 +105,9 @@ class Bench(argparse.ArgumentParser):
     def begin(self, words: Sequence[str] | None = None) -> argparse.Namespace:
         """Reads the command line and sets threads and device; returns the options."""
         self._words = list(sys.argv[1:] if words is None else words)
-        self._given = given = self.parse_intermixed_args(self._words)
+        # Words after -- are another program's, which intermixed parsing would read.
+        parse = self.parse_args if "--" in self._words else self.parse_intermixed_args
+        self._given = given = parse(self._words)
         if self._parts:
             if unknown := set(given.parts) - set(self._parts):
                 self.error(

@@ -46,7 +46,7 @@ BPTT, LAYERS = 35, 2
 """Published tokens of a row that an update reads, and LSTM layers."""
 
 DEFAULT, BY_TORCH, COMPILED = "step loop", "torch.nn.LSTM", "torch.compile"
-COMPILED_LOOP, AUTO = "torch.compile of the loop", "econmt auto"
+AUTO = "econmt auto"
 """Contenders; the first is what EcoRNN calls Default. Others of econmt have the names of implementations."""
 
 _CLIP = 0.25
@@ -193,14 +193,13 @@ class Contest:
         shape = Shape(self.sizes.batch, 1, BPTT)
         return settle(task, lambda: task.build_model().to(self.device), shape, self.device, self.precision)[0]
 
-    def contenders(self, only: Sequence[str], *, compile_loop: bool) -> dict[str, tuple[MakeUpdate, str]]:
+    def contenders(self, only: Sequence[str]) -> dict[str, tuple[MakeUpdate, str]]:
         """Returns by name a function that makes a contender's update, and its implementations.
 
         The function takes a list to which it adds the reason if econmt's update cannot be captured in a CUDA graph.
 
         Args:
             only: Parts of names, of which a contender's name contains one; all if it is empty.
-            compile_loop: True to add torch.compile of the step loop, which compiles for minutes.
         """
         hidden = self.sizes.hidden
         loop = partial(_Stepwise, hidden, LAYERS)
@@ -217,8 +216,6 @@ class Contest:
         everyone = {DEFAULT: plain(loop), BY_TORCH: plain(library)}
         if has_compiler():
             everyone[COMPILED] = plain(library, compiled=True)
-            if compile_loop:
-                everyone[COMPILED_LOOP] = plain(loop, compiled=True)
         everyone |= {f"econmt {name}": own(auto._replace(encoder=name)) for name in self.own_names()}
         everyone[AUTO] = own(auto)
         parts = [part.lower() for part in only or [""]]
@@ -263,7 +260,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--vocabulary", type=int, action="append", help=f"words; may be repeated {VOCABULARIES}")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision (%(default)s)")
     add("--contender", action="append", default=[], help="only those whose names contain this")
-    add("--compile-loop", action="store_true", help="also torch.compile of the loop, which takes minutes")
     add("--plot", type=Path, help="picture of words a second")
     given = bench.begin(words)
     precision = precision_of(given.dtype, given.device)
@@ -272,7 +268,7 @@ def main(words: Sequence[str] | None = None) -> None:
     def rows() -> Iterator[Row]:
         for sizes in grid:
             contest = Contest(Sizes(*sizes), given.device, precision)
-            contenders = contest.contenders(given.contender, compile_loop=given.compile_loop)
+            contenders = contest.contenders(given.contender)
             yield from contest.rows(contenders, given.seconds, bench.say)
 
     bench.print_header(given.dtype)

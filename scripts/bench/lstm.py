@@ -74,7 +74,6 @@ def ablation_rows(
     say: Say,
     *,
     samples: int,
-    compile_loop: bool,
     launched: bool = False,
     only: Collection[str] = (),
 ) -> Iterator[Row]:
@@ -83,7 +82,7 @@ def ablation_rows(
     ``samples`` are timed calls, of which the fastest counts. ``launched`` also times calls outside a CUDA graph.
     ``only`` keeps the schedules whose names contain one of its parts; InputError is raised if there is none.
     """
-    known = {stage.name: stage for stage in stages(compile_loop, device.type == "cuda")}
+    known = {stage.name: stage for stage in stages(device.type == "cuda")}
     parts = [part.lower() for part in only or [""]]
     chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
     if not chosen:
@@ -167,7 +166,6 @@ def main(words: Sequence[str] | None = None) -> None:
     bench, shape = Bench(__doc__, device="auto"), StackShape()
     add = bench.add_argument
     add("--ablation", action="store_true", help="add the decisions of the schedule one by one")
-    add("--compile-loop", action="store_true", help="with --ablation: also torch.compile of a plain loop")
     add("--schedule", action="append", default=[], help="with --ablation: only names that contain this")
     for name, what in (("layers", "layers"), ("steps", "steps of a sequence"), ("hidden", "units")):
         add(f"--{name}", type=int, default=getattr(shape, name), help=f"{what} (%(default)s)")
@@ -198,7 +196,6 @@ def main(words: Sequence[str] | None = None) -> None:
                 bench.say,
                 samples=given.samples,
                 launched=launched,
-                compile_loop=given.compile_loop,
                 only=given.schedule,
             )
             gains = "forward, gain", "published gain", "published, together", "forward and backward, gain"

@@ -101,8 +101,6 @@ def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: 
     for number, timing in timings.items():
         add_times(rows[number], timing, timings[0])
         rows[number]["target tokens/s"] = steps.tokens / timing.median
-    if cpu:
-        rows[0]["matrix products, ms"] = steps.products(variants[0])
     yield from rows
 
 

@@ -148,12 +148,12 @@ def main(words: Sequence[str] | None = None) -> None:
     profile = _profile(setting, max(2, *numbers), given.profile) if given.predict else None
     if measures:
         figures = ("milliseconds", "tokens/s", "scaling", "exchange %", "MB sent", "peak MB")
-        measured = bench.report(
+        bench.report(
             parallel_measure.rows(setting, wanted, bench.say, profile),
             f"{title}: measured",
             ("division", "rows", *figures, "predicted tokens/s", "off %"),
         )
-        for line in (*left_out, parallel_measure.verdict(measured)):
+        for line in left_out:
             print_wrapped(line)
     if profile is not None:
         columns = ("ranks", "division", "chunks", "milliseconds", "scaling", "exchange %", "MB sent")

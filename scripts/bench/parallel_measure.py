@@ -37,9 +37,6 @@ QUICK = 0.1
 LEAST = 5
 """Updates that are timed however long they take."""
 
-WITHIN = 10.0
-"""Per cent within which a prediction counts as close."""
-
 
 class Way(NamedTuple):
     """Division of updates among processes.
@@ -181,23 +178,6 @@ def predicted(profile: Profile, setting: Setting, way: Way, alone: float, rate: 
         return {}
     rate_of_way = alone * one.seconds / prediction.seconds * _rows(setting, way) / setting.rows
     return {"predicted tokens/s": rate_of_way, "off %": 100.0 * (rate_of_way / rate - 1.0)}
-
-
-def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line with the best gains of several processes, and the number of close predictions."""
-    gains = [row for row in rows if row["ranks"] != 1 and "scaling" in row]
-    if not gains:
-        return "no way of several processes was measured"
-    parts = []
-    for count in sorted({row["ranks"] for row in gains}):
-        most = max((row for row in gains if row["ranks"] == count), key=lambda row: float(row["scaling"]))
-        parts.append(f"{count} processes {float(most['scaling']):.2f}x ({most['division']})")
-    line = f"over one: {', '.join(parts)}"
-    missed = [abs(float(row["off %"])) for row in gains if "off %" in row]
-    if missed:
-        close = f"{sum(each <= WITHIN for each in missed)} of {len(missed)} predictions within {WITHIN:.0f} %"
-        line += f"; {close}, the worst {max(missed):.0f} % off"
-    return line
 
 
 def _measured(setting: Setting, way: Way) -> dict[str, Any]:

@@ -212,9 +212,9 @@ def filter_rows(data: Path | None) -> Rows:
     yield "text", "certainty", "correct pairs left out", "German found", "Vietnamese found"
     for text, prefix in (("Multi30k", "multi30k/train"), ("Tatoeba", "tatoeba-en-de/train")):
         classified = filters.Classified.of(prefix, foreign, search)
-        for number, shares in enumerate(classified.shares(CERTAINTIES)):
-            percents = (f"{100 * share:.2f} %" for share in (shares.wrong, shares.swapped, shares.foreign))
-            yield "" if number else text, f"{shares.certainty}", *percents
+        for number, certainty in enumerate(CERTAINTIES):
+            percents = (f"{100 * share:.2f} %" for share in classified.shares(certainty))
+            yield "" if number else text, f"{certainty}", *percents
 
 
 def noise_rows(data: Path | None) -> Rows:

@@ -12,7 +12,7 @@ from scripts.bench.layers import by_torch, peak_bytes
 from tests.ops.helpers import assert_close
 
 SHAPE, BATCH = lstm.StackShape(layers=3, steps=4, hidden=5), 2
-STAGES = [stage for stage in lstm_schedules.stages(compile_loop=False) if "compiled" not in stage.name]
+STAGES = [stage for stage in lstm_schedules.stages() if "compiled" not in stage.name]
 
 
 def results(stage: lstm_schedules.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -59,7 +59,6 @@ def test_launched_calls_are_timed_if_wanted() -> None:
     for launched in (False, True):
         choice = {
             "samples": 1,
-            "compile_loop": False,
             "launched": launched,
             "only": ["eight products a cell"],
         }
@@ -70,11 +69,9 @@ def test_launched_calls_are_timed_if_wanted() -> None:
 
 
 def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES[:2] + STAGES[-1:])
+    monkeypatch.setattr(lstm, "stages", lambda on_gpu: STAGES[:2] + STAGES[-1:])
     device, said = torch.device("cpu"), []
-    rows = list(
-        lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, said.append, samples=2, compile_loop=False)
-    )
+    rows = list(lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, said.append, samples=2))
     assert [row["schedule"] for row in rows] == [
         "eight products a cell",
         "four gates in one product",
@@ -106,13 +103,11 @@ def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES)
+    monkeypatch.setattr(lstm, "stages", lambda on_gpu: STAGES)
 
     def names(*only: str) -> list[object]:
         device = torch.device("cpu")
-        rows = lstm.ablation_rows(
-            SHAPE, BATCH, [torch.float32], device, str, samples=1, compile_loop=False, only=only
-        )
+        rows = lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, str, samples=1, only=only)
         return [row["schedule"] for row in rows]
 
     assert names("NN.lstm", "four") == ["four gates in one product", "torch.nn.LSTM"]

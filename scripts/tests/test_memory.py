@@ -82,8 +82,6 @@ def test_quick_run_measures_everything(bench: Call, tmp_path: Path) -> None:
     assert {"+ output", "all, outputs", "checkpoint: attention", "checkpoint: everything"} <= set(names)
     for row in rows:
         assert 0 < float(row["stash bytes"]) < float(row["peak bytes"])
-        parts = [float(value) for name, value in row.items() if name.startswith("stash bytes of ") and value]
-        assert sum(parts) == float(row["stash bytes"])
         assert float(row["lowest decile"]) <= float(row["milliseconds"]) <= float(row["highest decile"])
         assert float(row["target tokens/s"]) == pytest.approx(1000 * 15 / float(row["milliseconds"]))
     stash = {row["variant"]: float(row["stash bytes"]) for row in rows if row["dtype"] == "float32"}

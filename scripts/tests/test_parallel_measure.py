@@ -12,12 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from econmt.bench.rows import Row
 from econmt.config.recipe import Recipe, load_recipe, read_recipe
 from econmt.errors import EconmtError, InputError
 from scripts.bench import parallel_measure
 from scripts.bench import parallel_profile as profiles
-from scripts.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, verdict, ways
+from scripts.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, ways
 from scripts.bench.parallel_processes import together
 from scripts.bench.parallel_profile import Profile, Setting, read_profile, write_profile
 
@@ -141,20 +140,6 @@ def test_a_prediction_is_a_gain_over_one_process(tmp_path: Path, *, grown: bool,
     assert found["predicted tokens/s"] == pytest.approx(100.0 * gain)
     assert found["off %"] == pytest.approx(100.0 * (gain / 2.0 - 1.0))
     assert predicted(profile(), there, Way(2, "pipeline", 2), 100.0, 200.0) == {}, "it has one layer"
-
-
-def row(ranks: int, scaling: float, **rest: float) -> Row:
-    return {"ranks": ranks, "division": f"{ranks} data", "scaling": scaling, **rest}
-
-
-def test_the_verdict_counts_predictions_that_hold() -> None:
-    found = [row(1, 1.0, **{"off %": 50.0}), row(2, 1.5, **{"off %": -9.9}), row(4, 2.0, **{"off %": 10.1})]
-    assert verdict(found) == (
-        "over one: 2 processes 1.50x (2 data), 4 processes 2.00x (4 data); 1 of 2 predictions within 10 %, the worst "
-        "10 % off"
-    )
-    assert verdict(found[:1]) == "no way of several processes was measured"
-    assert verdict([row(2, 1.5)]) == "over one: 2 processes 1.50x (2 data)"
 
 
 def tell_place(job: dict[str, int]) -> dict[str, Any]:
