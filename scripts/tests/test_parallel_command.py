@@ -1,4 +1,4 @@
-"""``python -m scripts.bench parallel``: measurements and predictions."""
+"""``python -m scripts.bench parallel``: measurements of several processes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.parallel_profile import write_profile
-from scripts.tests.test_parallel_measure import RECIPE, profile
+from scripts.tests.test_parallel_measure import RECIPE
 from tests.unit.cli.conftest import Call
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--predict", "--ranks", "1,x"], "--ranks '1,x': give numbers from 1 to 65,536"),
-        (["--predict", "--ranks", "0"], "--ranks '0': give numbers"),
+        (["--processes", "0"], "--processes '0': give numbers"),
         (["--division", "data,rows"], "--division 'data,rows': give some of data, pipeline, both"),
         (["--processes", "two"], "--processes 'two': give numbers"),
     ],
@@ -26,39 +24,6 @@ def test_bad_options_are_refused_in_a_line(bench: Call, arguments: list[str], wo
     assert ended.code == 2
     assert words in ended.err
     assert len(ended.err.strip().splitlines()) == 1
-
-
-def test_a_profile_of_something_else(bench: Call, tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    write_profile(path, profile())
-    ended = bench("parallel", "ptb", "--predict", "--profile", path, "--device", "cpu")
-    assert ended.code == 2
-    assert (
-        "p.json: of tiny, 8 rows of 12 on cpu, not ptb, 20 rows of 35 on cpu; give another file" in ended.err
-    )
-
-
-def test_a_profile_is_enough_for_a_prediction(bench: Call, tmp_path: Path) -> None:
-    path, file = tmp_path / "p.json", tmp_path / "p.csv"
-    write_profile(path, profile(recipe="ptb", batch=20, length=35, hosted=4, alone=10e-3))
-    options = ("--device", "cpu", "--batch", "grown", "--ranks", "1,2,1024")
-    ended = bench(
-        "parallel",
-        "ptb",
-        "--predict",
-        "--profile",
-        path,
-        *options,
-        "--csv",
-        file,
-    )
-    assert ended.code == 0, ended.err
-    assert max(map(len, ended.lines)) <= 80
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert [row["division"] for row in rows] == ["alone", "2 data", "1024 data"]
-    assert float(rows[1]["scaling"]) == pytest.approx(2.0), "links here are free"
-    assert 1000 < float(rows[2]["scaling"]) < 1024, "those between hosts are not"
 
 
 @pytest.mark.thorough

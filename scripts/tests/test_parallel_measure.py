@@ -1,4 +1,4 @@
-"""Processes that work together, what is told of them, and how predictions are checked."""
+"""Processes that work together, and what is told of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import torch
 import torch.distributed as dist
 
 from econmt.config.recipe import Recipe, load_recipe, read_recipe
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from scripts.bench import parallel_measure
-from scripts.bench import parallel_profile as profiles
-from scripts.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, ways
+from scripts.bench.parallel_measure import Setting, Way, _counting, left_out, stack_of, ways
 from scripts.bench.parallel_processes import together
-from scripts.bench.parallel_profile import Profile, Setting, read_profile, write_profile
 
 RECIPE = """
 name: tiny
@@ -37,62 +35,6 @@ def recipe(tmp_path: Path) -> Recipe:
 
 def setting(of: Recipe, *, grown: bool = False) -> Setting:
     return Setting(of, 8, 12, grown, "cpu", 1, "float32", 0.05, 120.0)
-
-
-def profile(**changes: Any) -> Profile:
-    """A step of 8 ms for 8 rows, and links that take nothing."""
-    whole = {
-        "recipe": "tiny",
-        "batch": 8,
-        "length": 12,
-        "device": "cpu",
-        "processor": "none",
-        "ranks": 2,
-        "hosted": 2,
-        "alone": 8e-3,
-        "rows": [4, 8],
-        "seconds": [5e-3, 10e-3],
-        "shared": 0.0,
-        "gradient_bytes": 400.0,
-        "stacks": [
-            {
-                "pieces": [{"name": "layer 0", "step": 1e-4, "chunk": 0.0, "values": 8.0, "once": 0.0}],
-                "steps": 12,
-            }
-        ],
-        "latency": 0.0,
-        "byte": 0.0,
-    }
-    return Profile.model_validate({**whole, **changes})
-
-
-def test_measured_times_are_kept_and_read_back(tmp_path: Path) -> None:
-    found = profile()
-    write_profile(tmp_path / "p.json", found)
-    again = read_profile(tmp_path / "p.json")
-    assert again == found
-    assert again.step == found.step
-    assert again.step.stacks[0].pieces[0].step == 1e-4
-    assert found.network("ndr").between == profiles.BETWEEN["ndr"]
-    assert not found.network(None).overlaps
-    assert profile(device="cuda").network(None).overlaps
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{", "not valid JSON"), ("[1]", "not a JSON object"), ('{"recipe": 3}', "recipe")],
-)
-def test_files_that_are_no_profile(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "p.json").write_text(text)
-    with pytest.raises(InputError, match=words):
-        read_profile(tmp_path / "p.json")
-
-
-@pytest.mark.parametrize("rows", [[], [4], [8, 4], [4, 4]])
-def test_times_have_to_rise_in_rows(tmp_path: Path, rows: list[int]) -> None:
-    write_profile(tmp_path / "p.json", profile(rows=rows))
-    with pytest.raises(InputError, match="rows do not rise"):
-        read_profile(tmp_path / "p.json")
 
 
 def test_ways_of_several_processes() -> None:
@@ -131,15 +73,6 @@ def test_what_is_left_out_has_a_reason() -> None:
 @pytest.mark.parametrize(("name", "layers"), [("gnmt", 4), ("iwslt", 2), ("ptb", 2)])
 def test_layers_that_a_pipeline_divides(name: str, layers: int) -> None:
     assert stack_of(load_recipe(name)) == layers
-
-
-@pytest.mark.parametrize(("grown", "gain"), [(False, 2 / 1.25), (True, 2 / 1.25)])
-def test_a_prediction_is_a_gain_over_one_process(tmp_path: Path, *, grown: bool, gain: float) -> None:
-    there = setting(recipe(tmp_path), grown=grown)
-    found = predicted(profile(), there, Way(2, "data", 1), 100.0, 200.0)
-    assert found["predicted tokens/s"] == pytest.approx(100.0 * gain)
-    assert found["off %"] == pytest.approx(100.0 * (gain / 2.0 - 1.0))
-    assert predicted(profile(), there, Way(2, "pipeline", 2), 100.0, 200.0) == {}, "it has one layer"
 
 
 def tell_place(job: dict[str, int]) -> dict[str, Any]:
@@ -211,18 +144,12 @@ def test_bytes_are_counted_as_a_ring_sends_them(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.thorough
-def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
+def test_two_processes_are_measured(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))
-    found = profiles.profile(there, 2)
-    assert found.rows == [1, 2, 4, 8]
-    assert min(found.alone, found.latency, found.shared, *found.seconds) > 0
-    assert found.gradient_bytes > 4000
-    assert [stack.steps for stack in found.stacks] == [12]
-    alone, both = parallel_measure.rows(there, ways([2], ["data"], 2), lambda _: None, found)
+    alone, both = parallel_measure.rows(there, ways([2], ["data"], 2), lambda _: None)
     assert (alone["scaling"], alone["MB sent"]) == (1.0, 0.0)
-    for key in ("tokens/s", "scaling", "predicted tokens/s", "MB sent"):
+    for key in ("tokens/s", "scaling", "MB sent"):
         assert float(both[key]) > 0
-    assert "off %" in both
 
 
 TEXT = """
