@@ -54,50 +54,22 @@ MOST_SECONDS = 15.0
 STATUSES = {100, 200, 400, 403, 404, 405, 408, 413, 415, 429, 503}
 LIMITS = Settings(most_characters=500, read_seconds=0.4, most_file_characters=500)
 BODY = {
-    "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}],
-    "source": "src",
-    "target": "trg",
-    "format": "text",
-    "alternatives": 1,
-    "target_prefix": "",
-    "avoid": ["b"],
-    "glossary": {"a": "d"},
-    "details": True,
-    "stream": False,
+    "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}], "source": "src", "target": "trg", "format": "text",
+    "alternatives": 1, "target_prefix": "", "avoid": ["b"], "glossary": {"a": "d"}, "details": True, "stream": False,
     "api_key": "x",
-}
-PATHS = ["/translate"] * 5 + [
-    "/detect",
-    "/health",
-    "/metrics",
-    "/languages",
-    "/spec",
-    "/",
-    "/page.js",
+}  # fmt: skip
+PATHS = [
+    *["/translate"] * 5, "/alternatives", "/detect", "/health", "/metrics", "/languages", "/spec", "/", "/page.js",
     "/no",
-]
+]  # fmt: skip
 LABELS = (
-    *("utf-8", "latin1", "cp1251", "koi8-r", "shift_jis", "gbk", "big5", "euc-kr", "iso-2022-jp", "utf-16"),
-    *("utf-16be", "utf-32", "utf-7", "idna", "punycode", "unicode_escape", "raw_unicode_escape", "rot13"),
-    *("zip", "hex", "mbcs", "undefined", "x-user-defined"),
-)
+    "utf-8", "latin1", "cp1251", "koi8-r", "shift_jis", "gbk", "big5", "euc-kr", "iso-2022-jp", "utf-16", "utf-16be",
+    "utf-32", "utf-7", "idna", "punycode", "unicode_escape", "raw_unicode_escape", "rot13", "zip", "hex", "mbcs",
+    "undefined", "x-user-defined",
+)  # fmt: skip
 REPEATED = (
-    *(
-        "\n",
-        "<p>",
-        "<b>",
-        "<i>a</i> ",
-        "<img> ",
-        "<a ",
-        "<!--",
-        "a. ",
-        " ",
-        "x",
-        "&amp;",
-        "<x{} translate=no>",
-    ),
-    "<a '\">",
-)
+    "\n", "<p>", "<b>", "<i>a</i> ", "<img> ", "<a ", "<!--", "a. ", " ", "x", "&amp;", "<x{} translate=no>", "<a '\">",
+)  # fmt: skip
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -105,7 +77,7 @@ def request(
     draw: Random, body: bytes, *headers: bytes, path: str | None = None, length: bool = True
 ) -> bytes:
     """Makes a request with a body, well-formed except for the given headers."""
-    lines = [b"POST %s HTTP/1.1" % (path or draw.choice(PATHS[:6])).encode(), b"Host: x", *headers]
+    lines = [b"POST %s HTTP/1.1" % (path or draw.choice(PATHS[:7])).encode(), b"Host: x", *headers]
     if not any(header.lower().startswith(b"content-type") for header in headers):
         lines.append(b"Content-Type: application/json")
     if length:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple, TypeVar
@@ -122,7 +123,7 @@ class Bench(argparse.ArgumentParser):
 
     def print_header(self, *more: object) -> None:
         """Prints machine, versions and commit, and what else is given."""
-        about = circumstances(self.device)
+        about = self.about
         machine = about["gpu"] or f"{about['processor']}, {about['threads']} CPU threads"
         parts = (machine, f"torch {about['torch']}", f"commit {about['commit'] or 'unknown'}", about["date"])
         print_wrapped(", ".join(map(str, (*parts, *more))))
@@ -150,13 +151,17 @@ class Bench(argparse.ArgumentParser):
             print_rows(kept, title or self.name, columns)
         return kept
 
+    @cached_property
+    def about(self) -> Row:
+        """Machine, versions and commit."""
+        return circumstances(self.device)
+
     def _write(self, row: Row) -> None:
         self.rows.append(row)
-        about = circumstances(self.device)
         if self._given.csv is not None:
-            append_csv(self._given.csv, [{"bench": self.name, **row}], about)
+            append_csv(self._given.csv, [{"bench": self.name, **row}], self.about)
         if self._given.json is not None:
-            text = json.dumps({"about": about, "rows": self.rows}, indent=1)
+            text = json.dumps({"about": self.about, "rows": self.rows}, indent=1)
             self._given.json.write_text(f"{text}\n", encoding="utf-8")
 
     def compiled(self, jobs: Sequence[Call]) -> bool:

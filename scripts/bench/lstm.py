@@ -12,9 +12,10 @@ stream for each of several products.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import quantile
 from scripts.bench.frame import Bench, Call, replayed
 from scripts.bench.layers import by_torch, largest_difference, lstm_weights, passes, peak_bytes
-from scripts.bench.lstm_schedules import Stack, own_layers, stages
+from scripts.bench.lstm_schedules import Stack, Stage, own_layers, stages
 
 BATCH = 64
 """Batch of the published comparison (Optim-LSTM), whose other sizes are the defaults of :class:`StackShape`."""
@@ -66,71 +67,55 @@ def passes_of(stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]) -> tu
     return forward, passes(forward, [inputs, *(part for layer in layers for part in layer)])["both"]
 
 
-def ablation_rows(
-    shape: StackShape,
-    batch: int,
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
-    say: Say,
-    *,
-    samples: int,
-    launched: bool = False,
-    only: Collection[str] = (),
-) -> Iterator[Row]:
-    """Yields a row for each schedule and type, with gains over the first row of its type.
+def chosen_stages(ablation: bool, only: Sequence[str], on_gpu: bool) -> list[Stage]:
+    """Returns the schedules of the ablation, or the best one beside torch.nn.LSTM.
 
-    ``samples`` are timed calls, of which the fastest counts. ``launched`` also times calls outside a CUDA graph.
-    ``only`` keeps the schedules whose names contain one of its parts; InputError is raised if there is none.
+    ``only`` keeps those whose names contain one of its parts; InputError is raised if there is none.
     """
-    known = {stage.name: stage for stage in stages(device.type == "cuda")}
+    best = own_layers(backend="compiled" if has_compiler() else "eager")
+    pair = [Stage("econmt_ops", "", best), Stage("torch.nn.LSTM", "", by_torch)]
+    known = {stage.name: stage for stage in (stages(on_gpu) if ablation else pair)}
     parts = [part.lower() for part in only or [""]]
     chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
     if not chosen:
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {'; '.join(known)}")
-    for dtype in dtypes:
+    return chosen
+
+
+def rows(
+    shape: StackShape,
+    batches: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    schedules: Sequence[Stage],
+    device: torch.device,
+    say: Say,
+    samples: int,
+    launched: bool = False,
+) -> Iterator[Row]:
+    """Yields a row for each type, batch and schedule, with gains over the first schedule.
+
+    ``samples`` are timed calls, of which the fastest counts. ``launched`` also times calls outside a CUDA graph.
+    """
+    for dtype, batch in product(dtypes, batches):
+        peak = _peak_rate(shape.hidden, dtype, device)
         inputs, layers = arguments(shape, batch, dtype, device)
         slowest: dict[str, float] = {}
         expected: list[Tensor] = []
-        for stage in chosen:
-            say(f"{stage.name}, {dtype_name(dtype)}")
+        for stage in schedules:
+            say(f"batch {batch}, {stage.name}, {dtype_name(dtype)}")
             forward, both = passes_of(stage.run, inputs, layers)
             row: Row = {"schedule": stage.name, "dtype": dtype_name(dtype), **asdict(shape), "batch": batch}
             results: list[Tensor] = []
-            first = seconds_of(lambda: results.extend(both()), device)  # noqa: B023  called at once
+            row["first call, s"] = seconds_of(lambda: results.extend(both()), device)  # noqa: B023  at once
             results = [part.detach().clone() for part in results]
             expected = expected or [part.double() for part in results]
-            row |= {"first call, s": first, "difference": largest_difference(results, expected)}
+            row["difference"] = largest_difference(results, expected)
             row |= _timed(forward, both, shape.operations(batch), device, samples, launched)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
-            yield {**row, "published gain": stage.published, "published, together": stage.together}
-
-
-def rates(
-    shape: StackShape,
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
-    say: Say,
-    *,
-    samples: int,
-    launched: bool = False,
-    batches: Sequence[int] = BATCHES,
-) -> Iterator[Row]:
-    """Yields a row for each batch, type and implementation: operations a second beside one large product."""
-    best = own_layers(backend="compiled" if has_compiler() else "eager")
-    ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
-    for dtype in dtypes:
-        peak = _peak_rate(shape.hidden, dtype, device)
-        for batch in batches:
-            inputs, layers = arguments(shape, batch, dtype, device)
-            for name, stack in ways.items():
-                say(f"batch {batch}, {name}, {dtype_name(dtype)}")
-                row: Row = {"schedule": name, "dtype": dtype_name(dtype), **asdict(shape), "batch": batch}
-                forward, both = passes_of(stack, inputs, layers)
-                row["first call, s"] = seconds_of(both, device)
-                row |= _timed(forward, both, shape.operations(batch), device, samples, launched)
-                yield {**row, "peak GFLOP/s": peak}
+            row |= {"published gain": stage.published, "published, together": stage.together}
+            yield {**row, "peak GFLOP/s": peak}
 
 
 def _timed(
@@ -171,40 +156,20 @@ def main(words: Sequence[str] | None = None) -> None:
         add(f"--{name}", type=int, default=getattr(shape, name), help=f"{what} (%(default)s)")
     add("--batch", type=int, action="append", help="sequences; may be repeated without --ablation")
     add("--dtype", action="append", help="types of the operands (float32 and bfloat16)")
-    add(
-        "--samples",
-        type=int,
-        default=5,
-        help="timed calls of each, of which the fastest counts (%(default)s)",
-    )
-    add(
-        "--graphs-only", action="store_true", help="on a GPU: leave out calls that Python launches one by one"
-    )
+    add("--samples", type=int, default=5, help="timed calls, of which the fastest counts (%(default)s)")
+    add("--graphs-only", action="store_true", help="on a GPU: no calls that Python launches one by one")
     given = bench.begin(words)
     shape = StackShape(given.layers, given.steps, given.hidden)
     types = [getattr(torch, name) for name in given.dtype or ("float32", "bfloat16")]
-    launched = given.device.type == "cuda" and not given.graphs_only
+    on_gpu = given.device.type == "cuda"
+    schedules = chosen_stages(given.ablation, given.schedule, on_gpu)
+    batches = given.batch or ([BATCH] if given.ablation else BATCHES)
     times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
+    gains = "forward, gain", "published gain", "published, together", "forward and backward, gain", rate
+    more = "forward and backward, launched, ms", "peak bytes", "difference", "first call, s"
+    columns = ("schedule", *times, *gains, *more) if given.ablation else ("schedule", "batch", *times, rate)
     bench.print_header(f"{shape.layers} layers, {shape.steps} steps, {shape.hidden} units")
     with reproducible(given.device, given.threads):
-        if given.ablation:
-            measured = ablation_rows(
-                shape,
-                *(given.batch or [BATCH]),
-                types,
-                given.device,
-                bench.say,
-                samples=given.samples,
-                launched=launched,
-                only=given.schedule,
-            )
-            gains = "forward, gain", "published gain", "published, together", "forward and backward, gain"
-            more = rate, "forward and backward, launched, ms", "peak bytes", "difference", "first call, s"
-            bench.report(measured, "LSTM", ("dtype", "schedule", *times, *gains, *more))
-        else:
-            options = given.device, bench.say
-            batches = given.batch or BATCHES
-            measured = rates(
-                shape, types, *options, samples=given.samples, launched=launched, batches=batches
-            )
-            bench.report(measured, "LSTM", ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"))
+        options = given.samples, on_gpu and not given.graphs_only
+        measured = rows(shape, batches, types, schedules, given.device, bench.say, *options)
+        bench.report(measured, "LSTM", ("dtype", *columns, "peak GFLOP/s"))

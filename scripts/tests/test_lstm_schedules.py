@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -54,29 +56,23 @@ def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> Non
     assert_close([part.detach() for part in found], expected, 1e-5)
 
 
+CPU, FLOAT32 = torch.device("cpu"), [torch.float32]
+
+
 def test_launched_calls_are_timed_if_wanted() -> None:
-    device = torch.device("cpu")
     for launched in (False, True):
-        choice = {
-            "samples": 1,
-            "launched": launched,
-            "only": ["eight products a cell"],
-        }
-        (row,) = lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, str, **choice)
+        (row,) = lstm.rows(SHAPE, [BATCH], FLOAT32, STAGES[:1], CPU, str, 1, launched)
         times = [name for name in row if "launched" in name]
         assert times == (["forward, launched, ms", "forward and backward, launched, ms"] if launched else [])
         assert all(float(row[name]) > 0 for name in times)
 
 
-def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda on_gpu: STAGES[:2] + STAGES[-1:])
-    device, said = torch.device("cpu"), []
-    rows = list(lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, said.append, samples=2))
-    assert [row["schedule"] for row in rows] == [
-        "eight products a cell",
-        "four gates in one product",
-        "torch.nn.LSTM",
-    ]
+def test_rows_of_the_ablation() -> None:
+    said: list[str] = []
+    stages = STAGES[:2] + STAGES[-1:]
+    rows = list(lstm.rows(SHAPE, [BATCH], FLOAT32, stages, CPU, said.append, 2))
+    names = ["eight products a cell", "four gates in one product", "torch.nn.LSTM"]
+    assert [row["schedule"] for row in rows] == names
     assert rows[0]["forward, gain"] == 1.0
     assert rows[0]["difference"] == 0.0
     assert all(row["difference"] < 1e-5 for row in rows)
@@ -93,26 +89,17 @@ def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "has_compiler", lambda: False)
-    rows = list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, batches=(1, 2)))
-    assert [(row["schedule"], row["batch"]) for row in rows] == [
-        ("econmt_ops", 1),
-        ("torch.nn.LSTM", 1),
-        ("econmt_ops", 2),
-        ("torch.nn.LSTM", 2),
-    ]
+    rows = lstm.rows(SHAPE, (1, 2), FLOAT32, lstm.chosen_stages(False, [], False), CPU, str, 1)
+    names = "econmt_ops", "torch.nn.LSTM"
+    assert [(row["batch"], row["schedule"]) for row in rows] == [*product((1, 2), names)]
 
 
-def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "stages", lambda on_gpu: STAGES)
-
-    def names(*only: str) -> list[object]:
-        device = torch.device("cpu")
-        rows = lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, str, samples=1, only=only)
-        return [row["schedule"] for row in rows]
-
-    assert names("NN.lstm", "four") == ["four gates in one product", "torch.nn.LSTM"]
+    chosen = lstm.chosen_stages(True, ["NN.lstm", "four"], False)
+    assert [stage.name for stage in chosen] == ["four gates in one product", "torch.nn.LSTM"]
     with pytest.raises(InputError, match="--schedule 'five': in no name of eight products a cell; four"):
-        names("five")
+        lstm.chosen_stages(True, ["five"], False)
 
 
 def test_peak_bytes() -> None:
