@@ -35,7 +35,7 @@ from econmt.bench.rows import Row
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TIMES
 from scripts.bench.frame import print_rows
-from scripts.processes_of_run import (
+from tests.unit.parallel.processes_of_run import (
     connections_to,
     environment_with_mark,
     imports_torch,

@@ -17,6 +17,7 @@ from scripts.bench.compare.launchers import plain
 from scripts.bench.compare.make_data import piece_line, vocabulary_files, write_test
 from scripts.bench.compare.measure import (
     FailedError,
+    Finished,
     Mark,
     Reading,
     Window,
@@ -28,7 +29,7 @@ from scripts.bench.compare.report import Measured, set_ratios
 from scripts.bench.compare.run import Runner
 from scripts.bench.compare.toolkit import Places
 from scripts.bench.compare.tools import TOOLKITS
-from scripts.bench.compare.turns import Trainee, run_alone
+from scripts.bench.compare.turns import Trainee, run_alone, write_log
 from scripts.bench.plain_model import Sizes
 
 # Lines as the toolkits printed them, and what they say.
@@ -131,6 +132,7 @@ def test_a_run_is_stopped_once_its_window_is_long_enough(tmp_path: Path) -> None
     plain = TOOLKITS["plain"]()
     trainee = Trainee([sys.executable, "-c", program], {}, tmp_path, plain.reading, warm_up=2)
     finished = run_alone(trainee, window=0.02)
+    assert isinstance(finished, Finished)
     assert finished.window is not None
     assert finished.window.seconds >= 0.02
     window = finished.window
@@ -140,10 +142,12 @@ def test_a_run_is_stopped_once_its_window_is_long_enough(tmp_path: Path) -> None
 
 
 def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"]
+    failed = run_alone(Trainee(words, {}, tmp_path))
+    assert isinstance(failed, FailedError)
     with pytest.raises(FailedError, match=r"ended with status 3(.|\n)*out of luck"):
-        run_alone(
-            Trainee([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"], {}, tmp_path)
-        )
+        write_log(failed, tmp_path / "log")
+    assert "out of luck" in (tmp_path / "log").read_text()
 
 
 def test_pieces_are_one_word_each_in_every_format() -> None:

@@ -35,7 +35,7 @@ from .measure import DeviceMemoryWatch, FailedError, Finished, Window
 from .run import CACHE, environment_of, say
 from .toolkit import Places, install
 from .tools.by_minute import BEGINS, BY_MINUTE, SOURCE, TARGET, ByMinute, Checkpoint
-from .turns import Trainee, run_alone
+from .turns import Trainee, run_alone, write_log
 
 MARKS = (60.0, 120.0, 240.0, 540.0)
 
@@ -155,13 +155,7 @@ class ToolkitRun:
         return round(bleu(texts, references, "13a").value, 2)
 
     def _run(self, trainee: Trainee, name: str) -> Finished:
-        log = self._places.work / f"{name}.log"
-        try:
-            finished = run_alone(trainee)
-        except FailedError as error:
-            log.write_text(f"{error}\n", encoding="utf-8")
-            raise
-        log.write_text("".join(f"{line}\n" for line in finished.lines), encoding="utf-8")
+        finished = write_log(run_alone(trainee), self._places.work / f"{name}.log")
         say(f"{self.toolkit.name}: {name}, {trainee.clock.read():.0f} s")
         return finished
 

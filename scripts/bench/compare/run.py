@@ -29,7 +29,7 @@ from .measure import FailedError, Finished
 from .report import Measured, set_ratios
 from .toolkit import Command, Places, Toolkit, install
 from .tools import TOOLKITS
-from .turns import Trainee, run_alone, train_in_turns
+from .turns import Trainee, run_alone, train_in_turns, write_log
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "econmt-compare"
 ENDLESS = 100_000
@@ -134,24 +134,16 @@ class Runner:
         return Trainee(command.words, self.environment, work, *training, standard_input=given)
 
     def _run(self, process: Trainee, what: str, window: float = math.inf) -> Finished:
-        finished: Finished | FailedError
-        try:
-            finished = run_alone(process, window)
-        except FailedError as error:
-            finished = error
-        finished = self._logged(finished, what)
+        finished = self._logged(run_alone(process, window), what)
         say(f"{self.toolkit.name}: {what}, {process.clock.read():.0f} s")
         return finished
 
     def _logged(self, finished: Finished | FailedError, what: str) -> Finished:
         log = self.places.work / f"{what}.log"
-        if isinstance(finished, FailedError):
-            log.write_text(f"{finished}\n", encoding="utf-8")
-            raise finished
-        log.write_text("".join(f"{line}\n" for line in finished.lines), encoding="utf-8")
-        if what in ("checkpoint", "train") and finished.window is None:
+        done = write_log(finished, log)
+        if what in ("checkpoint", "train") and done.window is None:
             raise FailedError(f"no line of {log} tells the speed of training")
-        return finished
+        return done
 
 
 def attempt(runner: Runner, step: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from econmt.checkpoint.folder import ModelFolder
-from scripts.processes_of_run import (
+from tests.unit.parallel.processes_of_run import (
     MARK,
     connections_to,
     imports_torch,

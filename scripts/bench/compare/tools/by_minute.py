@@ -200,38 +200,11 @@ class OpenNMTByMinute(OpenNMT, ByMinute):
     precision = "tf32"
     log_every = LOG_EVERY
     translation_batch = TRANSLATION_BATCH
-    config = f"""
-keep_checkpoint: -1
-report_every: {LOG_EVERY}
-seed: 1
-world_size: 1
-num_workers: 2
-bucket_size: 65536
-model_type: text
-encoder_type: brnn
-decoder_type: rnn
-rnn_type: LSTM
-enc_layers: 2
-dec_layers: 2
-word_vec_size: 512
-hidden_size: 512
-global_attention: mlp
-input_feed: 1
-share_vocab: true
-share_embeddings: true
-share_decoder_embeddings: true
-dropout: [0.2]
-attention_dropout: [0.0]
-label_smoothing: 0.1
-batch_size: {TARGET_TOKENS}
-batch_type: tokens
-batch_size_multiple: 1
-optim: adam
-adam_beta2: 0.999
-learning_rate: 0.001
-max_grad_norm: 1.0
-normalization: tokens
-"""
+    config = OpenNMT.config | {
+        "keep_checkpoint": -1, "report_every": LOG_EVERY, "num_workers": 2, "bucket_size": 65_536, "enc_layers": 2,
+        "dec_layers": 2, "share_vocab": True, "share_embeddings": True, "share_decoder_embeddings": True,
+        "dropout": [0.2], "label_smoothing": 0.1, "batch_size": TARGET_TOKENS, "batch_type": "tokens",
+    }  # fmt: skip
 
     def variables(self) -> dict[str, str]:
         """Returns the variables of OpenNMT-py, and that of TF32."""
