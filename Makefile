@@ -2,6 +2,7 @@
 # make quickstart   installs econmt and trains a small translation model in a few minutes
 # make test         installs the test extras and runs every check but the long tests
 # make test-all     the long ones, too
+# make test-scripts the tests of scripts/, which make test leaves out
 # make docs         builds the documentation site in build/docs
 # make reference    writes docs/recipes.md and docs/commands.md anew
 # make environments installs in other Pythons, with the lowest and newest versions, without a compiler, and tries each
@@ -27,7 +28,7 @@ endif
 # A worker a core with one thread is quicker than fewer with more threads: most tests are too small for threads.
 pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: install quickstart test test-all thorough lint format type unit slow reference docs environments clean
+.PHONY: install quickstart test test-all test-scripts thorough lint format type unit slow reference docs environments clean
 
 install: $(state)/serving
 
@@ -60,8 +61,11 @@ slow: $(state)/tested
 thorough: $(state)/tested
 	$(pytest) -m thorough $(PYTEST_ARGS)
 
+test-scripts: $(state)/tested
+	$(pytest) -m "not thorough" scripts/tests $(PYTEST_ARGS)
+
 environments: $(state)/installed
-	$(python) scripts/environments.py
+	$(python) tests/installed/environments.py
 
 # The pages that are generated: recipe keys and commands.
 reference: $(state)/installed

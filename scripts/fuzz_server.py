@@ -54,50 +54,21 @@ MOST_SECONDS = 15.0
 STATUSES = {100, 200, 400, 403, 404, 405, 408, 413, 415, 429, 503}
 LIMITS = Settings(most_characters=500, read_seconds=0.4, most_file_characters=500)
 BODY = {
-    "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}],
-    "source": "src",
-    "target": "trg",
-    "format": "text",
-    "alternatives": 1,
-    "target_prefix": "",
-    "avoid": ["b"],
-    "glossary": {"a": "d"},
-    "details": True,
-    "stream": False,
+    "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}], "source": "src", "target": "trg", "format": "text",
+    "alternatives": 1, "target_prefix": "", "avoid": ["b"], "glossary": {"a": "d"}, "details": True, "stream": False,
     "api_key": "x",
-}
-PATHS = ["/translate"] * 5 + [
-    "/detect",
-    "/health",
-    "/metrics",
-    "/languages",
-    "/spec",
-    "/",
-    "/page.js",
-    "/no",
-]
+}  # fmt: skip
+PATHS = [
+    *["/translate"] * 5, "/detect", "/health", "/metrics", "/languages", "/spec", "/", "/page.js", "/no",
+]  # fmt: skip
 LABELS = (
-    *("utf-8", "latin1", "cp1251", "koi8-r", "shift_jis", "gbk", "big5", "euc-kr", "iso-2022-jp", "utf-16"),
-    *("utf-16be", "utf-32", "utf-7", "idna", "punycode", "unicode_escape", "raw_unicode_escape", "rot13"),
-    *("zip", "hex", "mbcs", "undefined", "x-user-defined"),
-)
+    "utf-8", "latin1", "cp1251", "koi8-r", "shift_jis", "gbk", "big5", "euc-kr", "iso-2022-jp", "utf-16", "utf-16be",
+    "utf-32", "utf-7", "idna", "punycode", "unicode_escape", "raw_unicode_escape", "rot13", "zip", "hex", "mbcs",
+    "undefined", "x-user-defined",
+)  # fmt: skip
 REPEATED = (
-    *(
-        "\n",
-        "<p>",
-        "<b>",
-        "<i>a</i> ",
-        "<img> ",
-        "<a ",
-        "<!--",
-        "a. ",
-        " ",
-        "x",
-        "&amp;",
-        "<x{} translate=no>",
-    ),
-    "<a '\">",
-)
+    "\n", "<p>", "<b>", "<i>a</i> ", "<img> ", "<a ", "<!--", "a. ", " ", "x", "&amp;", "<x{} translate=no>", "<a '\">",
+)  # fmt: skip
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -257,19 +228,9 @@ def damaged(draw: Random) -> Input:
 def markup(draw: Random) -> Input:
     """Makes malformed HTML and texts of special characters."""
     parts = [
-        "<b>",
-        "</b>",
-        "<!--",
-        "-->",
-        "<![CDATA[",
-        "<script>",
-        "&#x110000;",
-        "&amp",
-        "<",
-        "<a href='",
-        "a b",
-        "\n",
-    ]
+        "<b>", "</b>", "<!--", "-->", "<![CDATA[", "<script>", "&#x110000;", "&amp", "<", "<a href='",
+        "a b", "\n",
+    ]  # fmt: skip
     parts += [any_text(draw)[:20] for _ in range(4)]
     q = "".join(draw.choices(parts, k=draw.choice([3, 20, 200])))[:500]
     kind = draw.choice(["html", "text"])
@@ -290,17 +251,9 @@ def document(xml: str) -> bytes:
 def files(draw: Random) -> Input:
     """Makes files to translate, some of them damaged."""
     tags = [
-        "<w:p>",
-        "</w:p>",
-        "<w:r>",
-        "</w:r>",
-        "<w:t>",
-        "</w:t>",
-        "<w:tab/>",
-        "<w:rPr><w:b/></w:rPr>",
-        "a b",
+        "<w:p>", "</w:p>", "<w:r>", "</w:r>", "<w:t>", "</w:t>", "<w:tab/>", "<w:rPr><w:b/></w:rPr>", "a b",
         "&#57344;0&#57345;",
-    ]
+    ]  # fmt: skip
     sound = "<w:p><w:r><w:t>a b. </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>c</w:t></w:r></w:p>"
     xml = sound if draw.random() < 0.5 else "".join(draw.choices(tags, k=draw.choice([3, 12])))
     kind = draw.choice([files_kind.WORD, "text/html", "text/plain", "image/png"])

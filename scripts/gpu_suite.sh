@@ -33,7 +33,7 @@ deadline=$((SECONDS + ${SUITE_SECONDS:-1150}))
 python=${PYTHON:-$( [ -x .venv/bin/python ] && echo .venv/bin/python || echo python3 )}
 # torch.compile in the process itself: its helpers can outlive a command, which then waits for them until its limit.
 export TORCHINDUCTOR_COMPILE_THREADS=1
-export PYTHONPATH="$PWD:$PWD/ops${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/ops:$PWD/memory:$PWD/runtime${PYTHONPATH:+:$PYTHONPATH}"
 failed=0
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -14,6 +14,7 @@ Examples:
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import random
@@ -30,11 +31,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from econmt.bench.rows import Row, table
+from econmt.bench.rows import Row
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TIMES
-from scripts.bench.arguments import parser_of
-from scripts.processes_of_run import (
+from scripts.bench.frame import print_rows
+from tests.unit.parallel.processes_of_run import (
     connections_to,
     environment_with_mark,
     imports_torch,
@@ -295,7 +296,7 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
         row["seconds until then, at most"] = max(alone) if alone else "-"
         row["one error line"] = f"{sum(ranks)} of {len(ranks)}" if ranks else "-"
         rows.append(row)
-    console.print(table(rows, rows[0], "kills"))
+    print_rows(rows, "kills")
     moments = Counter(kill.moment for kill in kills)
     console.print(", ".join(f"{moment}: {count}" for moment, count in sorted(moments.items())))
     good = all(k.same and k.ended != float("inf") and (k.victim != "rank" or k.lines == 1) for k in kills)
@@ -304,7 +305,9 @@ def show(kills: Sequence[Kill], console: Console) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=60, help="number of kills (default: 60)")
     parser.add_argument("--updates", type=int, default=24, help="updates of a run (default: 24)")
     parser.add_argument("--seed", type=int, default=1, help="seed of victims and moments (default: 1)")

@@ -28,7 +28,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = ("econmt", "ops/econmt_ops", "econmt_runtime")
+PACKAGES = (
+    "econmt", "econmt_serve", "econmt_distill", "ops/econmt_ops", "memory/econmt_memory", "runtime/econmt_runtime",
+)  # fmt: skip
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -260,7 +262,7 @@ class Copy:
             **inherited,
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{self.root}:{self.root / 'ops'}",
+            "PYTHONPATH": ":".join(str(self.root / name) for name in ("", "ops", "memory", "runtime")),
             **variables,
         }
         try:
@@ -352,7 +354,6 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the choice of mutants (default: %(default)s)"
     )
-    parser.add_argument("--match", default="", help="of these, only mutants whose printed line contains this")
     parser.add_argument("--calls", type=Path, help="file of recorded calls; written if it does not exist")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the tests that run first")
     parser.add_argument("--first-only", action="store_true", help="do not run all other tests on survivors")
@@ -391,12 +392,11 @@ def main() -> None:
 
         def test(mutant: Mutant) -> None:
             line = f"{mutant.path}:{mutant.line}:{mutant.column}  {mutant.change}"
-            if arguments.match in line:
-                place = free.get()
-                ended, failed = place.outcome(mutant, calls, arguments.seconds, not arguments.first_only)
-                free.put(place)
-                counts[ended] += 1
-                print(f"{ended:<9} {line}{failed and '  by '}{failed}", flush=True)
+            place = free.get()
+            ended, failed = place.outcome(mutant, calls, arguments.seconds, not arguments.first_only)
+            free.put(place)
+            counts[ended] += 1
+            print(f"{ended:<9} {line}{failed and '  by '}{failed}", flush=True)
 
         with ThreadPoolExecutor(arguments.workers) as threads:
             list(threads.map(test, chosen))

@@ -10,20 +10,18 @@ of each counts. What a block costs once is apart: entering and leaving it, and r
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt import memory
-from econmt_memory.report.layout import print_table
-from econmt_memory.report.tables import ReportTable
-from scripts.bench.account import SIZES
-from scripts.bench.account_models import CASES, LONG, Case
-from scripts.bench.arguments import parser_of
+import econmt_memory as memory
+from econmt.bench.rows import Row
+from scripts.bench.account import make, seconds_of
+from scripts.bench.frame import Bench
+from tests.unit.memory.account.models import CASES, LONG, Case
 
 
 class _Nothing(TorchDispatchMode):
@@ -40,98 +38,62 @@ class _Nothing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Timer:
-    """Times functions: of the processor on a CPU, of the clock on a GPU, which has finished before and after."""
-
-    def __init__(self, device: str) -> None:
-        self.now: Callable[[], float] = time.process_time if device == "cpu" else self._finished
-
-    @staticmethod
-    def _finished() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def __call__(self, run: Callable[[], object]) -> float:
-        """Returns the seconds of a call."""
-        begin = self.now()
-        run()
-        return self.now() - begin
-
-
-def measure(make: Callable[[], Case], device: str, rounds: int) -> list[float]:
-    """Returns milliseconds of a step alone, tracked, and under a mode that does nothing.
-
-    Then milliseconds of entering and leaving a block, of reading the account, and the number of operators.
-    """
-    timer = _Timer(device)
-    torch.manual_seed(0)
-    with torch.device(device):
-        case = make()
+def measure(name: str, case: Case, device: str, rounds: int) -> Row:
+    """Returns a row of the table: a step alone, tracked, and under a mode that does nothing."""
     for _ in range(3):
         case.step()
     with _Nothing() as mode:
         case.step()
     best = [float("inf")] * 5
+
+    def in_block() -> None:
+        nonlocal account
+        with memory.track(case.model, case.optimizer) as account:
+            inside.append(seconds_of(case.step, device))
+
+    account: Any = None
     for _ in range(rounds):
         gc.collect()
         case.step()  # as before the other two, since the first step after a collection is slower
-        bare = timer(case.step)
-        begin = timer.now()
-        with memory.track(case.model, case.optimizer) as account:
-            tracked = timer(case.step)
-        block = timer.now() - begin
+        inside: list[float] = []
+        bare, block = seconds_of(case.step, device), seconds_of(in_block, device)
         with _Nothing():
-            nothing = timer(case.step)
-        reading = timer(lambda account=account: account.ledger)
-        took = (bare, tracked, nothing, block - tracked, reading)
+            nothing = seconds_of(case.step, device)
+        reading = seconds_of(lambda: account.ledger, device)
+        took = bare, inside[0], nothing, block - inside[0], reading
         best = [min(pair) for pair in zip(best, took, strict=True)]
-    return [*(1000 * each for each in best), mode.calls]
+    bare, tracked, nothing, once, reading = (1000 * each for each in best)
+    return {
+        "model": name,
+        "operators": mode.calls,
+        "step, ms": f"{bare:,.1f}",
+        "tracked, ms": f"{tracked:,.1f}",
+        "overhead": f"{100 * (tracked / bare - 1):.0f} %",
+        "us per operator": f"{1000 * (tracked - bare) / mode.calls:.1f}",
+        "empty mode": f"{100 * (nothing / bare - 1):.0f} %",
+        "once, ms": f"{once:.1f}",
+        "reading, ms": f"{reading:.0f}",
+    }
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Measures the models and prints a table."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="Device of the models.")
-    parser.add_argument("--rounds", default=10, type=int, help="Number of rounds.")
-    parser.add_argument("--models", nargs="*", help="Names of models; all by default.")
-    parser.add_argument("--size", type=int, help="Size of the models, from 1, instead of one for each.")
-    parser.add_argument(
-        "--long", action="store_true", help="Four models with batches that take a GPU 150 ms and more."
-    )
-    options = parser.parse_args()
+    bench = Bench(__doc__, device="cpu")
+    add = bench.add_argument
+    add("--rounds", default=10, type=int, help="rounds (%(default)s)")
+    add("--models", nargs="*", help="names of models; all by default")
+    add("--size", type=int, help="size of the models, from 1, instead of one for each")
+    add("--long", action="store_true", help="four models with batches that take a GPU 150 ms and more")
+    given = bench.begin(words)
     torch.set_flush_denormal(True)
-    cases: dict[str, Callable[[], Case]] = (
-        LONG
-        if options.long
-        else {
-            name: lambda name=name: CASES[name](options.size or SIZES[name])  # type: ignore[misc]
-            for name in CASES
-        }
-    )
-    columns = (
-        *("model", "operators", "step, ms", "tracked, ms", "overhead", "us per operator"),
-        *("empty mode", "once, ms", "reading, ms"),
-    )
-    console = Console(width=140)
-    rows = []
-    for name in options.models or cases:
-        bare, tracked, nothing, once, reading, calls = measure(cases[name], options.device, options.rounds)
-        rows.append(
-            [
-                *(
-                    name,
-                    f"{calls:.0f}",
-                    f"{bare:,.1f}",
-                    f"{tracked:,.1f}",
-                    f"{100 * (tracked / bare - 1):.0f} %",
-                ),
-                *(f"{1000 * (tracked - bare) / calls:.1f}", f"{100 * (nothing / bare - 1):.0f} %"),
-                *(f"{once:.1f}", f"{reading:.0f}"),
-            ]
-        )
-        print(*rows[-1], flush=True)
-    print_table(console, ReportTable("overhead of a memory account", columns, rows).for_terminal())
+    device = given.device.type
+    known: dict[str, Callable[[], Case]] = {name: partial(make, name, device, given.size) for name in CASES}
 
+    def long_case(name: str) -> Case:
+        torch.manual_seed(0)
+        with torch.device(device):
+            return LONG[name]()
 
-if __name__ == "__main__":
-    main()
+    cases = {name: partial(long_case, name) for name in LONG} if given.long else known
+    rows = (measure(name, cases[name](), device, given.rounds) for name in given.models or cases)
+    bench.report(rows, "overhead of a memory account")

@@ -1,4 +1,6 @@
-"""Perplexity of a language model that adapts to the text that it scores.
+"""Measures perplexity of a model that adapts to the text.
+
+    python -m scripts.bench adaptive-language-model runs/wikitext2-awd test.txt.gz --cache 3785
 
 Neural cache (Grave et al. 2017, arXiv 1612.04426). With h_t the input of the output layer at position t, and x_{t+1}
 the token that follows, the model's distribution p is mixed with that of the last n positions:
@@ -17,8 +19,8 @@ tensors of their means.
 
 from __future__ import annotations
 
-import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,6 +33,7 @@ from econmt.decoding.text_reader import WINDOW
 from econmt.model.language_model import LanguageModel, State
 from econmt_ops import linear_cross_entropy
 from econmt_ops.core.precision import autocast_to
+from scripts.bench.frame import Bench
 
 EPSILON = 1e-3
 ROWS = 100
@@ -140,19 +143,19 @@ def log_probabilities(
     )
 
 
-def main() -> None:
-    """Reads a text and prints its perplexity a word."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", type=Path, help="model folder of a language model")
-    parser.add_argument("text", type=Path, help="text to score, also .gz")
-    parser.add_argument("--cache", type=int, help="number of positions in a neural cache, for example 3785")
-    parser.add_argument("--theta", type=float, default=0.6625)
-    parser.add_argument("--weight", type=float, default=0.1279, help="lambda of the cache, below 1")
-    parser.add_argument("--segment", type=int, help="tokens of a segment; turns dynamic evaluation on")
-    parser.add_argument("--rate", type=float, help="0.3, or 0.002 with statistics")
-    parser.add_argument("--decay", type=float, default=0.02)
-    parser.add_argument("--statistics", type=Path, help="training text of the statistics, also .gz")
-    given = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    add = bench.add_argument
+    add("model", type=Path, help="model folder of a language model")
+    add("text", type=Path, help="text to score, also .gz")
+    add("--cache", type=int, help="number of positions in a neural cache, for example 3785")
+    add("--theta", type=float, default=0.6625)
+    add("--weight", type=float, default=0.1279, help="lambda of the cache, below 1")
+    add("--segment", type=int, help="tokens of a segment; turns dynamic evaluation on")
+    add("--rate", type=float, help="0.3, or 0.002 with statistics")
+    add("--decay", type=float, default=0.02)
+    add("--statistics", type=Path, help="training text of the statistics, also .gz")
+    given = bench.begin(words)
     loaded = econmt.load(given.model)
     model, precision, vocabulary = loaded.model, loaded.precision, loaded.vocabularies.target
 
@@ -161,7 +164,7 @@ def main() -> None:
         ids = [token for line in vocabulary.encode_many(lines) for token in (*line, EOS)]
         return ids, sum(len(line.split()) + 1 for line in lines)
 
-    ids, words = ids_of(given.text)
+    ids, count = ids_of(given.text)
     updates = None
     if given.segment:
         training = ids_of(given.statistics)[0] if given.statistics else []
@@ -171,8 +174,4 @@ def main() -> None:
     found = log_probabilities(
         model, ids, precision, updates=updates, segment=given.segment or WINDOW, cache=cache
     )
-    print(f"perplexity a word {math.exp(-float(found.sum()) / words):.2f}, {words:,} words")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"perplexity a word {math.exp(-float(found.sum()) / count):.2f}, {count:,} words")

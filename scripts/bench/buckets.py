@@ -3,14 +3,13 @@
     python -m scripts.bench buckets multi30k --data-dir corpora
     python -m scripts.bench buckets mine.yaml training.batch.size=128 --output prepared
 
-Prints a Markdown table. A figure is the work of a whole epoch relative to that of its pairs at their own lengths, with
+A figure is the work of a whole epoch relative to that of its pairs at their own lengths, with
 batches as large as their buckets and with batches cut to their longest pair. Further columns are the number of
 different shapes, and the share of pairs of sentences in one batch that share a batch in the next epoch too.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,13 +27,15 @@ from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench, print_wrapped
 
 WIDTHS = (2, 4, 8, 10)
 MOST = (4, 8, 12, 16)
 POOL = 100
 """Batches of a pool that is drawn at random and then sorted by length."""
 ALL = 10**9
+COLUMNS = "batches", "shapes", "padded", "shapes if cut", "cut", "again together"
+"""Columns of the table: padded to buckets, or cut to the longest pair."""
 
 
 def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
@@ -95,9 +96,8 @@ def _percent(cost: float) -> str:
     return f"+{100 * (cost - 1):.1f} %"
 
 
-def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
-    """Yields the lines to print."""
-    work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
+def about(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> str:
+    """Returns a line about the text, its batches and the work of a position."""
     store, batch = prepared.train, recipe.training.batch
     counts = count_lengths(store.source_lengths, store.target_lengths)
     began = time.perf_counter()
@@ -105,43 +105,30 @@ def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
     seconds = time.perf_counter() - began
     means = (store.source_lengths.mean() + 1, store.target_lengths.mean() + 1)
     total = work.source + work.target + work.pair
-    yield (
+    return (
         f"{recipe.name}: {len(store):,} pairs of {means[0]:.1f} x {means[1]:.1f} positions on average, batches of "
         f"{batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}; a source position is "
         f"{100 * work.source / total:.0f} % of the work of a target position and a source position; "
         f"{len(derived)} buckets derived in {seconds:.2f} s"
     )
-    yield ""
-    yield "| batches | shapes | padded to buckets | shapes if cut | cut to the longest pair | again together |"
-    yield "|---|---|---|---|---|---|"
-    for row in rows(recipe, prepared, work):
-        yield f"| {' | '.join(row)} |"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("recipe", help="recipe: a file, or a shipped name")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
-    parser.add_argument("--data-dir", type=Path, help="folder in which the text is looked up")
-    parser.add_argument("--output", type=Path, help="folder of the prepared text; kept and reused if given")
-    options = parser.parse_intermixed_args(arguments)
-    try:
-        recipe = load_recipe(options.recipe, options.overrides)
-        if recipe.task != "translation":
-            raise InputError(
-                f"{recipe.name}: a language model's text has no pairs and no buckets; give a recipe of translation"
-            )
-        search = search_path(find_recipe(options.recipe).parent, options.data_dir)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = options.output or Path(temporary) / "prepared"
-            prepared = prepare(recipe, folder, search, show_progress=True)
-            for line in report(recipe, prepared):
-                print(line, flush=True)
-    except InputError as error:
-        print(f"buckets: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    add = bench.add_argument
+    add("recipe", help="recipe: a file, or a shipped name")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
+    add("--data-dir", type=Path, help="folder in which the text is looked up")
+    add("--output", type=Path, help="folder of the prepared text; kept and reused if given")
+    given = bench.begin(words)
+    recipe = load_recipe(given.recipe, given.overrides)
+    if recipe.task != "translation":
+        raise InputError(
+            f"{recipe.name}: a language model's text has no pairs and no buckets; give a recipe of translation"
+        )
+    search = search_path(find_recipe(given.recipe).parent, given.data_dir)
+    with tempfile.TemporaryDirectory() as temporary:
+        prepared = prepare(recipe, given.output or Path(temporary) / "prepared", search, show_progress=True)
+        work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
+        print_wrapped(about(recipe, prepared, work))
+        bench.report(dict(zip(COLUMNS, row, strict=True)) for row in rows(recipe, prepared, work))

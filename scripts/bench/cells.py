@@ -17,33 +17,30 @@ On a GPU kernels are compiled first, in several processes. With --grid the shape
 then. With --named "auto" is timed beside every implementation with every stash level by name, both passes alone, and
 the shapes of --grid are 48. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products
 as large as the matrices. --only keeps the rows whose names contain one of its parts: "compiled" takes a minute to
-compile on a GPU, so "--only auto recompute" is much faster. With --csv the rows of a size are kept as soon as it is
-measured.
+compile on a GPU, so "--only auto recompute" is much faster.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, append_csv, circumstances
+from econmt.bench.rows import Row
 from econmt.bench.selection import grid
 from econmt_ops import LowRank, LowRankLSTMWeights
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
-from scripts.bench.gpu.frame import arguments, compiled_by_workers, heading, milliseconds
-from scripts.bench.layers import Call, in_turns, passes, relative, torch_lstm
+from scripts.bench.frame import CPU, Bench, Call, in_turns, milliseconds
+from scripts.bench.layers import passes, relative, torch_lstm
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """Largest error with which a time counts."""
@@ -151,10 +148,10 @@ def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = 
 
 def chosen_ways(kind: Kind, size: Size, dtype: torch.dtype, given: argparse.Namespace) -> dict[str, str]:
     """Returns the implementations of a cell to time by the names of their rows, those that --only keeps."""
-    names, chosen = ways(kind, size, dtype, given.device, given.named), {}
+    names, chosen = ways(kind, size, dtype, given.device.type, given.named), {}
     for way in names[:1] if given.grid and not given.named else names:
         label = f"{kind.label:10} {way}"
-        if way == names[0] and not kind.rank and (given.grid or given.device == "cuda"):
+        if way == names[0] and not kind.rank and (given.grid or given.device.type == "cuda"):
             way, label = "auto", f"{label} (auto)"
         if any(part in " ".join(label.split()) for part in given.only):
             chosen[label] = way
@@ -168,30 +165,31 @@ def kinds_of(given: argparse.Namespace) -> list[Kind]:
 
 def timed(calls: dict[str, Call], given: argparse.Namespace) -> dict[str, float]:
     """Returns the milliseconds of each call."""
-    if given.device == "cuda":
+    if given.device.type == "cuda":
         return milliseconds(calls, given.turns)
     clock = time.perf_counter if given.wall else time.process_time
-    timings = in_turns(calls, given.turns, torch.device("cpu"), clock)
+    timings = in_turns(calls, CPU, turns=given.turns, clock=clock)
     return {name: 1e3 * min(timing.samples) for name, timing in timings.items()}
 
 
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterator[Row]:
-    """Prints a table and yields its rows; those of implementations that are wrong have no time."""
-    device = torch.device(given.device)
-    runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, device)}
-    rows: dict[str, Row] = {}
+    """Yields the rows of a size and type; those of implementations that are wrong have no time."""
+    runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, given.device)}
+    shape: Row = {**size._asdict(), "dtype": str(dtype)[6:]}
+    rows: dict[str, Row] = {LIBRARY: {**shape, "layer": LIBRARY}}
     for kind in kinds_of(given):
         chosen = chosen_ways(kind, size, dtype, given)
         if not chosen:
             continue
-        layer = Layer(kind, size, dtype, device)
+        layer = Layer(kind, size, dtype, given.device)
         expected = [part.detach() for part in layer.passes("reference", exact=True)["both"]()]
         for label, way in chosen.items():
             error = layer.error(way, expected)
-            rows[label] = {"bench": "cells", **size._asdict(), "dtype": str(dtype)[6:], "layer": label}
-            rows[label] |= {"parameters": layer.parameters, "error": error}
+            rows[label] = {**shape, "layer": label, "parameters": layer.parameters, "error": f"{error:.1e}"}
             if error <= MOST[dtype]:
                 runs[label] = layer.passes(way)
+            else:
+                rows[label]["failure"] = "WRONG"
         del expected
     forward, both = (
         timed({name: run[what] for name, run in runs.items()}, given)
@@ -199,51 +197,38 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
         else dict.fromkeys(runs, float("nan"))
         for what in ("forward", "both")
     )
-    print(f"\nB {size.batch}, T {size.steps}, H {size.hidden}, {str(dtype)[6:]}")
-    print(f"{'layer':28}{'error':>9}{'forward, ms':>13}{'both, ms':>10}{'x nn.LSTM':>11}")
-    base = both[LIBRARY]
-    print(f"{LIBRARY:28}{'':9}{forward[LIBRARY]:13.3f}{base:10.3f}{1:11.2f}")
-    for label, row in rows.items():
-        figures = "     WRONG"
-        if label in runs:
-            row |= {
-                "forward ms": forward[label],
-                "milliseconds": both[label],
-                "x nn.LSTM": base / both[label],
-            }
-            figures = f"{forward[label]:13.3f}{both[label]:10.3f}{base / both[label]:11.2f}"
-        print(f"{label:28}{row['error']:9.1e}{figures}", flush=True)
-        yield row
+    for label in runs:
+        figures: Row = {"forward ms": forward[label], "milliseconds": both[label]}
+        rows[label] |= figures | {"x nn.LSTM": both[LIBRARY] / both[label]}
+    yield from rows.values()
 
 
 def behind(rows: Sequence[Row]) -> None:
     """Prints how far "auto" is behind the fastest implementation by name, for each type."""
     shapes: dict[tuple[object, ...], dict[str, float]] = {}
     for row in rows:
-        if "milliseconds" in row:
+        if "milliseconds" in row and row["layer"] != LIBRARY:
             shape = shapes.setdefault((row["dtype"], *(row[name] for name in Size._fields)), {})
             shape["auto" if "(auto)" in row["layer"] else row["layer"]] = row["milliseconds"]
     for dtype in dict.fromkeys(shape[0] for shape in shapes):
         of_type = {shape: times for shape, times in shapes.items() if shape[0] == dtype}
         ratios = {shape: times["auto"] / min(times.values()) for shape, times in of_type.items()}
-        slow = {shape: ratio for shape, ratio in ratios.items() if ratio > 1.02}
+        slow = sorted((-ratio, shape) for shape, ratio in ratios.items() if ratio > 1.02)
         print(
-            f"{dtype}: auto takes at most {max(ratios.values()):.3f} of the time of the best by name;",
-            end=" ",
+            f"{dtype}: auto takes at most {max(ratios.values()):.3f} of the time of the best by name; "
+            f"more than 1.02 at {len(slow)} of {len(ratios)} shapes"
         )
-        print(f"more than 1.02 at {len(slow)} of {len(ratios)} shapes")
-        for shape, ratio in sorted(slow.items(), key=lambda each: -each[1])[:12]:
+        for ratio, shape in slow[:12]:
             times = of_type[shape]
             best = min(times, key=times.__getitem__)
-            print(f"  {'x'.join(map(str, shape[1:]))}: {ratio:.3f} of {best}, {times[best]:.3f} ms")
+            print(f"  {'x'.join(map(str, shape[1:]))}: {-ratio:.3f} of {best}, {times[best]:.3f} ms")
 
 
 def summarize(rows: Sequence[Row]) -> None:
     """Prints how the speed of what the rule takes is spread over the shapes, for each type."""
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        ratios = sorted(
-            float(row["x nn.LSTM"]) for row in rows if row["dtype"] == dtype and "x nn.LSTM" in row
-        )
+        of_type = [row for row in rows if row["dtype"] == dtype and row["layer"] != LIBRARY]
+        ratios = sorted(float(row["x nn.LSTM"]) for row in of_type if "x nn.LSTM" in row)
         print(
             f"{dtype}: {len(ratios)} shapes, {ratios[0]:.2f}x to {ratios[-1]:.2f}x, median "
             f"{ratios[len(ratios) // 2]:.2f}x, {sum(ratio < 0.95 for ratio in ratios)} more than 5 % slower"
@@ -259,9 +244,9 @@ def compiling(name: str, size: Size, dtype: torch.dtype, named: bool = False) ->
             layer.passes(way)["both"]()
 
 
-def main() -> None:
-    parser, types = arguments(__doc__), ("bfloat16", "float32")
-    add = parser.add_argument
+def main(words: Sequence[str] | None = None) -> int:
+    bench, types = Bench(__doc__, device="cpu", turns=5, compiles=True), ("bfloat16", "float32")
+    add = bench.add_argument
     sizes = [Size(64, 100, 512)]
     add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
     add("--grid", action="store_true", help="all shapes of econmt's grid, instead of --sizes")
@@ -269,46 +254,30 @@ def main() -> None:
     add("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="cells to time")
     add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
     add("--only", nargs="+", default=[""], metavar="PART", help="only rows whose names contain one of these")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="device (%(default)s)")
-    add(
-        "--dtype",
-        nargs="+",
-        choices=types,
-        help="types of weights and inputs; default: both, on a CPU float32",
-    )
+    add("--dtype", nargs="+", choices=types, help="types of weights and inputs (both, on a CPU float32)")
     add("--tf32", action="store_true", help="compute float32 products in TF32, in cuDNN too")
-    add("--turns", type=int, default=5, help="timed samples of each layer (%(default)s)")
     add("--wall", action="store_true", help="on a CPU: measure wall-clock time, not processor time")
-    add("--csv", type=Path, help="file to which the rows are appended")
-    given = parser.parse_args()
+    given = bench.begin(words)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     if given.grid:
         shapes = (Size(each.batch, each.length, each.hidden) for each in grid() if each.op == "lstm")
         given.sizes = [Size(*size) for size in NAMED_GRID] if given.named else list(dict.fromkeys(shapes))
-    on_gpu, device = given.device == "cuda", torch.device(given.device)
+    on_gpu = given.device.type == "cuda"
     dtypes = [getattr(torch, name) for name in given.dtype or types[0 if on_gpu else 1 :]]
     cases = [(size, dtype) for size in given.sizes for dtype in dtypes]
     jobs = [partial(compiling, name, *case, given.named) for name in given.cells for case in cases]
-    if on_gpu and compiled_by_workers("cells", given.compile, jobs):
-        return
-    rows: list[Row] = []
+    if on_gpu and bench.compiled(jobs):
+        return 0
     with captured(on_gpu):
         if not any(chosen_ways(kind, *case, given) for kind in kinds_of(given) for case in cases):
-            parser.error(
+            bench.error(
                 f"--only {' '.join(given.only)}: in no row's name; the rows are named as 'lstm triton (auto)'"
             )
-        print(f"{heading(device)}, {'TF32' if given.tf32 else 'IEEE float32'}", flush=True)
+        bench.print_header("TF32" if given.tf32 else "IEEE float32")
         for case in cases:
-            made = list(measure(*case, given))
-            rows += made
-            if given.csv is not None:
-                append_csv(given.csv, made, circumstances(device))
+            bench.report(measure(*case, given))
     if given.named:
-        behind(rows)
+        behind(bench.rows)
     elif given.grid:
-        summarize(rows)
-    sys.exit(0 if all("milliseconds" in row for row in rows) else 1)
-
-
-if __name__ == "__main__":
-    main()
+        summarize(bench.rows)
+    return int(any("failure" in row for row in bench.rows))

@@ -4,39 +4,24 @@
 
 Files of random bytes are read as econmt reads them: parameters by ``read_tensors``, other files by size, time and
 sample, or as a whole. ``warm`` is the processor's time of the fastest of several passes; ``cold`` is the wall-clock
-time of one pass after the system has dropped the file from its cache.
+time of one pass after the system has dropped the file from its cache. Both are milliseconds.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
-from econmt.bench.rows import Row, table
+from econmt.bench.rows import Row
 from econmt.checkpoint import tensor_files
 from econmt.checkpoint.tensor_files import check_tensors, read_tensors, write_tensors
 from econmt.data.fingerprints import describe, is_as_described
-from scripts.bench.arguments import parser_of
-from scripts.bench.layers import in_turns
-
-PASSES = 5
-
-
-def cold(path: Path, work: Callable[[], object]) -> float:
-    """Returns the wall-clock milliseconds of one call after the system has dropped the file from its cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-    began = time.perf_counter()
-    work()
-    return 1000 * (time.perf_counter() - began)
+from scripts.bench.data import forget
+from scripts.bench.frame import CPU, Bench, in_turns
 
 
 def read_unchecked(path: Path) -> object:
@@ -64,20 +49,17 @@ def rows(folder: Path, megabytes: int) -> Iterator[Row]:
         ("text: --verify", text, lambda: is_as_described(text, description, verify=True)),
     ]
     for name, path, work in works:
-        warm = in_turns({"": work}, PASSES, torch.device("cpu"), time.process_time)[""]
-        yield {"MB": megabytes, "file": name, "warm": 1e3 * min(warm.samples), "cold": cold(path, work)}
+        warm = in_turns({"": work}, CPU, turns=5, clock=time.process_time)[""]
+        forget(path)
+        began = time.perf_counter()
+        work()
+        cold = time.perf_counter() - began
+        yield {"MB": megabytes, "file": name, "warm": 1e3 * min(warm.samples), "cold": 1e3 * cold}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of files")
-    options = parser.parse_args(arguments)
-    measured: list[Row] = []
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of files")
+    given = bench.begin(words)
     with tempfile.TemporaryDirectory() as folder:
-        for size in options.megabytes:
-            measured += rows(Path(folder), size)
-    Console(width=80).print(table(measured, measured[0], "milliseconds"))
-
-
-if __name__ == "__main__":
-    main()
+        bench.report(row for size in given.megabytes for row in rows(Path(folder), size))

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m scripts.bench chunks --size 1024
     python -m scripts.bench chunks --size 1024 --device cuda --dtype bfloat16 --how triton recompute
 
-The gradients of the weights are computed in each chunk ("each") or once after the last ("once"). A line for each number
+The gradients of the weights are computed in each chunk ("each") or once after the last ("once"). A row for each number
 of chunks has the milliseconds of both passes over all steps with stash "gates", the least of several turns: processor
 time on a CPU, CUDA graphs on a GPU.
 """
@@ -11,15 +11,17 @@ time on a CPU, CUDA graphs on a GPU.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from econmt.bench.rows import Row
 from econmt_ops import LSTMWeights, lstm
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
-from scripts.bench.arguments import parser_of
-from scripts.bench.layers import in_turns, lstm_weights, replayed
+from scripts.bench.frame import Bench, in_turns, replayed
+from scripts.bench.layers import lstm_weights
 
 ROWS, STEPS = 32, 35
 
@@ -50,34 +52,30 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     layer.backward()
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--size", type=int, default=512, help="units of the layer (%(default)s)")
-    parser.add_argument("--turns", type=int, default=5, help="timed samples of each way (%(default)s)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument(
-        "--how", nargs="+", default=["reference", "recompute"], help="implementations to time"
-    )
-    given = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="cpu", turns=5)
+    add = bench.add_argument
+    add("--size", type=int, default=512, help="units of the layer (%(default)s)")
+    add("--dtype", default="float32", choices=("float32", "bfloat16"))
+    add("--how", nargs="+", default=["reference", "recompute"], help="implementations to time")
+    given = bench.begin(words)
     torch.manual_seed(0)
-    device = given.device
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    weights = lstm_weights(given.size, torch.float32, device)
-    inputs = torch.randn(ROWS, STEPS, given.size, device=device, dtype=getattr(torch, given.dtype))
+    clock = time.process_time if given.device.type == "cpu" else time.perf_counter
+    weights = lstm_weights(given.size, torch.float32, given.device)
+    inputs = torch.randn(ROWS, STEPS, given.size, device=given.device, dtype=getattr(torch, given.dtype))
     ways = [(how, once) for how in given.how for once in (False, True) if leaves_gradients(how) or not once]
-    names = [f"{how} {'once' if once else 'each'}" for how, once in ways]
-    print("chunks", *names, sep="\t")
-    for chunks in (1, 2, 4, 7, 12, 18):
-        length = -(-STEPS // chunks)
-        runs = {
-            name: replayed(partial(passes, weights, inputs, length, *way), device)
-            for name, way in zip(names, ways, strict=True)
-        }
-        timings = in_turns(runs, given.turns, device, clock)
-        best = [min(timing.samples) for timing in timings.values()]
-        print(-(-STEPS // length), *(f"{1e3 * each:.3f}" for each in best), sep="\t", flush=True)
 
+    def rows() -> Iterator[Row]:
+        for chunks in (1, 2, 4, 7, 12, 18):
+            length = -(-STEPS // chunks)
+            runs = {
+                f"{how} {'once' if once else 'each'}": replayed(
+                    partial(passes, weights, inputs, length, how, once), given.device
+                )
+                for how, once in ways
+            }
+            timings = in_turns(runs, given.device, turns=given.turns, clock=clock)
+            best = {name: 1e3 * min(timing.samples) for name, timing in timings.items()}
+            yield {"chunks": -(-STEPS // length), **best}
 
-if __name__ == "__main__":
-    main()
+    bench.report(rows(), "milliseconds of both passes")

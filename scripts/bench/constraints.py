@@ -9,7 +9,8 @@ text has them as whole words that do not overlap. Search with and without constr
 from __future__ import annotations
 
 import re
-import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -17,9 +18,10 @@ from random import Random
 import sacrebleu
 
 import econmt
+from econmt.bench.rows import Row
 from econmt.data.text.corpus import read_lines
 from econmt.data.text.vocabulary import UNK, Vocabulary
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import CPU, Bench, in_turns, ratio_of
 
 
 def phrases(
@@ -53,9 +55,9 @@ def holds(text: str, wanted: list[str]) -> bool:
     )
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, turns=3)
+    add = bench.add_argument
     add("model", help="model folder")
     add("source", type=Path, help="text to translate")
     add("reference", type=Path, help="its translation")
@@ -63,8 +65,7 @@ def main() -> None:
     add("--words", type=int, nargs=2, default=(1, 2), help="least and most words of a constraint")
     add("--beams", type=int, nargs="+", default=[5], help="beam sizes")
     add("--lines", type=int, default=1000, help="lines of the text (%(default)s)")
-    add("--turns", type=int, default=3, help="searches of each kind (%(default)s)")
-    given = parser.parse_args()
+    given = bench.begin(words)
     sources, references = (
         list(islice(read_lines(path), given.lines)) for path in (given.source, given.reference)
     )
@@ -73,27 +74,22 @@ def main() -> None:
     wanted = [phrases(draw, text, given.constraints, given.words, target) for text in references]
     requests = [econmt.Request(text, each) for text, each in zip(sources, wanted, strict=True)]
     print(f"{sum(map(len, wanted))} constraints for {len(sources)} sentences")
-    print(
-        "| beam | satisfied: plain | constrained | BLEU: plain | constrained | seconds: plain | constrained | ratio |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for beam in given.beams:
-        seconds = [0.0, 0.0]
-        texts: list[list[str]] = [[], []]
-        for turn in range(given.turns):
-            for kind in (0, 1) if turn % 2 == 0 else (1, 0):
-                begun = time.perf_counter()
-                translations = model.translate(requests if kind else sources, beam_size=beam, attention=False)
-                seconds[kind] += time.perf_counter() - begun
-                texts[kind] = [each.text for each in translations]
-        satisfied = [sum(map(holds, each, wanted)) for each in texts]
-        bleu = [sacrebleu.corpus_bleu(each, [references]).score for each in texts]
-        print(
-            f"| {beam} | {satisfied[0]} of {len(wanted)} | {satisfied[1]} | {bleu[0]:.1f} | {bleu[1]:.1f} | "
-            f"{seconds[0] / given.turns:.1f} | {seconds[1] / given.turns:.1f} | {seconds[1] / seconds[0]:.2f} |",
-            flush=True,
-        )
 
+    def rows() -> Iterator[Row]:
+        for beam in given.beams:
+            found: dict[str, list[str]] = {}
 
-if __name__ == "__main__":
-    main()
+            def search(kind: str, beam: int = beam, found: dict[str, list[str]] = found) -> None:
+                texts = requests if kind == "constrained" else sources
+                found[kind] = [each.text for each in model.translate(texts, beam_size=beam, attention=False)]
+
+            calls = {kind: partial(search, kind) for kind in ("plain", "constrained")}
+            timings = in_turns(calls, CPU, turns=given.turns)
+            row: Row = {"beam": beam, "sentences": len(wanted)}
+            for kind, texts in found.items():
+                row[f"satisfied, {kind}"] = sum(map(holds, texts, wanted))
+                row[f"BLEU, {kind}"] = round(sacrebleu.corpus_bleu(texts, [references]).score, 1)
+                row[f"seconds, {kind}"] = timings[kind].median
+            yield row | {"ratio": str(ratio_of(timings["constrained"].samples, timings["plain"].samples))}
+
+    bench.report(rows())

@@ -7,18 +7,17 @@ A store of random ids with realistic lengths is written directly and then read b
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from scripts.bench.arguments import parser_of
 from scripts.bench.compare.measure import resident_bytes
 
 VOCABULARY = 32_000
@@ -59,12 +58,16 @@ def memory() -> dict[str, int]:
     return {name: size // 1_000_000 for name, size in zip(("now", "peak"), sizes, strict=True)}
 
 
-def forget(folder: Path) -> None:
-    """Drops the store's files from the system's cache."""
-    for path in folder.iterdir():
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def forget(path: Path) -> None:
+    """Drops a file from the system's cache."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def print_figures(folder: str, batches: int) -> None:
+    """Prints what :func:`read` measures as JSON."""
+    print(json.dumps(read(Path(folder), batches), indent=1))
 
 
 def read(folder: Path, batches: int) -> dict[str, object]:
@@ -117,27 +120,22 @@ def read(folder: Path, batches: int) -> dict[str, object]:
     return result
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
+def main(words: Sequence[str] | None = None) -> None:
+    from scripts.bench.frame import Bench  # imports torch, which a reading process does not have yet
+
+    bench = Bench(__doc__)
+    add = bench.add_argument
     add("--pairs", type=int, default=10_000_000)
     add("--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch")
     add("--cold", action="store_true", help="drop the files from the page cache before reading")
-    add("--read-only", type=Path, help=argparse.SUPPRESS)  # the folder of the store
-    options = parser.parse_args()
-    if options.read_only is not None:
-        print(json.dumps(read(options.read_only, options.batches), indent=1))
-        return
+    given = bench.begin(words)
     with tempfile.TemporaryDirectory(prefix="econmt-measure-") as name:
         folder, began = Path(name), time.perf_counter()
-        generate(folder, options.pairs)
+        generate(folder, given.pairs)
         size, seconds = sum(path.stat().st_size for path in folder.iterdir()), time.perf_counter() - began
-        print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
-        if options.cold:
-            forget(folder)
-        again = ["--read-only", name, "--batches", str(options.batches)]
-        subprocess.run([sys.executable, "-m", "scripts.bench.data", *again], check=True)
-
-
-if __name__ == "__main__":
-    main()
+        print(f"wrote {given.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
+        if given.cold:
+            for path in folder.iterdir():
+                forget(path)
+        code = f"from scripts.bench import data; data.print_figures({name!r}, {given.batches})"
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,13 +3,15 @@
     python -m scripts.bench drop-in --device cpu
     python -m scripts.bench drop-in --device cuda --precision bfloat16
 
-Each line is a module and its sizes: median milliseconds of eager calls in turns, with all gradients, and MB (10^6
+Each row is a module and its sizes: median milliseconds of eager calls in turns, with all gradients, and MB (10^6
 bytes) allocated at the peak of a call beyond its arguments. "recompute" is econmt_ops with implementation="recompute".
 "ragged" rows have lengths spread from T / 4 to T: econmt_ops gets lengths=, torch.nn a packed sequence.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import econmt_ops
-from scripts.bench.arguments import parser_of
-from scripts.bench.gpu.frame import heading
-from scripts.bench.layers import Call, in_turns, passes, peak_bytes
+from econmt.bench.rows import Row
+from scripts.bench.frame import Bench, Call, in_turns, ratio_of
+from scripts.bench.layers import passes, peak_bytes
 
 
 class Case(NamedTuple):
@@ -41,15 +43,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("LSTM", 16, 20, 64),
-    Case("LSTM", 32, 50, 256),
-    Case("LSTM", 64, 100, 512),
-    Case("LSTM", 32, 50, 256, 2, True),
-    Case("LSTM", 32, 50, 256, ragged=True),
-    Case("GRU", 32, 50, 256),
-    Case("GRU", 64, 100, 512),
-    Case("GRU", 32, 50, 256, ragged=True),
-)
+    Case("LSTM", 16, 20, 64), Case("LSTM", 32, 50, 256), Case("LSTM", 64, 100, 512),
+    Case("LSTM", 32, 50, 256, 2, True), Case("LSTM", 32, 50, 256, ragged=True), Case("GRU", 32, 50, 256),
+    Case("GRU", 64, 100, 512), Case("GRU", 32, 50, 256, ragged=True),
+)  # fmt: skip
 
 
 def calls_of(case: Case, lowered: bool, device: torch.device) -> dict[str, Call]:
@@ -79,26 +76,23 @@ def calls_of(case: Case, lowered: bool, device: torch.device) -> dict[str, Call]
     return {name: both(module) for name, module in modules.items()}
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--turns", type=int, default=9, help="timed samples of each (%(default)s)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    given = parser.parse_args()
-    print(f"{heading(given.device)}, {given.precision}; milliseconds and MB")
-    names = ("econmt_ops", "recompute", "torch.nn")
-    print(f"{'module, B x T x H x layers':36}", *(f"{name:>18}" for name in names), f"{'faster':>8}")
+def rows(given: argparse.Namespace) -> Iterator[Row]:
+    """Yields the row of each case."""
     for case in CASES:
         calls = calls_of(case, given.precision == "bfloat16", given.device)
         for call in calls.values():
             call()
-        peaks = {name: peak_bytes(call, given.device) / 1e6 for name, call in calls.items()}
-        times = {
-            name: 1e3 * timing.median for name, timing in in_turns(calls, given.turns, given.device).items()
-        }
-        cells = [f"{times[name]:9.2f} {peaks[name]:8.1f}" for name in names]
-        print(f"{case.name:36}", *cells, f"{times['torch.nn'] / times['econmt_ops']:7.2f}x", flush=True)
+        row: Row = {"module, B x T x H x layers": case.name}
+        timings = in_turns(calls, given.device, turns=given.turns)
+        for name, call in calls.items():
+            row[f"{name}, ms"] = 1e3 * timings[name].median
+            row[f"{name}, MB"] = peak_bytes(call, given.device) / 1e6
+        yield row | {"faster": str(ratio_of(timings["torch.nn"].samples, timings["econmt_ops"].samples))}
 
 
-if __name__ == "__main__":
-    main()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="cpu", turns=9)
+    bench.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    given = bench.begin(words)
+    bench.print_header(given.precision)
+    bench.report(rows(given), "milliseconds and MB")

@@ -2,7 +2,8 @@
 
     python -m scripts.bench filters multi30k/train tatoeba-en-de/train --foreign news.vi.gz
 
-Prints the lines that are taken for a foreign language at each certainty, and batches a second with each kind of noise.
+Prints the shares of lines that are taken for a foreign language at each certainty, and batches a second with each kind
+of noise.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from econmt.bench.rows import Row
 from econmt.config.recipe import Data, Recipe, Training
 from econmt.data.batching.batches import training_batches
 from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_lines, read_pairs, search_path
 from econmt.data.text.filters import language_classifier
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench
 
 CERTAINTIES = (0.2, 0.3, 0.5, 0.7, 0.9)
 PAIRS = 5000
@@ -32,30 +34,13 @@ NOISES = {
 }
 
 
-class Shares(NamedTuple):
-    """Shares of lines that the filter takes for another language at a certainty.
-
-    Attributes:
-        certainty: Least probability at which the filter believes what it finds.
-        wrong: Share of correct pairs that are left out.
-        swapped: Share of the German sides that are found when given as English.
-        foreign: Share of lines in another language that are found when given as English.
-    """
-
-    certainty: float
-    wrong: float
-    swapped: float
-    foreign: float
-
-
 class Classified(NamedTuple):
-    """Languages that the filter finds in pairs of English and German, and in lines of another language.
+    """Languages that the filter finds, each with its probability, and the lines that it classifies a second.
 
     Attributes:
-        english: Language and its probability of each English side.
-        german: The same of each German side.
-        foreign: The same of the other lines.
-        rate: Lines classified a second.
+        english, german: Languages of both sides of some pairs.
+        foreign: Languages of lines in another language.
+        rate: Lines a second.
     """
 
     english: list[tuple[str, float]]
@@ -74,21 +59,22 @@ class Classified(NamedTuple):
         rate = 2 * len(drawn) / (time.perf_counter() - start)
         return cls(english, german, [classify(line) for line in islice(foreign, PAIRS)], rate)
 
-    def shares(self, certainties: Sequence[float] = CERTAINTIES) -> Iterator[Shares]:
-        """Yields what is left out at each certainty."""
-        for least in certainties:
-            doubted = [
-                any(
-                    name != language and probability >= least
-                    for language, (name, probability) in zip(("en", "de"), pair, strict=True)
-                )
-                for pair in zip(self.english, self.german, strict=True)
-            ]
-            caught = [
-                sum(name != "en" and probability >= least for name, probability in lines) / max(1, len(lines))
-                for lines in (self.german, self.foreign)
-            ]
-            yield Shares(least, sum(doubted) / len(doubted), caught[0], caught[1])
+    def shares(self, certainty: float) -> tuple[float, float, float]:
+        """Returns shares at the least probability at which the filter believes what it finds.
+
+        Returns:
+            Shares of correct pairs that are left out, and of German and of foreign lines that are found when given as
+            English.
+        """
+        wrong, swapped, foreign = (
+            [name != wanted and probability >= certainty for name, probability in lines]
+            for lines, wanted in ((self.english, "en"), (self.german, "en"), (self.foreign, "en"))
+        )
+        doubted = [name != "de" and probability >= certainty for name, probability in self.german]
+        left_out = [one or other for one, other in zip(wrong, doubted, strict=True)]
+        return (
+            sum(left_out) / len(left_out), sum(swapped) / len(swapped), sum(foreign) / max(1, len(foreign)),
+        )  # fmt: skip
 
 
 def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[tuple[str, float, float, float]]:
@@ -118,23 +104,26 @@ def epochs_with_noise(prefix: str, search: Sequence[Path]) -> Iterator[tuple[str
             yield name, padded / real - 1, rate, planned
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
-    parser.add_argument("--foreign", type=Path, help="text in another language")
-    options = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.add_argument("prefixes", nargs="+", help="texts in English and German, named as in data.train")
+    bench.add_argument("--foreign", type=Path, help="text in another language")
+    given = bench.begin(words)
     search = search_path(None, None)
-    for prefix in options.prefixes:
-        foreign = [] if options.foreign is None else read_lines(options.foreign)
-        classified = Classified.of(prefix, foreign, search)
-        print(f"{prefix}: {len(classified.english):,} pairs, {classified.rate:,.0f} lines a second")
-        print("certainty   pairs left out   German for English   another language for English")
-        for shares in classified.shares():
-            print(f"{shares.certainty:9.1f}{shares.wrong:17.2%}{shares.swapped:21.2%}{shares.foreign:31.2%}")
-    print(f"{options.prefixes[0]}: one epoch in batches of 64")
-    for noise, padding, rate, planned in epochs_with_noise(options.prefixes[0], search):
-        print(f"{noise:<22}{planned:6.2f} s to plan{rate:8,.0f} batches/s{padding:9.2%} padding, cut")
 
+    def shares() -> Iterator[Row]:
+        for prefix in given.prefixes:
+            foreign = [] if given.foreign is None else read_lines(given.foreign)
+            classified = Classified.of(prefix, foreign, search)
+            for certainty in CERTAINTIES:
+                row: Row = {"text": prefix, "lines/s": round(classified.rate), "certainty": certainty}
+                names = "correct pairs left out", "German found", "other language found"
+                percents = (f"{share:.2%}" for share in classified.shares(certainty))
+                yield row | dict(zip(names, percents, strict=True))
 
-if __name__ == "__main__":
-    main()
+    bench.report(shares(), "language filter")
+    noises: Iterator[Row] = (
+        {"noise": name, "padding": f"{padding:.2%}", "batches/s": round(rate), "s to plan": f"{planned:.2f}"}
+        for name, padding, rate, planned in epochs_with_noise(given.prefixes[0], search)
+    )
+    bench.report(noises, f"{given.prefixes[0]}: one epoch in batches of 64")

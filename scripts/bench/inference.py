@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,9 +29,9 @@ from typing import Any
 
 import sacrebleu
 
-from scripts.bench.arguments import parser_of
+from econmt.bench.rows import Row
+from scripts.bench.frame import SOURCES, Bench, ratio_of
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 64
 BEAM = 5
 BATCH = 64
@@ -154,19 +154,19 @@ def start(folder: Path, line: str) -> tuple[float, float, float]:
     return seconds, processor, int(done.stderr) / 1024
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, threads=None)
+    add = bench.add_argument
     add("model", type=Path, help="model folder")
     add("lexicon", type=Path, help="file from econmt lexicon")
     add("source", type=Path, help="text to translate")
     add("reference", type=Path, help="its translation")
     add("--rounds", type=int, default=3, help="translations of the text by each way (%(default)s)")
-    add("--threads", type=int, nargs="+", default=[1], help="CPU threads")
+    add("--threads", type=int, nargs="+", default=[1], help="CPU threads to translate with (1)")
     add("--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first")
-    given = parser.parse_args()
-    folders = [str(ROOT), str(ROOT / "ops"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ.update(OPENBLAS_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(folders))
+    given = bench.begin(words)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join([SOURCES, os.environ.get("PYTHONPATH", "")])
     lines, reference = (
         read.read_text(encoding="utf-8").splitlines() for read in (given.source, given.reference)
     )
@@ -182,24 +182,22 @@ def main() -> None:
                 seconds.setdefault(way, []).append((clock, processor))
                 bleu = float(sacrebleu.corpus_bleu(texts, [reference]).score)
                 quality[way] = bleu, sum(len(text.split()) for text in texts)
-        report(seconds, quality)
+        bench.report(rows(seconds, quality))
         for kind in ("runtime", "runtime-int8"):
             starts = [start(folder / kind, lines[0] + "\n") for _ in range(5 * given.rounds)]
             clock, processor, memory = (min(values) for values in zip(*starts, strict=True))
             print(f"{kind}: start {clock:.3f} s, of a processor {processor:.3f} s, {memory:.0f} MiB resident")
 
 
-def report(seconds: dict[str, list[tuple[float, float]]], quality: dict[str, tuple[float, int]]) -> None:
-    """Prints the table; gains are medians over the rounds of the ratio to the first way of the same round."""
-    print("| | words/s | words a processor second | to bfloat16's | BLEU |\n|---|---|---|---|---|")
-    today = next(iter(seconds.values()))
+def rows(
+    seconds: dict[str, list[tuple[float, float]]], quality: dict[str, tuple[float, int]]
+) -> Iterator[Row]:
+    """Yields a row for each way, whose processor seconds are compared with the first way's of the same round."""
+    first = [processor for _, processor in next(iter(seconds.values()))]
     for way, samples in seconds.items():
         clock, processor = (min(values) for values in zip(*samples, strict=True))
-        ratios = sorted(one[1] / other[1] for one, other in zip(today, samples, strict=True))
         score, words = quality[way]
-        gain = f"{ratios[len(ratios) // 2]:.1f}x ({ratios[0]:.1f} to {ratios[-1]:.1f})"
-        print(f"| {way} | {words / clock:,.0f} | {words / processor:,.0f} | {gain} | {score:.2f} |")
-
-
-if __name__ == "__main__":
-    main()
+        row: Row = {"way": way, "words/s": round(words / clock)}
+        row["words a processor s"] = round(words / processor)
+        row["to bfloat16's"] = str(ratio_of(first, [each for _, each in samples]))
+        yield row | {"BLEU": f"{score:.2f}"}

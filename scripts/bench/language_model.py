@@ -1,31 +1,35 @@
-"""``python -m scripts.bench language-model``: times training of language models, econmt against PyTorch.
+"""Times training of language models against PyTorch.
+
+    python -m scripts.bench language-model --hidden 200 --batch 32
+    python -m scripts.bench language-model --device cuda --csv lm.csv
 
 The comparison of EcoRNN (Zheng and others, 2018; its LSTM layer trained on PTB and WikiText-2): an embedding, two LSTM
 layers and an output layer as wide as it, truncated backpropagation through time with carried state, plain SGD and the
 gradient's norm bounded. Every contender has the same sizes, the same random ids, no dropout, and does all that an
-update does. On a GPU each one's update is a CUDA graph if it can be captured.
+update does: embedding, LSTM layers, output layer, backward pass, bounded gradient, SGD. On a GPU each one's update is a
+CUDA graph if it can be captured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, in_graph, time_in_turns
-from econmt.cli.measuring import BenchSession, Seconds
+from econmt.bench.rows import Row, Say, draw, in_graph
 from econmt.config.recipe import Recipe, parse_recipe
+from econmt.engine.devices import reproducible
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
-from econmt.options.option_groups import option, with_option_groups
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, random_ids
 from econmt.training.choice import settle
@@ -33,6 +37,7 @@ from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.capture import first_error
 from econmt_ops.dispatch.rule import can_run, captured
 from econmt_ops.dispatch.traits import implementations_of
+from scripts.bench.frame import Bench, Call, in_turns, ratio_of
 
 HIDDEN, BATCHES, VOCABULARIES = (200, 650, 1500), (32, 64, 128), (10_000, 33_278)
 """The published grid; the vocabularies are those of PTB and WikiText-2."""
@@ -41,7 +46,7 @@ BPTT, LAYERS = 35, 2
 """Published tokens of a row that an update reads, and LSTM layers."""
 
 DEFAULT, BY_TORCH, COMPILED = "step loop", "torch.nn.LSTM", "torch.compile"
-COMPILED_LOOP, AUTO = "torch.compile of the loop", "econmt auto"
+AUTO = "econmt auto"
 """Contenders; the first is what EcoRNN calls Default. Others of econmt have the names of implementations."""
 
 _CLIP = 0.25
@@ -99,7 +104,7 @@ class _Plain(nn.Module):
         return functional.cross_entropy(logits.float(), targets.flatten()), h.detach(), c.detach()
 
 
-Update = Callable[[], object]
+MakeUpdate = Callable[[list[str]], Call]
 
 
 def recipe_of(sizes: Sizes) -> Recipe:
@@ -122,17 +127,6 @@ training:
     )
 
 
-class _Contender(NamedTuple):
-    """Name of a contender, the function that makes its update, and its implementations.
-
-    The function takes a list to which it adds the reason if econmt's update cannot be captured in a CUDA graph.
-    """
-
-    name: str
-    make: Callable[[list[str]], Update]
-    ops: str = ""
-
-
 class Contest:
     """Contenders that train a model of the same sizes on the same batch.
 
@@ -145,7 +139,7 @@ class Contest:
     def __init__(self, sizes: Sizes, device: torch.device, precision: Precision) -> None:
         self.sizes, self.device, self.precision = sizes, device, precision
 
-    def plain_update(self, layers: nn.Module, *, compiled: bool) -> Update:
+    def plain_update(self, layers: nn.Module, *, compiled: bool) -> Call:
         """Returns an update of a model in plain PyTorch, whose state is carried from one call to the next."""
         sizes, device, precision = self.sizes, self.device, self.precision
         model = _Plain(sizes, layers).to(device)
@@ -168,7 +162,7 @@ class Contest:
 
         return update
 
-    def own_update(self, chosen: Implementations, notes: list[str]) -> Update:
+    def own_update(self, chosen: Implementations, notes: list[str]) -> Call:
         """Returns an update of econmt's training step, as a run makes it."""
         task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
         model = task.build_model().to(self.device).train()
@@ -199,124 +193,89 @@ class Contest:
         shape = Shape(self.sizes.batch, 1, BPTT)
         return settle(task, lambda: task.build_model().to(self.device), shape, self.device, self.precision)[0]
 
-    def contenders(self, only: Sequence[str], *, compile_loop: bool) -> list[_Contender]:
-        """Returns the contenders whose names contain one of ``only``; all if it is empty.
+    def contenders(self, only: Sequence[str]) -> dict[str, tuple[MakeUpdate, str]]:
+        """Returns by name a function that makes a contender's update, and its implementations.
 
-        ``compile_loop`` adds torch.compile of the step loop, which compiles for minutes.
+        The function takes a list to which it adds the reason if econmt's update cannot be captured in a CUDA graph.
+
+        Args:
+            only: Parts of names, of which a contender's name contains one; all if it is empty.
         """
         hidden = self.sizes.hidden
         loop = partial(_Stepwise, hidden, LAYERS)
         library = partial(nn.LSTM, hidden, hidden, LAYERS, batch_first=True)
 
-        def plain(make: Callable[[], nn.Module], *, compiled: bool = False) -> Callable[[list[str]], Update]:
-            return lambda _: self.plain_update(make(), compiled=compiled)
+        def plain(make: Callable[[], nn.Module], *, compiled: bool = False) -> tuple[MakeUpdate, str]:
+            return lambda _: self.plain_update(make(), compiled=compiled), ""
 
-        def own(name: str, chosen: Implementations) -> _Contender:
+        def own(chosen: Implementations) -> tuple[MakeUpdate, str]:
             ops = f"lstm {chosen.encoder}, stash {chosen.stash}, output {chosen.output}"
-            return _Contender(name, partial(self.own_update, chosen), ops)
+            return partial(self.own_update, chosen), ops
 
         auto = self.chosen_by_auto()
-        everyone = [_Contender(DEFAULT, plain(loop)), _Contender(BY_TORCH, plain(library))]
+        everyone = {DEFAULT: plain(loop), BY_TORCH: plain(library)}
         if has_compiler():
-            everyone.append(_Contender(COMPILED, plain(library, compiled=True)))
-            everyone += [_Contender(COMPILED_LOOP, plain(loop, compiled=True))] if compile_loop else []
-        everyone += [own(f"econmt {name}", auto._replace(encoder=name)) for name in self.own_names()]
-        everyone.append(own(AUTO, auto))
+            everyone[COMPILED] = plain(library, compiled=True)
+        everyone |= {f"econmt {name}": own(auto._replace(encoder=name)) for name in self.own_names()}
+        everyone[AUTO] = own(auto)
         parts = [part.lower() for part in only or [""]]
-        return [each for each in everyone if any(part in each.name.lower() for part in parts)]
+        return {name: each for name, each in everyone.items() if any(part in name.lower() for part in parts)}
 
-    def rows(self, contenders: Sequence[_Contender], seconds: float, say: Say) -> Iterator[Row]:
-        """Yields a row for each contender, timed in turns for ``seconds`` after the first updates."""
-        sizes = self.sizes._asdict()
-        updates: dict[str, Update] = {}
+    def rows(self, contenders: Mapping[str, tuple[MakeUpdate, str]], seconds: float, say: Say) -> list[Row]:
+        """Returns a row for each contender, timed in turns for ``seconds`` after the first updates."""
+        updates: dict[str, Call] = {}
         rows: dict[str, Row] = {}
-        for each in contenders:
-            say(f"{', '.join(f'{name} {value:,}' for name, value in sizes.items())}: {each.name}")
-            row: Row = {"bench": "language-model", "precision": self.precision.name, **sizes}
-            rows[each.name] = row
-            row |= {"contender": each.name, "ops": each.ops}
+        for name, (make, ops) in contenders.items():
+            say(f"{', '.join(f'{what} {value:,}' for what, value in self.sizes._asdict().items())}: {name}")
+            rows[name] = row = {**self.sizes._asdict(), "contender": name, "ops": ops}
             began = time.perf_counter()
             notes: list[str] = []
             try:
-                update = each.make(notes)
+                update = make(notes)
                 for _ in range(_WARM_UP):
                     update()
-                updates[each.name] = update
-                if self.device.type == "cuda" and not each.name.startswith("econmt"):
-                    updates[each.name] = in_graph(update, self.device)
+                updates[name] = update
+                if self.device.type == "cuda" and not name.startswith("econmt"):
+                    updates[name] = in_graph(update, self.device)
             except RuntimeError as error:
                 reason = str(first_error(error)).strip().splitlines()[0]
-                row["failure" if each.name not in updates else "not in a graph"] = reason
+                row["failure"] = reason if name not in updates else f"not in a graph: {reason}"
             if notes:
-                row["not in a graph"] = notes[0]
+                row["failure"] = f"not in a graph: {notes[0]}"
             row["first updates, s"] = time.perf_counter() - began
-        timings = time_in_turns(updates, seconds, self.device) if updates else {}
-        words = self.sizes.batch * BPTT
-        library = timings.get(BY_TORCH)
-        for name, row in rows.items():
-            if name in timings:
-                timing = timings[name]
-                row |= {"milliseconds": 1e3 * timing.median, "words/s": words / timing.median}
-                if library is not None:
-                    row["x nn.LSTM"] = library.median / timing.median
-            yield row
+        timings = in_turns(updates, self.device, seconds=seconds) if updates else {}
+        for name, timing in timings.items():
+            rows[name]["milliseconds"] = 1e3 * timing.median
+            rows[name]["words/s"] = self.sizes.batch * BPTT / timing.median
+            if BY_TORCH in timings:
+                rows[name]["x nn.LSTM"] = str(ratio_of(timings[BY_TORCH].samples, timing.samples))
+        return list(rows.values())
 
 
-@with_option_groups
-def language_model_command(
-    *,
-    hidden: list[int] = option(list(HIDDEN), help="Units of an LSTM layer; may be repeated.", min=1),
-    batches: list[int] = option(list(BATCHES), "--batch", help="Rows of a batch; may be repeated.", min=1),
-    vocabularies: list[int] = option(
-        list(VOCABULARIES), "--vocabulary", help="Words in the vocabulary; may be repeated.", min=5
-    ),
-    dtype: Literal["float32", "bfloat16"] = option("float32", help="Precision of matrix products."),
-    only: list[str] | None = option(
-        None, "--contender", help="Measure only contenders whose names contain this; may be repeated."
-    ),
-    compile_loop: bool = option(
-        False, help="Also measure torch.compile of the step loop, which compiles for minutes."
-    ),
-    seconds: Seconds = option(10.0, help="Seconds for each hidden size, batch and vocabulary."),
-    session: BenchSession,
-) -> None:
-    """Time training of a language model end to end: a step loop, torch.nn.LSTM, torch.compile, econmt.
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="auto", seconds=10.0)
+    add = bench.add_argument
+    add("--hidden", type=int, action="append", help=f"units of an LSTM layer; may be repeated {HIDDEN}")
+    add("--batch", type=int, action="append", help=f"rows of a batch; may be repeated {BATCHES}")
+    add("--vocabulary", type=int, action="append", help=f"words; may be repeated {VOCABULARIES}")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision (%(default)s)")
+    add("--contender", action="append", default=[], help="only those whose names contain this")
+    add("--plot", type=Path, help="picture of words a second")
+    given = bench.begin(words)
+    precision = precision_of(given.dtype, given.device)
+    grid = product(given.vocabulary or VOCABULARIES, given.hidden or HIDDEN, given.batch or BATCHES)
 
-    Embedding, LSTM layers, output layer, backward pass, bounded gradient, SGD; random ids, no dropout. On a GPU each
-    update is a CUDA graph where it can be captured. Shapes that the file of --csv has already are left out, and drawn
-    from there.
+    def rows() -> Iterator[Row]:
+        for sizes in grid:
+            contest = Contest(Sizes(*sizes), given.device, precision)
+            contenders = contest.contenders(given.contender)
+            yield from contest.rows(contenders, given.seconds, bench.say)
 
-    \b
-    Example:
-      python -m scripts.bench language-model --hidden 200 --batch 32
-      python -m scripts.bench language-model --device cuda --csv lm.csv
-    """
-    precision = precision_of(dtype, session.device)
-    fixed: Row = {"bench": "language-model", "precision": dtype}
-    before = session.rows_before(fixed)
-    done = {(int(row["vocabulary"]), int(row["hidden"]), int(row["batch"])) for row in before}
-
-    def rows(say: Say) -> Iterator[Row]:
-        for vocabulary, size, batch in product(vocabularies, hidden, batches):
-            if (vocabulary, size, batch) not in done:
-                sizes = Sizes(vocabulary, size, batch)
-                contest = Contest(sizes, session.device, precision)
-                contenders = contest.contenders(only or (), compile_loop=compile_loop)
-                yield from contest.rows(contenders, seconds, say)
-
-    with session.measuring() as say:
-        measured = session.kept(rows(say))
-    title = f"training words/s: {LAYERS} x LSTM, bptt {BPTT}, {dtype}"
+    bench.print_header(given.dtype)
     columns = ("vocabulary", "hidden", "batch", "contender", "words/s", "x nn.LSTM")
-    session.print(measured, columns, title)
-    for row in measured:
-        for what in ("failure", "not in a graph"):
-            if what in row:
-                print(
-                    f"{row['contender']}, hidden {row['hidden']}, batch {row['batch']}: {what}: {row[what]}"
-                )
-    picks = {str(row["ops"]) for row in measured if row["contender"] == AUTO}
-    for pick in sorted(picks):
+    with reproducible(given.device, given.threads):
+        bench.report(rows(), f"training words/s: {LAYERS} x LSTM, bptt {BPTT}", columns)
+    for pick in sorted({str(row["ops"]) for row in bench.rows if row["contender"] == AUTO}):
         print(f"auto picks {pick}")
-    known = [{**row, "words/s": float(row["words/s"])} for row in (*before, *measured) if row.get("words/s")]
-    session.draw(known, label=columns[:4], value="words/s", title=title)
+    if given.plot is not None:
+        draw(bench.rows, given.plot, label=columns[:4], value="words/s", title="training words/s")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from econmt.bench.rows import in_graph
 from econmt_ops import LSTMWeights
-from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
-
-Call = Callable[..., Any]
+from scripts.bench.frame import Call
 
 
 def lstm_weights(
@@ -58,24 +53,6 @@ def torch_lstm(
     return passes(lambda: module(inputs)[0], [inputs, *module.parameters()], torch.randn_like(inputs))
 
 
-def replayed(run: Call, device: torch.device) -> Call:
-    """Returns a call that replays a CUDA graph on a GPU, so that launches do not count; else the call."""
-    return in_graph(run, device) if device.type == "cuda" else run
-
-
-def in_turns(
-    calls: Mapping[str, Call],
-    turns: int,
-    device: torch.device,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Timing]:
-    """Times calls in turns, ``turns`` samples of each."""
-    wait = synchronizer(device)
-    timings = alternate(calls, math.inf, synchronize=wait, clock=clock, least=turns, most=turns, drop=False)
-    assert timings is not None  # time is not limited
-    return timings
-
-
 def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     """Computes torch's own LSTM, all layers in one call, from inputs (B, T, I) to (B, T, H)."""
     none = torch.zeros_like(layers[0].bias)
@@ -116,3 +93,21 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     requests.sort(key=lambda event: event.start_ns())
     peak: int = max(itertools.accumulate((event.nbytes() for event in requests), initial=0))
     return peak
+
+
+class KernelTime(NamedTuple):
+    """Name of a kernel, the number of its launches and the microseconds that these took."""
+
+    name: str
+    launches: int
+    microseconds: float
+
+
+def kernel_times(call: Call) -> list[KernelTime]:
+    """Returns the kernels that a call launches, those that take longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if str(event.device_type).endswith("CUDA")]
+    kernels = [KernelTime(event.key, event.count, event.self_device_time_total) for event in events]
+    return sorted(kernels, key=lambda kernel: -kernel.microseconds)

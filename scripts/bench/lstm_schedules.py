@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,10 +133,10 @@ def plain_layer(
     return torch.stack(outputs, 1)
 
 
-def _plain(layer_function: Callable[..., Tensor] = plain_layer, **options: int) -> Stack:
+def _plain(**options: Any) -> Stack:
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         for layer in layers:
-            inputs = layer_function(inputs, layer, **options)
+            inputs = plain_layer(inputs, layer, **options)
         return inputs
 
     return run
@@ -206,11 +206,10 @@ def streamed_stages(fused: bool) -> list[Stage]:
     return [*alone, last, *both]
 
 
-def stages(compile_loop: bool, on_gpu: bool = False) -> list[Stage]:
+def stages(on_gpu: bool = False) -> list[Stage]:
     """Returns the schedules, each with all decisions of those before it, then those it is compared with.
 
-    ``compile_loop`` adds one layer's loop under torch.compile, which compiles for minutes, and ``on_gpu`` the schedules
-    that only a GPU has.
+    ``on_gpu`` adds the schedules that only a GPU has.
     """
     fused = has_compiler()
     schedules = [
@@ -226,8 +225,4 @@ def stages(compile_loop: bool, on_gpu: bool = False) -> list[Stage]:
         schedules.append(Stage("pointwise fused (compiled)", "1.2x", own_layers("compiled")))
     if on_gpu:
         schedules.append(Stage("econmt_ops, auto", "", _chosen()))
-    schedules.append(Stage("torch.nn.LSTM", "", by_torch))
-    if compile_loop and fused:
-        compiled = torch.compile(plain_layer, dynamic=False)
-        schedules.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
-    return schedules
+    return [*schedules, Stage("torch.nn.LSTM", "", by_torch)]

@@ -16,10 +16,10 @@ from __future__ import annotations
 import gzip
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -36,11 +36,11 @@ def unquote(line: str) -> str:
     return line
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("data", type=Path, help="folder that holds vlsp20-en-vi and iwslt15-en-vi")
-    parser.add_argument("destination", type=Path, help="folder to write")
-    arguments = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.add_argument("data", type=Path, help="folder that holds vlsp20-en-vi and iwslt15-en-vi")
+    bench.add_argument("destination", type=Path, help="folder to write")
+    arguments = bench.begin(words)
     from sacremoses import MosesDetokenizer
 
     arguments.destination.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,3 @@ def write(path: Path, text: list[str]) -> None:
     """Writes one sentence a line."""
     path.write_text("".join(line + "\n" for line in text), encoding="utf-8")
     print(f"{path}: {len(text)} lines", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -31,7 +31,7 @@ from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
 
 from econmt.errors import InputError
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench
 
 LANGUAGES = ("en", "fr")
 HELD_OUT_PAIRS = 2000
@@ -353,22 +353,12 @@ def make(clone: Path, folder: Path, size: int = HELD_OUT_PAIRS) -> Iterator[str]
     yield from (f"left out: {count:,} pairs {reason}" for reason, count in splits.left_out.items())
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("clone", type=Path, help="clone of github.com/justicecanada/laws-lois-xml")
-    parser.add_argument("folder", type=Path, help="folder to write")
-    parser.add_argument(
-        "--size", type=int, default=HELD_OUT_PAIRS, help="pairs of validation and of test text"
-    )
-    arguments = parser.parse_args(words)
-    try:
-        for line in make(arguments.clone, arguments.folder, arguments.size):
-            print(line, file=sys.stderr)
-    except InputError as error:
-        print(f"make-laws: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    add = bench.add_argument
+    add("clone", type=Path, help="clone of github.com/justicecanada/laws-lois-xml")
+    add("folder", type=Path, help="folder to write")
+    add("--size", type=int, default=HELD_OUT_PAIRS, help="pairs of validation and of test text (%(default)s)")
+    given = bench.begin(words)
+    for line in make(given.clone, given.folder, given.size):
+        print(line, file=sys.stderr)

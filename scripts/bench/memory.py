@@ -1,4 +1,8 @@
-"""``python -m scripts.bench memory``: measures memory and time of training steps that recompute activations.
+"""Measures memory and time of steps that recompute.
+
+    python -m scripts.bench memory --device cuda --csv memory.csv
+    python -m scripts.bench memory --only step --recipe iwslt --lengths 100x80
+    ECONMT_DATA=FOLDER python -m scripts.bench memory --recipe multi30k
 
 The steps of a recipe are measured with each implementation and stash, with torch.utils.checkpoint, and the output layer
 alone. Loss and gradient norm of each variant are compared with the reference's before it is timed. The learning rate
@@ -9,21 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, time_in_turns
+from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
-from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
 from econmt.config.recipe import load_recipe
+from econmt.engine.devices import reproducible
 from econmt.errors import EconmtError, InputError
-from econmt.options.option_groups import option, with_option_groups
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import Timing, ratio
+from scripts.bench.frame import Bench, in_turns
 from scripts.bench.layers import peak_bytes
 from scripts.bench.memory_steps import (
     QUICK,
@@ -35,7 +38,8 @@ from scripts.bench.memory_steps import (
     step_variants,
 )
 
-Section = Literal["step", "checkpoint", "output"]
+SECTIONS = ("step", "checkpoint", "output")
+"""Parts: steps of econmt's operations, with torch.utils.checkpoint, and the output layer alone."""
 TIMED_POSITIONS = 3000
 """Most target positions of a batch that is timed on the CPU: larger ones take many seconds a step.
 
@@ -72,7 +76,7 @@ def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: 
             continue
         dtype = dtype_name(variant.precision)
         say(f"{case.name}, {case.lengths}: {variant.name}, {dtype}")
-        row: Row = {"bench": "memory", "case": f"step of {case.name}, {case.lengths}"}
+        row: Row = {"case": f"step of {case.name}, {case.lengths}"}
         row |= {"variant": variant.name, "dtype": dtype}
         rows.append(row)
         try:
@@ -93,12 +97,10 @@ def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: 
         for number, variant in enumerate(variants)
         if "failure" not in rows[number]
     }
-    timings = time_in_turns(turns, seconds, steps.device)
+    timings = in_turns(turns, steps.device, seconds=seconds)
     for number, timing in timings.items():
         add_times(rows[number], timing, timings[0])
         rows[number]["target tokens/s"] = steps.tokens / timing.median
-    if cpu:
-        rows[0]["matrix products, ms"] = steps.products(variants[0])
     yield from rows
 
 
@@ -130,12 +132,12 @@ def rows_of_output(
         del gradients
         expected = expected or values
         check(name, values, expected, TOLERANCE[torch.float32])
-        row: Row = {"bench": "memory", "case": f"output layer, {' x '.join(f'{size:,}' for size in shape)}"}
+        row: Row = {"case": f"output layer, {' x '.join(f'{size:,}' for size in shape)}"}
         peak = peak_bytes(partial(run, name), device) - hidden.nbytes - weight.nbytes
         row |= {"variant": name, "dtype": "float32", "peak bytes": peak}
         row["peak, times less"] = float(rows[0]["peak bytes"]) / peak if rows else 1.0
         rows.append(row)
-    timings = time_in_turns({name: partial(run, name) for name in losses}, seconds, device)
+    timings = in_turns({name: partial(run, name) for name in losses}, device, seconds=seconds)
     for row, timing in zip(rows, timings.values(), strict=True):
         add_times(row, timing, timings["cross_entropy(linear)"])
         yield row
@@ -161,62 +163,35 @@ def chosen_variants(
     ]
 
 
-@with_option_groups
-def memory_command(
-    *,
-    only: list[Section] | None = option(
-        None, help="Part to measure; may be repeated.", show_default="step, checkpoint and output"
-    ),
-    recipes: list[str] | None = option(
-        None,
-        "--recipe",
-        help="Recipe whose steps are measured; may be repeated.",
-        show_default="iwslt, groundhog, best and on a CPU multi30k",
-    ),
-    lengths: list[str] | None = option(
-        None,
-        help="Source x target positions of a batch of full rows, as 100x80, or text for batches of the recipe's own "
-        "text; may be repeated.",
-        show_default="the longest of the recipe and on a CPU 20x20; multi30k: text",
-    ),
-    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    variants: list[str] | None = option(
-        None, "--variant", help="Variant beside the reference; may be repeated.", show_default="all"
-    ),
-    seconds: Seconds = option(30.0, help="Seconds for each table."),
-    quick: bool = option(False, "--quick", help="Use tiny models, to see whether everything runs."),
-    session: BenchSession,
-) -> None:
-    """Measure memory and time of training steps: plain PyTorch, econmt's ops, and torch.utils.checkpoint.
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="auto", seconds=30.0)
+    add = bench.add_argument
+    add("--only", action="append", choices=SECTIONS, help="part to measure; may be repeated (all)")
+    add("--recipe", action="append", help="recipe of the steps (iwslt, groundhog, best, on a CPU multi30k)")
+    text = "source x target positions of full rows, as 100x80, or text; default: the longest, on a CPU also 20x20"
+    add("--lengths", action="append", help=text)
+    add("--dtype", action="append", help="types of the variants (float32 and bfloat16)")
+    add("--variant", action="append", help="variant beside the reference; may be repeated (all)")
+    add("--quick", action="store_true", help="use tiny models, to see whether everything runs")
+    given = bench.begin(words)
+    parts, device = given.only or list(SECTIONS), given.device
+    compiled, cpu = has_compiler() and not given.quick, device.type == "cpu"
+    types = [getattr(torch, name) for name in given.dtype or ("float32", "bfloat16")]
+    chosen = chosen_variants(parts, types, given.variant, compiled)
+    quick = ["multi30k"] if given.quick else ["iwslt", "groundhog", "best", *["multi30k"] * cpu]
 
-    \b
-    Example:
-      python -m scripts.bench memory --device cuda --csv memory.csv
-      python -m scripts.bench memory --only step --recipe iwslt --lengths 100x80
-      ECONMT_DATA=FOLDER python -m scripts.bench memory --recipe multi30k
-    """
-    parts = only or ["step", "checkpoint", "output"]
-    compiled, cpu = has_compiler() and not quick, session.device.type == "cpu"
-    chosen = chosen_variants(parts, dtypes_of(dtypes), variants, compiled)
-    names = recipes or (["multi30k"] if quick else ["iwslt", "groundhog", "best", *["multi30k"] * cpu])
-
-    def rows(say: Say) -> Iterator[Row]:
+    def rows() -> Iterator[Row]:
         if "output" in parts:
-            yield from rows_of_output(
-                QUICK_OUTPUT_LAYER if quick else OUTPUT_LAYER, compiled, session.device, seconds
-            )
-        for name in names if {"step", "checkpoint"} & {*parts} else []:
+            shape = QUICK_OUTPUT_LAYER if given.quick else OUTPUT_LAYER
+            yield from rows_of_output(shape, compiled, device, given.seconds)
+        for name in (given.recipe or quick) if {"step", "checkpoint"} & {*parts} else []:
             longest = load_recipe(name).pairs.max_length
             usual = ["text"] if name == "multi30k" else [f"{longest}x{longest}", *["20x20"] * cpu]
-            for text in lengths or (["6x5"] if quick else usual):
-                case = make_case(name, text, QUICK if quick else [], session.device)
-                yield from rows_of_steps(case, chosen, seconds, say)
+            for text in given.lengths or (["6x5"] if given.quick else usual):
+                case = make_case(name, text, QUICK if given.quick else [], device)
+                yield from rows_of_steps(case, chosen, given.seconds, bench.say)
 
+    bench.print_header()
     # cuDNN would round the factors of float32 LSTMs to TF32.
-    with session.measuring() as say, torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        measured = session.kept(rows(say))
-    bytes_columns = ("stash bytes", "stash, times less", "peak bytes", "peak, times less")
-    columns = ("case", "variant", "dtype", *bytes_columns)
-    figures = ("process bytes", "target tokens/s", "milliseconds", "lowest decile", "highest decile", "speed")
-    session.print(measured, (*columns, *figures, "matrix products, ms", "failure"), "memory and time")
-    session.draw(measured, label=("case", "variant", "dtype"), value="peak bytes", title="peak memory")
+    with reproducible(device, given.threads), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        bench.report(rows(), "memory and time")

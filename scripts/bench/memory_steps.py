@@ -46,10 +46,6 @@ TEXT_BATCHES = 3
 """Batches of real lengths in one turn."""
 CHUNK_BYTES = 32 << 20
 """Bytes of the logits that the checkpointed output layer computes at a time."""
-PRODUCTS = (
-    *(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv")),
-    *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")),
-)
 QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
 QUICK.append("training.batch.size=3")
 FUSED = {
@@ -313,13 +309,6 @@ class Steps:
         for batch in self.batches:
             self.run(variant, batch)
 
-    def products(self, variant: Variant) -> float:
-        """Returns the milliseconds of a turn in matrix products and in oneDNN's LSTM, which consists of them."""
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            self.turn(variant)
-        events = profiler.key_averages()
-        return float(sum(event.self_cpu_time_total for event in events if event.key in PRODUCTS)) / 1000.0
-
     def values(self, variant: Variant) -> tuple[float, float]:
         """Returns loss a token and gradient norm of a step on the largest batch."""
         torch.manual_seed(1)
@@ -329,7 +318,7 @@ class Steps:
     def memory_of(self, variant: Variant) -> Row:
         """Returns the bytes of a step on the largest batch: what the forward pass keeps, the peak, and more on a CPU.
 
-        On a CPU these are sums of tensors; the parts of the stash by layer and the process's resident set follow.
+        On a CPU these are sums of tensors, and the process's resident set follows.
         """
         if self.device.type == "cpu":
             ledger = measure_step(self.step(variant), self.largest, timed=False)
@@ -337,7 +326,6 @@ class Steps:
                 "stash bytes": ledger.stashed,
                 "peak bytes": ledger.peak,
                 "process bytes": resident_peak(partial(self.run, variant, self.largest)),
-                **{f"stash bytes of {layer}": size for layer, size in ledger.stash.items()},
             }
         self.forget()
         torch.cuda.reset_peak_memory_stats(self.device)

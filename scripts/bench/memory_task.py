@@ -1,4 +1,8 @@
-"""``python -m scripts.bench memory-task``: trains cells to remember the first element of long sequences.
+"""Measures how cells learn to remember a first element.
+
+    python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
+    python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
+    python -m scripts.bench memory-task --cell lstm,qrnn --equal-parameters
 
 The task is that of Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997). The first element is (1, 0, ...,
 0) or (-1, 0, ..., 0), all others are random one-hot vectors, and the model must tell the first element after the last.
@@ -18,22 +22,20 @@ import bisect
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 import econmt_ops
 from econmt.bench.rows import Row, Say, in_graph
-from econmt.cli.measuring import BenchSession, Seconds
-from econmt.config import limits
+from econmt.engine.devices import reproducible
 from econmt.errors import InputError
-from econmt.options.option_groups import option, with_option_groups
-from scripts.bench.plots import draw_lines
+from scripts.bench.frame import Bench, draw_lines
 
 PUBLISHED = (128, 512)
 """Symbols and units."""
@@ -208,7 +210,7 @@ def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updat
     Returns updates and seconds, those of the processor too, which other programs disturb little, milliseconds an update
     and whether it was learnt; or the failure.
     """
-    row: Row = {"bench": "memory-task", **setting._asdict(), "parameters": setting.parameters}
+    row: Row = {**setting._asdict(), "parameters": setting.parameters}
     try:
         began = time.perf_counter()
         trial = Trial(setting, device)
@@ -220,7 +222,7 @@ def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updat
                 trial.update()
                 done += 1
             streak = trial.streak
-            say(f"memory-task: {setting.cell}, {setting.steps} steps, update {done}, {streak} right in a row")
+            say(f"{setting.cell}, {setting.steps} steps, update {done}, {streak} right in a row")
     except torch.OutOfMemoryError:
         return row | {"failure": "memory"}
     seconds = time.perf_counter() - start
@@ -251,16 +253,6 @@ def rows(
         yield row
 
 
-def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
-    """Draws the speed-up of an update over the LSTM's, by length; a line for each cell and hidden size."""
-    lines: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row.get("speed-up", "") != "":
-            line = lines.setdefault(f"{row['cell']}, {row['hidden']} units", {})
-            line[int(row["steps"])] = float(row["speed-up"])
-    draw_lines(lines, path, axes=("steps", f"speed-up over {SERIAL}"), across={SERIAL: 1.0})
-
-
 def lengths_of(text: str) -> list[int]:
     """Reads "1024", "1024,8192" or "1024..65536", a range of powers of four; raises ValueError otherwise."""
     lengths: list[int] = []
@@ -275,72 +267,51 @@ def lengths_of(text: str) -> list[int]:
     return lengths
 
 
-@with_option_groups
-def memory_task_command(
-    *,
-    steps: str = option(
-        "1024", help="Lengths of the sequences; a range stands for powers of four.", metavar="T[,T...]|T..T"
-    ),
-    cells: str = option(
-        ",".join(CELLS), "--cell", help=f"Cells: {', '.join(CELLS)}.", metavar="NAME[,NAME...]"
-    ),
-    hidden: list[int] = option([PUBLISHED[1]], help="Number of units; may be repeated.", min=1),
-    batch: int = option(8, help="Number of sequences of an update.", min=1, max=limits.BATCH),
-    symbols: int = option(PUBLISHED[0], help="Width of the one-hot vectors.", min=2, max=limits.WIDTH),
-    layers: int = option(1, help="Number of layers.", min=1, max=limits.LAYERS),
-    equal_parameters: bool = option(
-        False, help="Give each cell as many units as make it as large as an LSTM of --hidden units."
-    ),
-    rate: Annotated[float, Field(gt=0.0, le=limits.RATE)] = option(1e-2, help="Learning rate of Adam."),
-    seeds: list[int] = option([1], "--seed", help="Seed of a run; may be repeated.", min=0, max=limits.SEED),
-    updates: int = option(1_000_000, help="Maximum number of updates of a run.", min=1, max=limits.UPDATES),
-    limit: Seconds = option(1800.0, help="Maximum number of seconds of a run."),
-    session: BenchSession,
-) -> None:
-    """Train cells to remember the first element of long sequences; print updates and time to 100 % accuracy.
-
-    The LSTM is trained first, and the speed-up of the other cells is relative to it; --plot draws it by length.
-
-    \b
-    Example:
-      python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
-      python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
-      python -m scripts.bench memory-task --cell lstm,qrnn --equal-parameters
-    """
-    names = cells.split(",")
-    unknown = [name for name in names if name not in CELLS]
-    if unknown:
-        raise InputError(f"--cell '{unknown[0]}': give some of {', '.join(CELLS)}")
-    try:
-        lengths = lengths_of(steps)
-    except ValueError:
-        raise InputError(f"--steps '{steps}': give lengths as 1024, 1024,8192 or 1024..65536") from None
-    if max(lengths) > limits.STEPS:
-        raise InputError(f"--steps '{steps}': at most {limits.STEPS}")
-    names.sort(key=lambda name: name != SERIAL)
-    settings = [
-        Setting(name, length, size, batch, symbols, rate, seed, layers)
-        for length in lengths
-        for size in hidden
-        for seed in seeds
-        for name in names
-    ]
-    if equal_parameters:
-        settings = [setting.as_large_as_lstm() for setting in settings]
-    with session.measuring() as say, torch.enable_grad():
-        measured = session.kept(rows(settings, session.device, say, limit=limit, updates=updates))
-    columns = (
-        "steps",
-        "cell",
-        "hidden",
-        "parameters",
-        "seed",
-        "learnt",
-        "updates",
-        "seconds",
-        "milliseconds",
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="auto")
+    add = bench.add_argument
+    add(
+        "--steps",
+        type=lengths_of,
+        default=[1024],
+        metavar="T[,T...]|T..T",
+        help="lengths; a range: powers of 4",
     )
+    add("--cell", default=",".join(CELLS), metavar="NAME[,NAME...]", help=f"cells: {', '.join(CELLS)}")
+    add("--hidden", type=int, action="append", help=f"units; may be repeated ({PUBLISHED[1]})")
+    add("--batch", type=int, default=8, help="sequences of an update (%(default)s)")
+    add("--symbols", type=int, default=PUBLISHED[0], help="width of the one-hot vectors (%(default)s)")
+    add("--layers", type=int, default=1, help="layers (%(default)s)")
+    add("--equal-parameters", action="store_true", help="as many units as make a cell as large as an LSTM")
+    add("--rate", type=float, default=1e-2, help="learning rate of Adam (%(default)s)")
+    add("--seed", type=int, action="append", help="seed of a run; may be repeated (1)")
+    add("--updates", type=int, default=1_000_000, help="most updates of a run (%(default)s)")
+    add("--limit", type=float, default=1800.0, help="most seconds of a run (%(default)s)")
+    add("--plot", type=Path, help="picture of the speed-up of an update over the LSTM's, by length")
+    given = bench.begin(words)
+    names = sorted(given.cell.split(","), key=lambda name: name != SERIAL)
+    if unknown := [name for name in names if name not in CELLS]:
+        raise InputError(f"--cell '{unknown[0]}': give some of {', '.join(CELLS)}")
+    sizes = product(given.steps, given.hidden or PUBLISHED[1:], given.seed or [1], names)
+    settings = [
+        Setting(name, length, size, given.batch, given.symbols, given.rate, seed, given.layers)
+        for length, size, seed, name in sizes
+    ]
+    if given.equal_parameters:
+        settings = [setting.as_large_as_lstm() for setting in settings]
+    columns = (
+        "steps", "cell", "hidden", "parameters", "seed", "learnt", "updates", "seconds", "milliseconds",
+    )  # fmt: skip
     figures = ("processor, s", "set up, s", "speed-up", "learns faster", "failure")
-    session.print(measured, (*columns, *figures), f"memory task: {SURE} right in a row")
-    if session.plot is not None:
-        draw(measured, session.plot)
+    bench.print_header()
+    with reproducible(given.device, given.threads), torch.enable_grad():
+        measured = rows(settings, given.device, bench.say, limit=given.limit, updates=given.updates)
+        bench.report(measured, f"memory task: {SURE} right in a row", (*columns, *figures))
+    if given.plot is not None:
+        lines: dict[str, dict[int, float]] = {}
+        for row in bench.rows:
+            if "speed-up" in row:
+                line = lines.setdefault(f"{row['cell']}, {row['hidden']} units", {})
+                line[int(row["steps"])] = float(row["speed-up"])
+        axes = "steps", f"speed-up over {SERIAL}"
+        draw_lines(lines, given.plot, axes=axes, across={SERIAL: 1.0})

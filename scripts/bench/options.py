@@ -6,24 +6,22 @@
 
 Rows are every shipped recipe, and multi30k with each option alone. "reference" keeps what autograd keeps, "auto" is
 what users get. Columns: target tokens a second of both, in turns; their ratio; and on a GPU peaks of allocated memory
-in MB (10^6 bytes). A row whose options are refused or that fails prints a line, and the next one follows.
+in MB (10^6 bytes). A row whose options are refused or that fails prints a line below the table.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 
-from econmt.bench.rows import Row, table, time_in_turns
+from econmt.bench.rows import Row
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batches import Batch
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
@@ -31,10 +29,7 @@ from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only
-from scripts.bench.arguments import parser_of
-from scripts.bench.gpu.frame import FAILURES, brief, heading
-
-COLUMNS = ("model", "reference tokens/s", "auto tokens/s", "auto / reference", "reference MB", "auto MB")
+from scripts.bench.frame import FAILURES, Bench, Call, brief, in_turns
 
 
 class Case(NamedTuple):
@@ -102,96 +97,69 @@ ROWS_ON_A_CPU = 4
 """Number by which the rows of a batch are divided on a CPU."""
 
 
-class Prepared(NamedTuple):
-    """A step that is ready: it runs the batch; and its peak of allocated bytes, 0 on a CPU."""
-
-    run: Callable[[], object]
-    peak: int
-
-
 def prepared(
     task: TranslationTask, batch: Batch, variant: str, precision: str, device: torch.device
-) -> Prepared:
-    """Builds a training step, captured on a GPU."""
+) -> tuple[Call, int]:
+    """Builds a training step, captured on a GPU; returns it with its peak of allocated bytes, 0 on a CPU."""
     if device.type == "cuda":
         from scripts.bench.gpu.step import prepare
 
         run = prepare(variant, task, [batch], precision)
-        return Prepared(partial(run.step, 0), run.allocated)
+        return partial(run.step, 0), run.allocated
     torch.manual_seed(1)
     implementations = Implementations.everywhere(variant, task.recipe.ops.stash)
     model = task.build_model().train()
     step = TrainingStep(task, model, precision_of(precision, device), implementations=implementations)
     tokens = step.tokens([batch])
     step.run([batch], tokens)
-    return Prepared(lambda: step.run([batch], tokens), 0)
+    return lambda: step.run([batch], tokens), 0
 
 
 def row_of(case: Case, precision: str, device: torch.device, seconds: float) -> Row:
-    """Times a case.
-
-    Raises:
-        InputError: The recipe refuses the keys.
-    """
-    task = TranslationTask(load_recipe(case.recipe, list(case.keys)), *case.words)
-    rows, *positions = case.shape
-    if device.type == "cpu":
-        rows //= ROWS_ON_A_CPU
-    torch.manual_seed(2)
-    batch = task.example(Shape(rows, *positions))
-    runs = {name: prepared(task, batch, name, precision, device) for name in ("reference", "auto")}
-    repeats = 20 if device.type == "cuda" else 1
-
-    def repeat(run: Callable[[], object]) -> None:
-        for _ in range(repeats):
-            run()
-
-    calls = {name: partial(repeat, run.run) for name, run in runs.items()}
-    timings = time_in_turns(calls, seconds * len(calls), device)
+    """Times a case; its failure, or why its keys are refused, is a column of the row."""
+    row: Row = {"model": case.name}
+    try:
+        task = TranslationTask(load_recipe(case.recipe, list(case.keys)), *case.words)
+        rows, *positions = case.shape
+        if device.type == "cpu":
+            rows //= ROWS_ON_A_CPU
+        torch.manual_seed(2)
+        batch = task.example(Shape(rows, *positions))
+        runs = {name: prepared(task, batch, name, precision, device) for name in ("reference", "auto")}
+        repeats = 20 if device.type == "cuda" else 1
+        calls = {name: partial(_repeat, run, repeats) for name, (run, _) in runs.items()}
+        timings = in_turns(calls, device, seconds=seconds * len(calls))
+    except (InputError, *FAILURES) as error:
+        return row | {"failure": brief(error)}
     speeds = {name: repeats * batch.target_tokens / timing.median for name, timing in timings.items()}
-    row: Row = {"model": case.name, **{f"{name} tokens/s": speed for name, speed in speeds.items()}}
+    row |= {f"{name} tokens/s": speed for name, speed in speeds.items()}
     row["auto / reference"] = f"{speeds['auto'] / speeds['reference']:.2f}"
     if device.type == "cuda":
-        row |= {f"{name} MB": round(run.peak / 1e6) for name, run in runs.items()}
+        row |= {f"{name} MB": round(peak / 1e6) for name, (_, peak) in runs.items()}
     return row
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="device (%(default)s)")
+def _repeat(run: Call, times: int) -> None:
+    for _ in range(times):
+        run()
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="cpu", seconds=1.0)
+    add = bench.add_argument
     add("--precision", default="float32", help="precision of both (%(default)s)")
-    add("--only", nargs="+", default=[], help="rows whose name contains one of these words")
-    add("--seconds", type=float, default=1.0, help="seconds for timing a variant (%(default)s)")
-    add("--json", type=Path, help="JSON file to write the rows to")
-    given = parser.parse_args()
-    device = torch.device(given.device)
-    if device.type == "cuda":
-        from econmt.engine.outside_memory import limit_workspaces, outside_meter
-
+    add("--only", nargs="+", default=[""], help="rows whose name contains one of these words")
+    given = bench.begin(words)
+    if given.device.type == "cuda":
         limit_workspaces(given.precision)
-        outside_meter(device)
-    print(
-        heading()
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
-    rows: list[Row] = []
-    for case in (*RECIPES, *OPTIONS):
-        if given.only and not any(word in case.name for word in given.only):
-            continue
-        try:
-            rows.append(row_of(case, given.precision, device, given.seconds))
-        except (InputError, *FAILURES) as error:
-            print(f"{case.name}: {brief(error)}", flush=True)
-            continue
-        print("  ".join(str(value) for value in rows[-1].values()), flush=True)
-        gc.collect()
-        if given.json is not None:
-            given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    Console(width=120).print(table(rows, COLUMNS, f"{given.device}, {given.precision}"))
+        outside_meter(given.device)
+    bench.print_header(given.precision)
+    chosen = [case for case in (*RECIPES, *OPTIONS) if any(word in case.name for word in given.only)]
 
+    def rows() -> Iterator[Row]:
+        for case in chosen:
+            yield row_of(case, given.precision, given.device, given.seconds)
+            gc.collect()
 
-if __name__ == "__main__":
     with rules_only():  # as econmt train: one implementation for all shapes
-        main()
+        bench.report(rows())

@@ -6,25 +6,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from econmt.bench.rows import Row, Say
+from econmt.bench.training import vocabulary_sizes
+from econmt.config.conditions import conflicts
 from econmt.config.recipe import LanguageModelSection, Recipe
+from econmt.config.yaml_reader import leaves
+from econmt.data.batching.batch import AnyBatch
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import peak_memory
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
+from econmt.model import Implementations
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import rank_environment
+from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.registry import task_of_sizes
+from econmt.training.choice import settle
 from econmt.training.pipelines import make_pipeline
-from econmt_ops.dispatch.timing import quantile
-from scripts.bench.cost_model import Kind, best, predict
+from econmt_ops.dispatch.timing import quantile, synchronizer
 from scripts.bench.parallel_processes import together
-from scripts.bench.parallel_profile import Profile, Setting, divided, timed_update, why_undivided
 
+Kind = Literal["data", "pipeline", "both"]
+KINDS: tuple[Kind, ...] = ("data", "pipeline", "both")
 ROUNDS = 2
 """Number of times that each way is measured, in turns and by new processes; the faster counts."""
 
@@ -37,8 +47,97 @@ QUICK = 0.1
 LEAST = 5
 """Updates that are timed however long they take."""
 
-WITHIN = 10.0
-"""Per cent within which a prediction counts as close."""
+
+class Setting(NamedTuple):
+    """Conditions of a measurement.
+
+    Attributes:
+        recipe: Recipe whose updates are timed.
+        rows: Rows of the whole batch, all of them full.
+        length: Positions of a row.
+        grown: True if the batch has as many times its rows as there are processes.
+        device: cpu or cuda, a GPU for each process.
+        threads: CPU threads of each process.
+        precision: Name of the precision.
+        seconds: Seconds for each thing that is timed.
+        limit: Seconds after which processes that time one thing are ended.
+        implementations: Implementations of the operations, once they are chosen.
+    """
+
+    recipe: Recipe
+    rows: int
+    length: int
+    grown: bool
+    device: str
+    threads: int
+    precision: str
+    seconds: float
+    limit: float
+    implementations: Implementations | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the full rows, with one source position where there is no source."""
+        is_text = isinstance(self.recipe.model, LanguageModelSection)
+        return Shape(self.rows, 1 if is_text else self.length, self.length)
+
+    @property
+    def task(self) -> Task:
+        """Task of the recipe."""
+        return task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
+
+    def precision_on(self, device: torch.device) -> Precision:
+        """Returns the precision on a device."""
+        return precision_of(self.precision, device, [self.recipe])
+
+    def settled(self) -> Setting:
+        """Returns the setting with the implementations that a run of this shape chooses."""
+        device, task = torch.device(self.device), self.task
+        precision = self.precision_on(device)
+        chosen, *_ = settle(task, lambda: task.build_model().to(device), self.shape, device, precision)
+        return self._replace(implementations=chosen)
+
+    def model(self, device: torch.device) -> torch.nn.Module:
+        """Returns a model on a device, the same one in every process."""
+        torch.manual_seed(self.recipe.training.seed)
+        return self.task.build_model().to(device).train()
+
+    def device_of(self, rank: int) -> torch.device:
+        """Returns the device of a rank, which becomes the current one of its process if it is a GPU."""
+        if self.device == "cpu":
+            return torch.device("cpu")
+        torch.cuda.set_device(rank)
+        return torch.device("cuda", rank)
+
+
+def why_undivided(recipe: Recipe, stages: int) -> str:
+    """Returns why a recipe cannot be trained as a pipeline of so many stages; empty if it can."""
+    return next(conflicts(dict(leaves(divided(recipe, stages)))), "")
+
+
+def divided(recipe: Recipe, stages: int) -> Recipe:
+    """Returns the recipe with a pipeline of so many stages."""
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"pipeline": stages})})
+
+
+def timed_update(step: TrainingStep, device: torch.device) -> Callable[[AnyBatch, int], float]:
+    """Returns a function that runs an update as a run does, on a GPU in a CUDA graph, and gives its seconds.
+
+    The function takes a batch and the number of target tokens by which its loss is divided.
+    """
+    synchronize = synchronizer(device)
+    graphed = GraphedStep(step) if device.type == "cuda" else None
+
+    def timed(batch: AnyBatch, tokens: int) -> float:
+        began = time.perf_counter()
+        if graphed is None:
+            step.run([batch], step.tokens([batch], tokens))
+        else:
+            graphed([batch], None, tokens)
+        synchronize()
+        return time.perf_counter() - began
+
+    return timed
 
 
 class Way(NamedTuple):
@@ -46,7 +145,7 @@ class Way(NamedTuple):
 
     Attributes:
         processes: number of processes.
-        kind: see :data:`scripts.bench.cost_model.KINDS`.
+        kind: Division by rows (data), by layers (pipeline), or by both.
         stages: stages of a pipeline.
     """
 
@@ -110,10 +209,10 @@ def stack_of(recipe: Recipe) -> int:
     return max(model.encoder.layers, model.decoder.layers)
 
 
-def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | None = None) -> Iterator[Row]:
+def rows(setting: Setting, wanted: Sequence[Way], say: Say) -> Iterator[Row]:
     """Yields the row of each way, measured in turns; a way that fails has a column ``failure``.
 
-    The first way is one process alone, over which gains are computed. Without a profile nothing is predicted.
+    The first way is one process alone, over which gains are computed.
     """
     measured: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
     failures = {way: why for way in wanted if (why := why_undivided(setting.recipe, way.stages))}
@@ -146,14 +245,11 @@ def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | N
             row["scaling"] = rate / alone
         if "exchange" in quickest:
             row["exchange %"] = max(0.0, 100.0 * quickest["exchange"])
-        if profile is not None and alone and way.processes > 1:
-            row |= predicted(profile, setting, way, alone, rate)
         yield row
 
 
 def _row(setting: Setting, way: Way) -> Row:
     return {
-        "bench": "parallel",
         "recipe": setting.recipe.name,
         "batch": "grown" if setting.grown else "fixed",
         "rows": _rows(setting, way),
@@ -167,38 +263,6 @@ def _row(setting: Setting, way: Way) -> Row:
 
 def _rows(setting: Setting, way: Way) -> int:
     return setting.rows * (way.processes if setting.grown else 1)
-
-
-def predicted(profile: Profile, setting: Setting, way: Way, alone: float, rate: float) -> Row:
-    """Returns the predicted throughput of a way and its difference in per cent; empty without a prediction.
-
-    The gain is predicted, and multiplied by ``alone``, the measured rate of one process: a profile is older than the
-    measurement, and a machine is not always equally fast.
-    """
-    step, network = profile.step, profile.network(None)
-    one = predict(step, network, 1, 1, setting.rows)
-    prediction = best(step, network, way.processes, way.kind, _rows(setting, way))
-    if prediction is None or prediction.stages != way.stages:
-        return {}
-    rate_of_way = alone * one.seconds / prediction.seconds * _rows(setting, way) / setting.rows
-    return {"predicted tokens/s": rate_of_way, "off %": 100.0 * (rate_of_way / rate - 1.0)}
-
-
-def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line with the best gains of several processes, and the number of close predictions."""
-    gains = [row for row in rows if row["ranks"] != 1 and "scaling" in row]
-    if not gains:
-        return "no way of several processes was measured"
-    parts = []
-    for count in sorted({row["ranks"] for row in gains}):
-        most = max((row for row in gains if row["ranks"] == count), key=lambda row: float(row["scaling"]))
-        parts.append(f"{count} processes {float(most['scaling']):.2f}x ({most['division']})")
-    line = f"over one: {', '.join(parts)}"
-    missed = [abs(float(row["off %"])) for row in gains if "off %" in row]
-    if missed:
-        close = f"{sum(each <= WITHIN for each in missed)} of {len(missed)} predictions within {WITHIN:.0f} %"
-        line += f"; {close}, the worst {max(missed):.0f} % off"
-    return line
 
 
 def _measured(setting: Setting, way: Way) -> dict[str, Any]:

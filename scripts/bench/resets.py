@@ -3,7 +3,7 @@
     python -m scripts.bench resets                    # B 128, T 64, H 512, 3 % resets
     python -m scripts.bench resets --batch 8 --steps 20 --hidden 64 --device cpu --precision ieee
 
-Each line is a way, of econmt_ops or of torch.nn.LSTM: milliseconds of the forward pass and of both passes with all
+Each row is a way, of econmt_ops or of torch.nn.LSTM: milliseconds of the forward pass and of both passes with all
 gradients, medians of eager calls in turns, and how many times as long as `econmt_ops.LSTM` with resets it takes.
 
 resets           econmt_ops.LSTM with resets=, which are on the device
@@ -19,19 +19,19 @@ What depends on the resets, such as the places of segments, is computed within e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import econmt_ops
-from scripts.bench.arguments import parser_of
-from scripts.bench.gpu.frame import heading
-from scripts.bench.layers import Call, in_turns, passes, relative
+from econmt.bench.rows import Row
+from scripts.bench.frame import Bench, Call, in_turns
+from scripts.bench.layers import passes, relative
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = ("bfloat16", "tf32", "ieee")
 Way = Callable[[Tensor, Tensor], Tensor]
 """Function of inputs (B, T, I) and resets (B, T) that returns outputs (B, T, H)."""
@@ -87,10 +87,10 @@ def ways_of(ours: econmt_ops.LSTM, theirs: nn.LSTM, on_cpu: Tensor) -> dict[str,
     }
 
 
-def measure(
+def rows(
     precision: str, sizes: tuple[int, int, int], rate: float, turns: int, device: torch.device
-) -> None:
-    """Prints the table of a precision for sizes B, T and H."""
+) -> Iterator[Row]:
+    """Yields a row for each way in a precision, for sizes B, T and H."""
     torch.manual_seed(0)
     batch, steps, hidden = sizes
     torch.backends.cudnn.allow_tf32 = precision != "ieee"
@@ -116,36 +116,24 @@ def measure(
         results[name] = run()
     exact = padded(theirs.double(), False, inputs.detach().double(), resets)
     theirs.float()
-    times = {kind: in_turns(ways, turns, device) for kind, ways in calls.items()}
-    for name in results:
-        forward, both = (times[kind][name].median for kind in ("forward", "both"))
-        error = "" if "none" in name else f"  error {relative(results[name], exact):.1e}"
-        ratio = both / times["both"]["resets"].median
-        print(
-            f"{precision:9} {name:16} {1e3 * forward:9.3f} {1e3 * both:9.3f} {ratio:7.2f}x{error}", flush=True
-        )
+    times = {kind: in_turns(ways, device, turns=turns) for kind, ways in calls.items()}
+    for name, result in results.items():
+        row: Row = {"precision": precision, "way": name}
+        row |= {f"{kind}, ms": 1e3 * timings[name].median for kind, timings in times.items()}
+        row["x resets"] = times["both"][name].median / times["both"]["resets"].median
+        yield row if "none" in name else row | {"error": f"{relative(result, exact):.1e}"}
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--batch", type=int, default=128, help="rows (%(default)s)")
-    parser.add_argument("--steps", type=int, default=64, help="steps (%(default)s)")
-    parser.add_argument("--hidden", type=int, default=512, help="units (%(default)s)")
-    parser.add_argument(
-        "--rate", type=float, default=0.03, help="share of steps that are resets (%(default)s)"
-    )
-    parser.add_argument("--precision", nargs="+", default=PRECISIONS, choices=PRECISIONS)
-    parser.add_argument("--turns", type=int, default=15, help="timed samples of each way (%(default)s)")
-    parser.add_argument("--device", type=torch.device, default=torch.device(DEVICE))
-    given = parser.parse_args()
-    print(
-        f"{heading(given.device)}: B {given.batch}, T {given.steps}, H {given.hidden}, {given.rate:.1%} resets"
-    )
-    print(f"{'precision':9} {'way':16} {'forward':>9} {'both ms':>9}")
-    for precision in given.precision:
-        sizes = given.batch, given.steps, given.hidden
-        measure(precision, sizes, given.rate, given.turns, given.device)
-
-
-if __name__ == "__main__":
-    main()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="auto", turns=15)
+    add = bench.add_argument
+    add("--batch", type=int, default=128, help="rows (%(default)s)")
+    add("--steps", type=int, default=64, help="steps (%(default)s)")
+    add("--hidden", type=int, default=512, help="units (%(default)s)")
+    add("--rate", type=float, default=0.03, help="share of steps that are resets (%(default)s)")
+    add("--precision", nargs="+", default=PRECISIONS, choices=PRECISIONS)
+    given = bench.begin(words)
+    sizes = given.batch, given.steps, given.hidden
+    bench.print_header(f"B {given.batch}, T {given.steps}, H {given.hidden}, {given.rate:.1%} resets")
+    made = (rows(precision, sizes, given.rate, given.turns, given.device) for precision in given.precision)
+    bench.report(chain.from_iterable(made))

@@ -1,4 +1,7 @@
-"""``python -m scripts.bench scan``: times the linear recurrence against a copy of the bytes that a pass must move.
+"""Times linear recurrence against a copy of its bytes.
+
+    python -m scripts.bench scan
+    python -m scripts.bench scan --shape 1x65536x128 --csv scan.csv
 
 A forward pass reads decay and inputs and writes outputs; a backward pass reads decay, outputs and their gradients and
 writes two gradients: 3 and 5 tensors. The copy moves as many bytes, half of them read and half written. Every
@@ -18,16 +21,15 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, time_in_turns
+from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
-from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
-from econmt.config import limits
+from econmt.engine.devices import reproducible
 from econmt.errors import EconmtError, InputError
-from econmt.options.option_groups import option, with_option_groups
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
 from scripts.bench import layers
+from scripts.bench.frame import Bench, in_turns, replayed
 
 Scan = Callable[[Tensor, Tensor], Tensor]
 """Decay and inputs (B, T, H) to outputs (B, T, H)."""
@@ -39,6 +41,11 @@ class ScanShape(NamedTuple):
     batch: int
     steps: int
     hidden: int
+
+    @classmethod
+    def of(cls, text: str) -> ScanShape:
+        """Reads a shape such as "1x65536x128"."""
+        return cls(*map(int, text.split("x")))
 
     @property
     def values(self) -> int:
@@ -211,7 +218,7 @@ def rows(
             raise InputError(f"--implementation '{', '.join(only)}': in no name of {'; '.join(known)}")
         differences = {}
         for label, scan in found.items():
-            say(f"scan: {'x'.join(map(str, shape))}, {dtype_name(dtype)}, {label}")
+            say(f"{'x'.join(map(str, shape))}, {dtype_name(dtype)}, {label}")
             differences[label] = check(label, scan, shape, dtype, device)
         for (what, count), (label, scan) in itertools.product(TENSORS.items(), found.items()):
             if (what, label) == ("both", GIVEN_MEMORY):
@@ -221,13 +228,13 @@ def rows(
             run = passes(scan, *operands)[what]
             if label == GIVEN_MEMORY:
                 run = into_given_memory(what, *operands)
-            run = run if label in loops else layers.replayed(run, device)
-            copy = layers.replayed(copy_of(count, shape, dtype, device), device)
-            timings = time_in_turns({"copy": copy, label: run}, seconds, device)
+            run = run if label in loops else replayed(run, device)
+            copy = replayed(copy_of(count, shape, dtype, device), device)
+            timings = in_turns({"copy": copy, label: run}, device, seconds=seconds)
             moved, scale = count * shape.values * dtype.itemsize, shape.steps / steps
             taken, copied = timings[label].median * scale, timings["copy"].median
             yield {
-                "bench": "scan", "batch": shape.batch, "steps": shape.steps, "hidden": shape.hidden,
+                "batch": shape.batch, "steps": shape.steps, "hidden": shape.hidden,
                 "dtype": dtype_name(dtype), "pass": what, "implementation": label, "milliseconds": 1e3 * taken,
                 "lowest decile": 1e3 * timings[label].low * scale, "highest decile": 1e3 * timings[label].high * scale,
                 "copy milliseconds": 1e3 * copied, "bytes": moved, "GB/s": moved / taken / 1e9,
@@ -236,51 +243,17 @@ def rows(
             del run, operands, copy
 
 
-@with_option_groups
-def scan_command(
-    *,
-    shapes: list[str] | None = option(
-        None,
-        "--shape",
-        help="Rows, steps and units; may be repeated.",
-        metavar="BxTxH",
-        show_default="the four published",
-    ),
-    implementations: list[str] | None = option(
-        None, "--implementation", help="Only implementations whose names contain this; may be repeated."
-    ),
-    dtypes: Dtypes = ["float32"],  # noqa: B006  typer copies it
-    seconds: Seconds = option(1.0, help="Seconds for each implementation and pass."),
-    session: BenchSession,
-) -> None:
-    """Time the linear recurrence against a copy that moves as many bytes, forward and backward.
-
-    Every implementation is first compared with float64.
-
-    \b
-    Example:
-      python -m scripts.bench scan
-      python -m scripts.bench scan --shape 1x65536x128 --csv csv
-    """
-    wanted = [_shape_of(text) for text in shapes or []] or list(SHAPES)
-    types = dtypes_of(dtypes)
-    with session.measuring() as say:
-        only = implementations or ()
-        measured = session.kept(rows(wanted, types, session.device, say, seconds=seconds, only=only))
-    columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
-    figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
-    session.print(measured, (*columns, *figures), "linear recurrence")
-    title = "linear recurrence: share of a copy's bandwidth"
-    session.draw(measured, label=columns, value="share of a copy", title=title)
-
-
-def _shape_of(text: str) -> ScanShape:
-    parts = text.split("x")
-    bounds = (limits.BATCH, limits.STEPS, limits.WIDTH)
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise InputError(f"--shape '{text}': give rows, steps and units as 1x65536x128")
-    sizes = [int(part) for part in parts]
-    if not all(1 <= size <= most for size, most in zip(sizes, bounds, strict=True)):
-        most_text = "x".join(f"{most}" for most in bounds)
-        raise InputError(f"--shape '{text}': each size must be at least 1, and they at most {most_text}")
-    return ScanShape(*sizes)
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="auto", seconds=1.0)
+    add = bench.add_argument
+    add("--shape", action="append", type=ScanShape.of, metavar="BxTxH", help="rows, steps and units")
+    add("--implementation", action="append", default=[], help="only those whose names contain this")
+    add("--dtype", action="append", help="float32, bfloat16, float16 or float64; may be repeated (float32)")
+    given = bench.begin(words)
+    types = [getattr(torch, name) for name in given.dtype or ["float32"]]
+    shapes, only = given.shape or SHAPES, given.implementation
+    with reproducible(given.device, given.threads):
+        columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
+        figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
+        measured = rows(shapes, types, given.device, bench.say, seconds=given.seconds, only=only)
+        bench.report(measured, "linear recurrence", (*columns, *figures))

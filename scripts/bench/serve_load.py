@@ -26,9 +26,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from econmt.bench.rows import Row
 from econmt.data.text.corpus import read_lines
-from scripts.bench.arguments import parser_of
+from econmt.errors import EconmtError
+from econmt_ops.dispatch.timing import quantile
 from scripts.bench.compare.measure import resident_bytes
+from scripts.bench.frame import Bench
 
 WARM = 0.2
 """Share of the time in which memory may still grow, since allocators keep what a first crowd needs."""
@@ -96,18 +99,12 @@ class Tally:
             others = answer in self.expected.values()
             self.wrong["another's" if others else OTHERWISE] += 1
 
-    def quantile(self, share: float) -> float:
-        """Returns the milliseconds within which a share of the requests was answered."""
-        ordered = sorted(self.seconds)
-        return 1000.0 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    def line(self, name: str, span: Span) -> str:
+    def row(self, name: str, span: Span) -> Row:
         """Returns a row of the table."""
         answers = len(self.seconds)
-        return (
-            f"{name:<16}{answers:>9,}{answers / span.seconds:>13.1f}{self.quantile(0.5):>10.1f}"
-            f"{self.quantile(0.99):>10.1f}{1000.0 * span.computing / answers:>12.1f}{sum(self.wrong.values()):>8}"
-        )
+        row: Row = {"load": name, "answers": answers, "sentences/s": answers / span.seconds}
+        row |= {"p50 ms": 1e3 * quantile(self.seconds, 0.5), "p99 ms": 1e3 * quantile(self.seconds, 0.99)}
+        return row | {"CPU ms each": 1e3 * span.computing / answers, "wrong": sum(self.wrong.values())}
 
 
 class Span:
@@ -222,7 +219,7 @@ async def again_and_again(act: Callable[[int], Awaitable[None]], port: int) -> N
             await asyncio.sleep(0.1)
 
 
-async def measure(port: int, process: int, options: argparse.Namespace) -> int:
+async def measure(bench: Bench, port: int, process: int, options: argparse.Namespace) -> int:
     """Measures all phases; returns the exit code."""
     lines = list(dict.fromkeys(filter(None, islice(read_lines(options.text), options.lines))))
     expected, alone, alone_span = await one_by_one(port, process, lines)
@@ -233,24 +230,20 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
     troubles = [asyncio.create_task(again_and_again(act, port)) for act in acts]
     memory = list[int]()
 
-    async def watch() -> None:
+    async def sample_memory() -> None:
         while True:
             memory.append(resident_bytes(Path(f"/proc/{process}/status").read_text())[0])
             await asyncio.sleep(options.seconds / 50)
 
-    watching = asyncio.create_task(watch())
+    sampling = asyncio.create_task(sample_memory())
     crowd_span = Span(process)
     crowd = await all_at_once(port, expected, options.clients, options.seconds)
     crowd_span.end()
-    for task in (watching, *troubles):
+    for task in (sampling, *troubles):
         task.cancel()
-    await asyncio.gather(watching, *troubles, return_exceptions=True)
-    print(
-        f"{'':<16}{'answers':>9}{'sentences/s':>13}{'p50 ms':>10}{'p99 ms':>10}{'CPU ms each':>12}{'wrong':>8}"
-    )
-    print(alone.line("one by one", alone_span))
-    print(steady.line(f"{options.rate:g} a second", steady_span))
-    print(crowd.line(f"{options.clients} clients", crowd_span))
+    await asyncio.gather(sampling, *troubles, return_exceptions=True)
+    rows = [alone.row("one by one", alone_span), steady.row(f"{options.rate:g} a second", steady_span)]
+    bench.report([*rows, crowd.row(f"{options.clients} clients", crowd_span)])
     wrong = steady.wrong + crowd.wrong
     for what, count in wrong.items():
         print(f"{count} {what}")
@@ -263,18 +256,17 @@ async def measure(port: int, process: int, options: argparse.Namespace) -> int:
     return int(bool(wrong) or otherwise > MOST_OTHERWISE * answers or growth > GROWTH_BYTES)
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
+def main(words: Sequence[str] | None = None) -> int:
+    bench = Bench(__doc__, seconds=300.0)
+    add = bench.add_argument
     add("-m", "--model", required=True, action="append", help="model folder")
     add("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
     add("--lines", type=int, default=300, help="sentences to use (%(default)s)")
-    add("--seconds", type=float, default=300.0, help="seconds of full load (%(default)s)")
     add("--clients", type=int, default=200, help="clients under full load (%(default)s)")
     add("--rate", type=float, default=20.0, help="sentences a second of the steady phase (%(default)s)")
     add("--trouble", type=int, default=2, help="slow, dead and garbling clients, of each kind (%(default)s)")
     add("options", nargs="*", help="after --: further options of econmt serve")
-    options = parser.parse_args()
+    options = bench.begin(words)
     models = [word for model in options.model for word in ("-m", model)]
     command = [sys.executable, "-m", "econmt", "serve", *models, "--port", "0", *options.options]
     environment = {**os.environ, "NO_COLOR": "1"}
@@ -285,16 +277,12 @@ def main() -> None:
         said = server.stderr.readline()
     address = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
     if address is None:
-        sys.exit(said or "the server did not start")
+        raise EconmtError(said or "the server did not start")
     try:
-        code = asyncio.run(measure(int(address[1]), server.pid, options))
+        code = asyncio.run(measure(bench, int(address[1]), server.pid, options))
     finally:
         server.send_signal(signal.SIGTERM)
         rest = server.stderr.read()
         ended = server.wait()
     print(f"the server ended with exit code {ended}: {rest.strip()}")
-    sys.exit(code or ended)
-
-
-if __name__ == "__main__":
-    main()
+    return code or ended

@@ -30,8 +30,7 @@ from econmt_memory.report.tables import format_bytes
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench import buckets, filters
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.bench.frame import ROOT
 
 Row = Sequence[str]
 Rows = Iterator[Row]
@@ -213,9 +212,9 @@ def filter_rows(data: Path | None) -> Rows:
     yield "text", "certainty", "correct pairs left out", "German found", "Vietnamese found"
     for text, prefix in (("Multi30k", "multi30k/train"), ("Tatoeba", "tatoeba-en-de/train")):
         classified = filters.Classified.of(prefix, foreign, search)
-        for number, shares in enumerate(classified.shares(CERTAINTIES)):
-            percents = (f"{100 * share:.2f} %" for share in (shares.wrong, shares.swapped, shares.foreign))
-            yield "" if number else text, f"{shares.certainty}", *percents
+        for number, certainty in enumerate(CERTAINTIES):
+            percents = (f"{100 * share:.2f} %" for share in classified.shares(certainty))
+            yield "" if number else text, f"{certainty}", *percents
 
 
 def noise_rows(data: Path | None) -> Rows:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import NamedTuple
 
 from econmt.errors import InputError
 from scripts.bench import table_rows
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import ROOT, Bench
 
-ROOT = Path(__file__).resolve().parents[2]
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -120,28 +118,21 @@ def compare(name: str, data: Path | None, root: Path = ROOT, *, write: bool = Fa
     return changes
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(TABLES)}")
-    parser.add_argument("--write", action="store_true", help="write tables that differ into their pages")
-    parser.add_argument("--data-dir", type=Path, help="folder in which text is looked up")
-    options = parser.parse_intermixed_args(arguments)
-    unknown = [name for name in options.names if name not in TABLES]
+def main(words: Sequence[str] | None = None) -> int:
+    bench = Bench(__doc__)
+    add = bench.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"some of {', '.join(TABLES)}")
+    add("--write", action="store_true", help="write tables that differ into their pages")
+    add("--data-dir", type=Path, help="folder in which text is looked up")
+    given = bench.begin(words)
+    unknown = [name for name in given.names if name not in TABLES]
     if unknown:
-        parser.error(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
-    names = options.names or [name for name, table in TABLES.items() if not table.needs_text]
+        bench.error(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    names = given.names or [name for name, table in TABLES.items() if not table.needs_text]
     different = False
-    try:
-        for name in names:
-            changes = compare(name, options.data_dir, write=options.write)
-            different = different or bool(changes)
-            state = "as in the page" if not changes else "written" if options.write else "differs"
-            print(f"{name}: {TABLES[name].page}: {state}", *changes, sep="\n", flush=True)
-    except InputError as error:
-        print(f"tables: {error}", file=sys.stderr)
-        return 2
-    return int(different and not options.write)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for name in names:
+        changes = compare(name, given.data_dir, write=given.write)
+        different = different or bool(changes)
+        state = "as in the page" if not changes else "written" if given.write else "differs"
+        print(f"{name}: {TABLES[name].page}: {state}", *changes, sep="\n", flush=True)
+    return int(different and not given.write)

@@ -16,6 +16,7 @@ import importlib
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from econmt.data.batching.batches import Batch, training_batches
 from econmt.data.batching.store import PreparedData, open_prepared, store_folder
 from econmt.data.text.vocabulary import PAD
 from econmt.errors import InputError
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench
 
 LAYERS, WIDTH, HEADS, INSIDE, DROPOUT = 3, 256, 4, 512, 0.1
 LONGEST = 512
@@ -169,28 +170,15 @@ def _set_inside(spec: Any, layer: Any, norm: nn.LayerNorm) -> None:
     _set_norm(spec.layer_norm, norm)
 
 
-def main() -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("model", type=Path, help="model folder whose prepared text and vocabulary are used")
-    parser.add_argument("output", type=Path, help="folder to write, in CTranslate2's format")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--seconds", type=float, default=110.0, help="of training (%(default)s)")
-    options = parser.parse_args()
-    try:
-        recipe = load_recipe(str(ModelFolder(options.model).recipe), [f"output={options.model}"])
-        prepared = open_prepared(store_folder(recipe))
-        source, target = prepared.vocabularies.sides
-        if source is not target:
-            raise InputError(
-                f"{options.model}: has two vocabularies; train a recipe with data.subwords.joint"
-            )
-    except InputError as error:
-        print(f"transformer: {error}", file=sys.stderr)
-        return 2
-    trained = train(recipe, prepared, options.device, options.seconds)
-    save(trained, target.tokens(range(target.size)), options.output)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, device="cpu", seconds=110.0)
+    bench.add_argument("model", type=Path, help="model folder whose prepared text and vocabulary are used")
+    bench.add_argument("output", type=Path, help="folder to write, in CTranslate2's format")
+    given = bench.begin(words)
+    recipe = load_recipe(str(ModelFolder(given.model).recipe), [f"output={given.model}"])
+    prepared = open_prepared(store_folder(recipe))
+    source, target = prepared.vocabularies.sides
+    if source is not target:
+        raise InputError(f"{given.model}: has two vocabularies; train a recipe with data.subwords.joint")
+    trained = train(recipe, prepared, given.device, given.seconds)
+    save(trained, target.tokens(range(target.size)), given.output)

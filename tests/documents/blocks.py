@@ -23,6 +23,7 @@ ONLY_PARSED = {
         "scripts.bench account --device cuda",
         "scripts.bench resets",
         "scripts.bench drop-in --device cuda",
+        "scripts.bench options --device cuda",
         "bench layout --device cuda --graph",
     ],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv", "git clone"],

@@ -57,7 +57,7 @@ PRELOADED = (
     "PIL.PpmImagePlugin",
     "rich._emoji_codes",
     "sacrebleu",
-    "scripts.bench.arguments",
+    "scripts.bench.frame",
     "scripts.bench.language_model",
     "scripts.bench.lstm",
     "scripts.bench.memory",

@@ -65,6 +65,7 @@ SCRIPTS = {
     "filters": "",
     "inference": "--rounds 1 --threads 1",
     "memory": "--quick --seconds 0.01 --lengths 4x3",
+    "options": "--only quickstart --seconds 0.01",
     "tables": "sizes",
     "serve-load": "--lines 4 --seconds 1 --clients 2 --rate 5 --trouble 1",
     "scripts.kill_campaign": "--kinds translation --kills 1 --updates 4",
@@ -230,6 +231,7 @@ def write_texts(folder: Path) -> None:
         _write(folder / name, english[:4])
     for name, lines in (
         ("new.en", english),
+        ("test.txt", english),
         ("test_2016_flickr.en", english),
         ("test_2016_flickr.de", german),
         ("vlsp20-en-vi/news_valid.vi", german),
@@ -275,6 +277,7 @@ MODELS = {
     "quickstart": "train quickstart",
     "tatoeba-en-de": "train tatoeba",
     "wikitext2": "train wikitext2",
+    "wikitext2-awd": "train wikitext2-awd",
     "factored": "train multi30k output=runs/factored data.train=[talks/train] data.valid=talks/valid data.test=null "
     "data.source_factors=[pos,case] model.source_factors_num_embed=[4,2] model.source_factors_combine=concat",
 }

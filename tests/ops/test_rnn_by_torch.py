@@ -1,6 +1,6 @@
 """PyTorch's list of modules to test, which the installed torch brings, with `econmt_ops.LSTM` and `GRU` in it.
 
-`scripts/torch_tests.py` runs the tests themselves, from a checkout of PyTorch.
+`torch_tests.py` runs the tests themselves, from a checkout of PyTorch.
 """
 
 from __future__ import annotations
@@ -95,6 +95,13 @@ def test_torchs_errors(name: str) -> None:
 )
 def test_torchs_own_tests() -> None:
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-W", "ignore", "-m", "scripts.torch_tests", os.environ["ECONMT_TORCH_TESTS"]]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.ops.torch_tests",
+        os.environ["ECONMT_TORCH_TESTS"],
+    ]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

@@ -9,7 +9,7 @@ import pytest
 
 from econmt.model import Implementations
 from econmt_ops.backends.compiled import has_compiler
-from scripts.golden_losses import FILE, KINDS, REFERENCE, UPDATES, curve, variants
+from tests.system.golden_losses import FILE, KINDS, REFERENCE, UPDATES, curve, variants
 
 NAMES = ["recompute", *(["compiled"] if has_compiler() else [])]
 CASES = [

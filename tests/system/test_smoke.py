@@ -11,7 +11,7 @@ import pytest
 from econmt_ops.backends import c
 from tests.conftest import PATIENCE, ROOT
 
-SUITE = ROOT / "scripts" / "smoke.py"
+SUITE = ROOT / "tests" / "installed" / "smoke.py"
 
 
 @pytest.mark.thorough

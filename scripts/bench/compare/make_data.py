@@ -1,7 +1,4 @@
-"""Writes the token files that all compared toolkits read.
-
-python -m scripts.bench compare.make-data --data-dir corpora --output compare/data
-"""
+"""Token files that all compared toolkits read."""
 
 from __future__ import annotations
 
@@ -16,9 +13,8 @@ import numpy as np
 from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
 from econmt.data.batching.token_store import TokenStore
-from econmt.data.text.corpus import read_lines, search_path
+from econmt.data.text.corpus import search_path
 from econmt.data.text.vocabulary import UNK, Vocabulary
-from scripts.bench.arguments import parser_of
 
 from .toolkit import SOURCE, TARGET
 
@@ -134,11 +130,10 @@ def write_test(
     return len(pairs), tokens
 
 
-def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = None) -> dict[str, int]:
+def make_data(folder: Path, data_dir: Path | None) -> dict[str, int]:
     """Writes token files, vocabularies and the raw test text unless they exist; returns their pairs and tokens.
 
-    ``data_dir`` has ``multi30k``. ``test_source`` is a text to translate instead of the first lines of the test text;
-    it also stands for its own translation, which no toolkit reads when it searches.
+    ``data_dir`` has ``multi30k``.
     """
     done = folder / DONE
     if done.is_file():
@@ -149,10 +144,7 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
     prepare(recipe, folder / "store", search_path(None, data_dir), show_progress=False)
     prepared = open_prepared(folder / "store")
     counts = write_training(folder, prepared, (SOURCE, TARGET))
-    if test_source is None:
-        test = list(zip(prepared.test_text.source, prepared.test_text.target, strict=True))[:TEST_SENTENCES]
-    else:
-        test = [(line, line) for line in read_lines(test_source) if line.strip()]
+    test = list(zip(prepared.test_text.source, prepared.test_text.target, strict=True))[:TEST_SENTENCES]
     counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies.sides, test)
     done.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
     return counts
@@ -181,16 +173,3 @@ def write_training(folder: Path, prepared: PreparedData, sides: tuple[str, str])
         for name, content in vocabulary_files(names, found).items():
             (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")
     return counts
-
-
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
-    parser.add_argument("--output", type=Path, default=Path("compare/data"))
-    options = parser.parse_args()
-    for name, count in make_data(options.output, options.data_dir).items():
-        print(f"{name}\t{count}")
-
-
-if __name__ == "__main__":
-    main()

@@ -150,16 +150,6 @@ def _process_memory(process: int) -> tuple[int, int]:
         return 0, 0
 
 
-def available_bytes() -> int | None:
-    """Returns the memory available without swapping in bytes; None where the kernel does not say."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
-    return 1024 * int(found[1]) if found else None
-
-
 class Finished(NamedTuple):
     """Output of a command, its peak resident memory in bytes, and its training window.
 

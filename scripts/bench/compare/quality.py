@@ -20,54 +20,24 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from econmt.bench.rows import circumstances
+from econmt.bench.rows import Row, circumstances
 from econmt.data.batching.store import PreparedData, open_prepared
 from econmt.evaluation.metrics import bleu
-from scripts.bench.arguments import parser_of
+from scripts.bench.frame import Bench, draw_lines
 
 from .make_data import DONE, pieces_of, write_test, write_training
 from .measure import DeviceMemoryWatch, FailedError, Finished, Window
-from .quality_report import draw, markdown
-from .report import machine
 from .run import CACHE, environment_of, say
 from .toolkit import Places, install
 from .tools.by_minute import BEGINS, BY_MINUTE, SOURCE, TARGET, ByMinute, Checkpoint
-from .turns import Trainee, run_alone
+from .turns import Trainee, run_alone, write_log
 
 MARKS = (60.0, 120.0, 240.0, 540.0)
-
-
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
-    add("--store", type=Path, help="prepared store of the recipe, from econmt prepare")
-    add("--only", nargs="+", choices=BY_MINUTE, metavar="NAME", help=f"of {', '.join(BY_MINUTE)}")
-    add("--marks", nargs="+", type=float, default=list(MARKS), help="seconds of training (60 120 240 540)")
-    add("--device", choices=("cpu", "cuda"), default="cuda", help="device of training and translation (cuda)")
-    add("--threads", type=int, default=4, help="OMP_NUM_THREADS of every toolkit (4)")
-    add("--work", type=Path, default=CACHE / "quality", help="token files, models, logs")
-    add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    add("--this-environment", action="store_true", help="run every toolkit with this process's Python")
-    add("--output", type=Path, default=Path("quality.json"), help="JSON file of all figures")
-    add(
-        "--show",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="print the table of these files; measures nothing",
-    )
-    add("--plot", type=Path, help="picture to write, with --show")
-    options = parser.parse_args(words)
-    if (options.store is None) == (options.show is None):
-        parser.error("give --store, to measure, or --show")
-    return options
 
 
 def make_data(folder: Path, store: Path, *, token_files: bool) -> PreparedData:
@@ -89,9 +59,9 @@ class ToolkitRun:
 
     def __init__(self, key: str, options: argparse.Namespace, prepared: PreparedData) -> None:
         self.toolkit: ByMinute = BY_MINUTE[key]()
-        self.toolkit.device = options.device
+        self.toolkit.device = options.device.type
         self._options, self._prepared = options, prepared
-        work = (options.work / f"{key}-{options.device}").resolve()
+        work = (options.work / f"{key}-{self.toolkit.device}").resolve()
         interpreter = Path(sys.executable)
         if self.toolkit.requirements is not None and not options.this_environment:
             interpreter = install(self.toolkit, options.environments.resolve(), None)
@@ -123,7 +93,6 @@ class ToolkitRun:
             "host_bytes": finished.peak_bytes,
             "checkpoints": [checkpoint._asdict() for checkpoint in checkpoints],
             "curve": toolkit.curve(finished.lines, self._model),
-            "differs": toolkit.differs,
         }
 
     @property
@@ -186,24 +155,59 @@ class ToolkitRun:
         return round(bleu(texts, references, "13a").value, 2)
 
     def _run(self, trainee: Trainee, name: str) -> Finished:
-        log = self._places.work / f"{name}.log"
-        try:
-            finished = run_alone(trainee)
-        except FailedError as error:
-            log.write_text(f"{error}\n", encoding="utf-8")
-            raise
-        log.write_text("".join(f"{line}\n" for line in finished.lines), encoding="utf-8")
+        finished = write_log(run_alone(trainee), self._places.work / f"{name}.log")
         say(f"{self.toolkit.name}: {name}, {trainee.clock.read():.0f} s")
         return finished
 
 
+def rows_of(figures: Mapping[str, Any]) -> Row:
+    """Returns a toolkit's row of the table, with a column of BLEU for each of its marks."""
+    checkpoints = figures["checkpoints"]
+    allocated = max((checkpoint["allocated_bytes"] for checkpoint in checkpoints), default=0)
+    row: Row = {"toolkit": f"{figures['name']} {figures['version']}", "precision": figures["precision"]}
+    row |= {"million parameters": f"{figures['parameters'] / 1e6:.1f}"}
+    row |= {
+        "target tokens/s": figures["tokens_per_second"],
+        "tokens of a batch": figures["tokens_per_update"],
+    }
+    for each in checkpoints:
+        score = "-" if each["bleu"] is None else f"{each['bleu']:.1f}"
+        row[f"BLEU at {each['mark'] / 60:.3g} min"] = score
+    row["GPU memory, MB"] = f"{figures['device_bytes'] / 1e6:,.0f}"
+    row["allocated by PyTorch, MB"] = f"{allocated / 1e6:,.0f}"
+    return row | {"start-up, s": f"{figures['start_seconds']:.0f}"}
+
+
+def draw(results: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Draws BLEU over the minutes of training."""
+    lines: dict[str, dict[float, float]] = {}
+    for each in results:
+        scored = [(it["seconds"], it["bleu"]) for it in each["checkpoints"] if it["bleu"] is not None]
+        lines[each["name"]] = {seconds / 60: score for seconds, score in each["curve"] or scored}
+    title = "Validation text of laws-en-fr, English to French"
+    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title, log="")
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    options = arguments(words)
+    bench = Bench(__doc__, device="auto", threads=4)
+    add = bench.add_argument
+    add("--store", type=Path, help="prepared store of the recipe, from econmt prepare")
+    add("--only", nargs="+", choices=BY_MINUTE, metavar="NAME", help=f"of {', '.join(BY_MINUTE)}")
+    add("--marks", nargs="+", type=float, default=list(MARKS), help="seconds of training (60 120 240 540)")
+    add("--work", type=Path, default=CACHE / "quality", help="token files, models, logs")
+    add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
+    add("--this-environment", action="store_true", help="run every toolkit with this process's Python")
+    add("--output", type=Path, default=Path("quality.json"), help="JSON file of all figures")
+    add("--show", nargs="+", type=Path, metavar="FILE", help="print the table of files; measures nothing")
+    add("--plot", type=Path, help="picture to write, with --show")
+    options = bench.begin(words)
+    if (options.store is None) == (options.show is None):
+        bench.error("give --store, to measure, or --show")
     if options.show is not None:
-        rows = [row for path in options.show for row in json.loads(path.read_text("utf-8")).values()]
-        print(markdown(rows))
+        shown = [each for path in options.show for each in json.loads(path.read_text("utf-8")).values()]
+        bench.report(map(rows_of, shown))
         if options.plot is not None:
-            draw(rows, options.plot)
+            draw(shown, options.plot)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended too
     results: dict[str, Any] = {}
@@ -211,8 +215,6 @@ def main(words: Sequence[str] | None = None) -> int:
         results = json.loads(options.output.read_text(encoding="utf-8"))
     keys = options.only or list(BY_MINUTE)
     prepared = make_data(options.work / "data", options.store, token_files=keys != ["econmt"])
-    say(f"data: {options.work / 'data'}")
-    conditions = machine() | circumstances(torch.device(options.device))
     failed = False
     for key in keys:
         if key in results:
@@ -224,12 +226,8 @@ def main(words: Sequence[str] | None = None) -> int:
             failed = True
             say(f"{key} failed: {error}")
             continue
-        results[key] = measured | {"conditions": conditions}
+        results[key] = measured | {"conditions": circumstances(options.device)}
         failed |= any(checkpoint["bleu"] is None for checkpoint in measured["checkpoints"])
         options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(markdown(list(results.values())))
+    bench.report(map(rows_of, results.values()))
     return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

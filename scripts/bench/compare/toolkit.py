@@ -72,8 +72,6 @@ class Toolkit(ABC):
     build_first: ClassVar[tuple[str, ...]] = ()
     """Requirements installed before the others, to build ``build_without_isolation``."""
     build_without_isolation: ClassVar[str | None] = None
-    differs: ClassVar[str]
-    """Differences from econmt, for the table's notes."""
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """Devices that its pinned packages support."""
     precision: ClassVar[str] = "float32"

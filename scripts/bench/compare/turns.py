@@ -226,11 +226,10 @@ class Trainee:
             self._changed.notify_all()
 
 
-def run_alone(trainee: Trainee, window: float = math.inf, limit: float = LIMIT_SECONDS) -> Finished:
-    """Runs a trainee without turns to its end, or until its window is so many seconds long.
-
-    Raises FailedError if it ends with an error or takes longer than ``limit`` seconds.
-    """
+def run_alone(
+    trainee: Trainee, window: float = math.inf, limit: float = LIMIT_SECONDS
+) -> Finished | FailedError:
+    """Runs a trainee without turns to its end, or until its window is so many seconds long; returns what came of it."""
     try:
         trainee.start()
         trainee.wait(limit, window=window)
@@ -239,9 +238,16 @@ def run_alone(trainee: Trainee, window: float = math.inf, limit: float = LIMIT_S
     finally:
         trainee.close()
     result = trainee.result()
-    if isinstance(result, FailedError):
-        raise result
-    return result._replace(marks=())
+    return result if isinstance(result, FailedError) else result._replace(marks=())
+
+
+def write_log(finished: Finished | FailedError, log: Path) -> Finished:
+    """Writes what a command printed to a file; raises the error if it failed."""
+    lines = [str(finished)] if isinstance(finished, FailedError) else finished.lines
+    log.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if isinstance(finished, FailedError):
+        raise finished
+    return finished
 
 
 def train_in_turns(

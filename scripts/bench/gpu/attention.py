@@ -9,7 +9,7 @@ steps. tests/ops/triton compares the kernels with float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scripts.bench.gpu.frame import DEVICE, FAILURES, arguments, brief, compiled_by_workers, milliseconds
+from econmt.bench.rows import Row
+from scripts.bench.frame import CUDA, FAILURES, Bench, brief, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import attention, cells
@@ -38,10 +39,10 @@ class Case(NamedTuple):
     choice: Choice | None = None
     tile: tuple[int, int] | None = None
 
-    def title(self) -> str:
-        """Returns the left half of the line."""
-        how = self.tile if self.choice is None else tuple(self.choice)
-        return f"{self.kind:9} {str(self.dtype)[6:]:9} S {self.positions:3} {how!s:16}"
+    @property
+    def how(self) -> str:
+        """Choice of the kernel's launch, or its tile."""
+        return "" if self.kind == "cell" else str(self.tile if self.choice is None else tuple(self.choice))
 
 
 def cases(batch: int, size: int, positions: list[int]) -> Iterator[Case]:
@@ -73,12 +74,12 @@ class CaseTensors:
         batch, size, positions, dtype = case.batch, case.size, case.positions, case.dtype
 
         def draw(*shape: int, scale: float = 1.0) -> Tensor:
-            return (torch.randn(shape) * scale).to(DEVICE, dtype)
+            return (torch.randn(shape) * scale).to(CUDA, dtype)
 
-        lengths = torch.randint(positions // 2, positions + 1, (batch,)).to(DEVICE)
-        padding = torch.arange(positions, device=DEVICE) >= lengths[:, None]
+        lengths = torch.randint(positions // 2, positions + 1, (batch,)).to(CUDA)
+        padding = torch.arange(positions, device=CUDA) >= lengths[:, None]
         keys, values = (draw(batch, positions, size).masked_fill(padding[..., None], 0.0) for _ in range(2))
-        score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(DEVICE)
+        score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(CUDA)
         norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
         self.kernels = AttentionLauncher(keys, values, score, norm, size**-0.5, lengths, case.choice)
         self.values, self.both, self.doutput = values, draw(batch, 2 * size), draw(batch, size)
@@ -90,7 +91,7 @@ def attention_launches(case: Case) -> list[Callable[[], None]]:
     both, kernels = tensors.both, tensors.kernels
     weights = both.new_empty(batch, case.positions)
     output, dboth = torch.empty_like(tensors.doutput), torch.empty_like(both)
-    dscores = torch.empty(batch, case.positions, device=DEVICE)
+    dscores = torch.empty(batch, case.positions, device=CUDA)
 
     def forward() -> None:
         kernels.forward(both[:, :size], both[:, size:], weights, [output])
@@ -111,18 +112,18 @@ def sum_launches(case: Case) -> list[Callable[[], None]]:
     """Returns the launch of the gradients that are summed over the steps, with the tile of the case."""
     if case.tile is not None:
         attention.SUM_ROWS, attention.SUM_WIDTH = case.tile[:1], case.tile[1]
-    query = torch.randn(STEPS * case.batch, case.size).to(DEVICE, case.dtype)
-    dscores = torch.randn(STEPS * case.batch, case.positions).to(DEVICE)
+    query = torch.randn(STEPS * case.batch, case.size).to(CUDA, case.dtype)
+    dscores = torch.randn(STEPS * case.batch, case.positions).to(CUDA)
     return [partial(KeyGradients(CaseTensors(case).kernels).add, query, dscores)]
 
 
 def cell_launches(case: Case) -> list[Callable[[], None]]:
     """Returns the launches of a step of an LSTM cell, forward and backward."""
     batch, size, dtype = case.batch, case.size, case.dtype
-    gates = torch.randn(batch, 4 * size).to(DEVICE, dtype)
-    before = torch.randn(batch, size).to(DEVICE)
+    gates = torch.randn(batch, 4 * size).to(CUDA, dtype)
+    before = torch.randn(batch, size).to(CUDA)
     after, dc, dgates = torch.empty_like(before), torch.zeros_like(before), torch.empty_like(gates)
-    h = [torch.empty(batch, 2 * size, dtype=dtype, device=DEVICE)[:, :size] for _ in range(2)]
+    h = [torch.empty(batch, 2 * size, dtype=dtype, device=CUDA)[:, :size] for _ in range(2)]
     forward = partial(cells.forward, gates, before, after, h)
     forward()
     return [forward, partial(cells.backward, gates, before, after, h, dc, dgates)]
@@ -136,28 +137,23 @@ def launches(case: Case) -> list[Callable[[], None]]:
     return made
 
 
-def run(case: Case) -> str:
-    """Times a case; returns its error if it fails, so that the others are still timed."""
+def row_of(case: Case) -> Row:
+    """Times a case; a failure is a column of its row, so that the others are still timed."""
+    row: Row = {"kernel": case.kind, "dtype": str(case.dtype)[6:], "S": case.positions, "how": case.how}
     try:
         count = 3 if case.kind == "sum" else STEPS
         times = [1000 * milliseconds({"": each}, 5, repeats=count)[""] for each in launches(case)]
     except FAILURES as error:
-        return brief(error)
-    return "us " + " ".join(f"{time:6.2f}" for time in times)
+        return row | {"failure": brief(error)}
+    return row | dict(zip(("forward, us", "backward, us"), times, strict=False))
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16], help="source positions")
-    given = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, compiles=True)
+    bench.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16], help="source positions")
+    given = bench.begin(words)
+    bench.device = CUDA
     todo = list(cases(128, 512, given.positions))
     torch.backends.cuda.matmul.allow_tf32 = False
-    if compiled_by_workers("gpu.attention", given.compile, [partial(launches, case) for case in todo]):
-        return
-    print("case; us of forward and backward", flush=True)
-    for case in todo:
-        print(case.title(), run(case), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    if not bench.compiled([partial(launches, case) for case in todo]):
+        bench.report(map(row_of, todo))

@@ -4,34 +4,26 @@
     python -m scripts.bench gpu.lstm 128x1024   # only these batches and hidden sizes
 
 All kernels are compiled in several processes first. Then a layer is repeated a thousand times, and layers of 100 steps
-are timed in CUDA graphs. "ms" are whole layers, products and gradients included; "us" are microseconds a step of the
-recurrence alone, the time of its kernels. A case that fails prints a line, and the next one follows.
+are timed in CUDA graphs. "ms" are whole layers, products and gradients included; "us a step" are microseconds of the
+recurrence alone, the time of its kernels. A case that fails prints a line below the table.
 tests/ops/triton/test_persistent_sizes.py compares these sizes with float64.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from econmt.bench.rows import Row
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.products.stack import StackOptions
-from scripts.bench.gpu.frame import (
-    DEVICE,
-    FAILURES,
-    arguments,
-    brief,
-    compiled_by_workers,
-    heading,
-    kernel_times,
-    milliseconds,
-)
-from scripts.bench.layers import Call, lstm_weights, passes, torch_lstm
+from scripts.bench.frame import CUDA, FAILURES, Bench, Call, brief, milliseconds
+from scripts.bench.layers import kernel_times, lstm_weights, passes, torch_lstm
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.lstm import triton
@@ -47,9 +39,9 @@ def layer(
 ) -> dict[str, Call]:
     """Returns the passes of econmt's layers."""
     torch.manual_seed(1)
-    stack = tuple(lstm_weights(hidden, torch.float32, DEVICE) for _ in range(layers))
-    inputs = torch.randn(batch, steps, hidden, device=DEVICE).to(dtype).requires_grad_()
-    zero = torch.zeros(batch, hidden, device=DEVICE)
+    stack = tuple(lstm_weights(hidden, torch.float32, CUDA) for _ in range(layers))
+    inputs = torch.randn(batch, steps, hidden, device=CUDA).to(dtype).requires_grad_()
+    zero = torch.zeros(batch, hidden, device=CUDA)
     state = tuple((zero.to(dtype), zero) for _ in stack)
 
     def run() -> Tensor:
@@ -60,59 +52,60 @@ def layer(
 
 def cudnn(batch: int, hidden: int, dtype: torch.dtype, layers: int) -> dict[str, Call]:
     """Returns the passes of torch.nn.LSTM."""
-    return torch_lstm(batch, STEPS, hidden, dtype, DEVICE, layers)
+    return torch_lstm(batch, STEPS, hidden, dtype, CUDA, layers)
 
 
 def directions(batch: int, hidden: int, together: str, steps: int = STEPS) -> dict[str, Call]:
     """Returns the passes of a bidirectional layer, in one launch ("yes") or one direction after the other ("no")."""
-    ahead, back = (lstm_weights(hidden, torch.float32, DEVICE) for _ in range(2))
-    inputs = torch.randn(batch, steps, hidden, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    ahead, back = (lstm_weights(hidden, torch.float32, CUDA) for _ in range(2))
+    inputs = torch.randn(batch, steps, hidden, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
 
     def run() -> Tensor:
         return triton.bidirectional_lstm(inputs, ahead, back, lengths=None, together=together)[0]
 
-    incoming = torch.randn(batch, steps, 2 * hidden, device=DEVICE, dtype=torch.bfloat16)
+    incoming = torch.randn(batch, steps, 2 * hidden, device=CUDA, dtype=torch.bfloat16)
     return passes(run, [inputs, *ahead, *back], incoming)
 
 
-def attempt(name: str, make: Callable[..., dict[str, Call]], *sizes: Any) -> str:
-    """Returns the milliseconds of both passes in words."""
+def attempt(name: str, make: Callable[..., dict[str, Call]], *sizes: Any) -> Row:
+    """Returns the milliseconds of both passes."""
     try:
         torch.backends.cuda.matmul.allow_tf32 = True
         times = milliseconds(make(*sizes))
-        return f"{name} {times['forward']:.3f} / {times['both']:.3f}"
+        return {"what": name, "forward, ms": times["forward"], "both, ms": times["both"]}
     except FAILURES as error:
-        return f"{name} {brief(error)}"
+        return {"what": name, "failure": brief(error)}
 
 
-def time_layers(batch: int, hidden: int, layers: int = 1) -> str:
-    """Returns a line with the times of econmt and cuDNN."""
+def layer_rows(batch: int, hidden: int, layers: int = 1) -> Iterator[Row]:
+    """Yields the times of econmt and cuDNN."""
+    sizes: Row = {"layers": layers, "B": batch, "H": hidden}
     types = TYPES if layers == 1 else {"bf16": torch.bfloat16}
-    parts = [attempt(f"ours {name}", layer, batch, hidden, dtype, layers) for name, dtype in types.items()]
+    for name, dtype in types.items():
+        yield sizes | attempt(f"econmt {name}", layer, batch, hidden, dtype, layers)
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("tf32", torch.float32)):
-        parts.append(attempt(f"cuDNN {name}", cudnn, batch, hidden, dtype, layers))
-    return f"ms forward / both: {'; '.join(parts)}"
+        yield sizes | attempt(f"cuDNN {name}", cudnn, batch, hidden, dtype, layers)
 
 
-def time_recurrence(batch: int, hidden: int) -> str:
-    """Returns a line with the microseconds a step that the recurrence's kernels take in bfloat16."""
+def recurrence_row(batch: int, hidden: int) -> Row:
+    """Returns the microseconds a step that the recurrence's kernels take in bfloat16."""
+    row: Row = {"layers": 1, "B": batch, "H": hidden, "what": "recurrence alone, bf16"}
     try:
         both = layer(batch, hidden, torch.bfloat16)["both"]
         both()
         kernels = kernel_times(both)
     except FAILURES as error:
-        return f"recurrence: {brief(error)}"
-    steps = {
-        way: sum(each.microseconds for each in kernels if f"lstm_{way}" in each.name) / STEPS
-        for way in ("forward", "backward")
-    }
-    return f"recurrence: {', '.join(f'{way} {used:.2f} us' for way, used in steps.items())} a step"
+        return row | {"failure": brief(error)}
+    for way in ("forward", "backward"):
+        used = sum(each.microseconds for each in kernels if f"lstm_{way}" in each.name)
+        row[f"{way}, us a step"] = used / STEPS
+    return row
 
 
 def repeat(batch: int = 64, hidden: int = 512, times: int = 1000) -> str:
     """Counts the runs of a layer whose bits differ from those of the first."""
     both = layer(batch, hidden, torch.bfloat16)["both"]
-    first, differing = both(), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    first, differing = both(), torch.zeros((), dtype=torch.int64, device=CUDA)
     for _ in range(times):
         differing += torch.stack(
             [(one != other).any() for one, other in zip(first, both(), strict=True)]
@@ -128,32 +121,30 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Call]:
     return made + [lambda together=each: directions(64, 512, together, 2)["both"]() for each in ("yes", "no")]
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("sizes", nargs="*", metavar="BATCHxHIDDEN", help=f"some of {', '.join(SIZES)}")
-    given = parser.parse_args()
+def rows(sizes: list[tuple[int, int]]) -> Iterator[Row]:
+    """Yields the rows of all sizes, and of four layers and of two directions beside the first size."""
+    for batch, hidden in sizes:
+        yield from layer_rows(batch, hidden)
+        yield recurrence_row(batch, hidden)
+    if (64, 512) in sizes:
+        yield from layer_rows(64, 512, 4)
+        for batch, together in itertools.product((64, 128), ("yes", "no")):
+            name = f"both directions, together={together}"
+            yield {"layers": 1, "B": batch, "H": 512, **attempt(name, directions, batch, 512, together)}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, compiles=True)
+    bench.add_argument("sizes", nargs="*", metavar="BATCHxHIDDEN", help=f"some of {', '.join(SIZES)}")
+    given = bench.begin(words)
+    bench.device = CUDA
     sizes = [(int(b), int(h)) for b, h in (text.split("x") for text in given.sizes or SIZES)]
     torch.backends.cuda.matmul.allow_tf32 = True
-    begin = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begin:5.1f} s] {text}", flush=True)
-
-    if compiled_by_workers("gpu.lstm", given.compile, jobs(sizes)):
+    if bench.compiled(jobs(sizes)):
         return
-    say(f"{heading()}, {limits_of(DEVICE)}; compiled")
+    bench.print_header(limits_of(CUDA))
     try:
-        say(repeat())
+        print(repeat(), flush=True)
     except FAILURES as error:
-        say(f"repeating: {brief(error)}")
-    for batch, hidden in sizes:
-        say(f"B {batch}, H {hidden}: {time_layers(batch, hidden)}; {time_recurrence(batch, hidden)}")
-    if (64, 512) in sizes:
-        say(f"4 layers, B 64, H 512: {time_layers(64, 512, 4)}")
-        for batch in (64, 128):
-            parts = [attempt(f"together={each}", directions, batch, 512, each) for each in ("yes", "no")]
-            say(f"both directions, B {batch}, H 512: {'; '.join(parts)}")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"repeating: {brief(error)}", flush=True)
+    bench.report(rows(sizes))

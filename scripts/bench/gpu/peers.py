@@ -21,7 +21,7 @@ import importlib.util
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -29,32 +29,18 @@ from torch import Tensor
 from torch.nn import functional
 
 import econmt_ops
+from econmt.bench.rows import Row
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.linear_cross_entropy import recompute
-from scripts.bench.gpu.frame import (
-    DEVICE,
-    arguments,
-    chosen_parts,
-    compiled_by_workers,
-    heading,
-    milliseconds,
-)
-from scripts.bench.layers import Call, in_turns, peak_bytes, relative
+from scripts.bench.frame import CUDA, Bench, Call, in_turns, milliseconds
+from scripts.bench.layers import peak_bytes, relative
 
 LAYERS = ((6400, 512, 32_000), (12_800, 512, 7709), (8192, 2048, 128_256))
 """Rows, inputs and words of the output layer."""
 SEQUENCES = (
-    (256, 50, 128, 1),
-    (64, 100, 512, 1),
-    (64, 100, 512, 2),
-    (16, 1024, 768, 1),
-    (128, 100, 1024, 1),
-    (1, 1024, 512, 1),
-    (256, 256, 128, 1),
-    (32, 35, 200, 1),
-    (32, 35, 200, 2),
-    (16, 20, 64, 1),
-)
+    (256, 50, 128, 1), (64, 100, 512, 1), (64, 100, 512, 2), (16, 1024, 768, 1), (128, 100, 1024, 1),
+    (1, 1024, 512, 1), (256, 256, 128, 1), (32, 35, 200, 1), (32, 35, 200, 2), (16, 20, 64, 1),
+)  # fmt: skip
 """Batch, steps, hidden size and number of layers of the LSTM."""
 PRECISIONS = ("bfloat16", "tf32", "ieee")
 TURNS = 9
@@ -94,34 +80,37 @@ def loss_gradients(loss: Call, hidden: Tensor, weight: Tensor, targets: Tensor) 
     return torch.autograd.grad(loss(hidden, weight, targets), (hidden, weight))
 
 
-def output() -> None:
-    """Measures both passes of the output layer and its loss."""
+def output() -> Iterator[Row]:
+    """Yields both passes of the output layer and its loss."""
     functions, uncaptured = losses()
     for rows, inner, words in LAYERS:
-        draw = torch.Generator(DEVICE).manual_seed(1)
-        make = partial(torch.randn, generator=draw, device=DEVICE)
+        draw = torch.Generator(CUDA).manual_seed(1)
+        make = partial(torch.randn, generator=draw, device=CUDA)
         hidden = make(rows, inner).bfloat16().requires_grad_()
         weight = make(words, inner).mul_(0.02).bfloat16().requires_grad_()
-        targets = torch.randint(words, (rows,), generator=draw, device=DEVICE)
+        targets = torch.randint(words, (rows,), generator=draw, device=CUDA)
         few = hidden.detach()[:1024].requires_grad_(), weight, targets[:1024]
         exact = [part.detach().double().requires_grad_() for part in few[:2]]
         loss = functional.cross_entropy(exact[0] @ exact[1].t(), few[2])
         wanted = [part.float() for part in torch.autograd.grad(loss, exact)]
         del exact, loss
         calls: dict[str, Call] = {}
-        notes: dict[str, str] = {}
+        notes: dict[str, Row] = {}
         for name, function in functions.items():
             errors = map(relative, loss_gradients(function, *few), wanted)
-            note = f"errors {' '.join(f'{error:.1e}' for error in errors)}"
             calls[name] = partial(loss_gradients, function, hidden, weight, targets)
             calls[name]()
             torch.cuda.synchronize()
-            peak = peak_bytes(calls[name], DEVICE) - hidden.nbytes - weight.nbytes
-            notes[name] = f"{peak / 1e6:8.0f} MB  {note}"
+            peak = peak_bytes(calls[name], CUDA) - hidden.nbytes - weight.nbytes
+            notes[name] = {"MB": round(peak / 1e6), "errors": " ".join(f"{error:.1e}" for error in errors)}
         del wanted
-        print(f"{rows} x {inner} x {words}")
         for name, taken in milliseconds(calls, TURNS, eager=uncaptured).items():
-            print(f"  {name:20} {taken:8.3f} ms {notes[name]}", flush=True)
+            yield {
+                "rows x width x words": f"{rows} x {inner} x {words}",
+                "way": name,
+                "ms": taken,
+                **notes[name],
+            }
 
 
 class Stack:
@@ -136,9 +125,9 @@ class Stack:
     def __init__(self, kind: Call, shape: tuple[int, int, int, int], precision: str) -> None:
         batch, steps, hidden, layers = shape
         torch.manual_seed(1)
-        self.module = kind(hidden, hidden, layers, batch_first=True, device=DEVICE)
-        self.inputs = torch.randn(batch, steps, hidden, device=DEVICE, requires_grad=True)
-        self.incoming = torch.randn(batch, steps, hidden, device=DEVICE)
+        self.module = kind(hidden, hidden, layers, batch_first=True, device=CUDA)
+        self.inputs = torch.randn(batch, steps, hidden, device=CUDA, requires_grad=True)
+        self.incoming = torch.randn(batch, steps, hidden, device=CUDA)
         self.lowered = precision == "bfloat16"
 
     def __call__(self) -> tuple[Tensor, ...]:
@@ -152,7 +141,7 @@ class Stack:
         """Returns the largest error of the outputs and gradients against float64, as a ratio of norms."""
         module = self.module
         sizes = module.input_size, module.hidden_size, module.num_layers
-        exact = torch.nn.LSTM(*sizes, batch_first=True, device=DEVICE).double()
+        exact = torch.nn.LSTM(*sizes, batch_first=True, device=CUDA).double()
         exact.load_state_dict(module.state_dict())
         inputs = self.inputs.detach().double().requires_grad_()
         outputs = exact(inputs)[0]
@@ -162,7 +151,7 @@ class Stack:
 
 def host_and_eager(stacks: dict[str, Stack]) -> dict[str, tuple[float, float]]:
     """Returns by name the microseconds until a call returns and the milliseconds of a call among many, in turns."""
-    eager = in_turns(stacks, TURNS, DEVICE)
+    eager = in_turns(stacks, CUDA, turns=TURNS)
     host: dict[str, list[float]] = {name: [] for name in stacks}
     for _, (name, stack) in itertools.product(range(5 * TURNS), stacks.items()):
         torch.cuda.synchronize()
@@ -184,12 +173,9 @@ def compile_lstm(precision: str, shape: tuple[int, int, int, int]) -> None:
     Stack(econmt_ops.LSTM, (shape[0], 3, shape[2], 1), precision)()
 
 
-def lstm() -> None:
-    """Measures stacks of LSTM layers beside torch.nn.LSTM, with and without a CUDA graph."""
-    kinds = {"ours": econmt_ops.LSTM, "nn.LSTM": torch.nn.LSTM}
-    print(
-        f"{'B x T x H x layers':20} precision  {'':8} {'host us':>8} {'eager ms':>9} {'graph ms':>9}  error"
-    )
+def lstm() -> Iterator[Row]:
+    """Yields stacks of LSTM layers beside torch.nn.LSTM, with and without a CUDA graph."""
+    kinds = {"econmt_ops": econmt_ops.LSTM, "torch.nn": torch.nn.LSTM}
     for precision, shape in itertools.product(PRECISIONS, SEQUENCES):
         allow_tf32(precision)
         stacks = {name: Stack(kind, shape, precision) for name, kind in kinds.items()}
@@ -198,28 +184,29 @@ def lstm() -> None:
         with captured():
             graphs = milliseconds(stacks, TURNS)
         for name, (host, eager) in calls.items():
-            print(
-                f"{' x '.join(map(str, shape)):20} {precision:10} {name:8} {host:8.0f} {eager:9.3f} "
-                f"{graphs[name]:9.3f}  {errors[name]:.1e}",
-                flush=True,
-            )
-        ratios = calls["nn.LSTM"][1] / calls["ours"][1], graphs["nn.LSTM"] / graphs["ours"]
-        print(f"{'':40} eager {ratios[0]:.2f}x, graph {ratios[1]:.2f}x", flush=True)
+            row: Row = {
+                "precision": precision,
+                "B x T x H x layers": " x ".join(map(str, shape)),
+                "module": name,
+            }
+            row |= {"host us": round(host), "eager ms": f"{eager:.3f}", "graph ms": f"{graphs[name]:.3f}"}
+            row["error"] = f"{errors[name]:.1e}"
+            if name == "econmt_ops":
+                row["eager, x"] = f"{calls['torch.nn'][1] / eager:.2f}"
+                row["graph, x"] = f"{graphs['torch.nn'] / graphs[name]:.2f}"
+            yield row
 
 
-PARTS: dict[str, Callable[[], None]] = {"output": output, "lstm": lstm}
+PARTS = {"output": output, "lstm": lstm}
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parts, worker = chosen_parts(parser, PARTS)
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, compiles=True, parts=PARTS)
+    given = bench.begin(words)
+    bench.device = CUDA
     jobs = [partial(compile_lstm, *each) for each in itertools.product(PRECISIONS, SEQUENCES)]
-    if "lstm" in parts and compiled_by_workers("gpu.peers", worker, jobs):
+    if "lstm" in given.parts and bench.compiled(jobs):
         return
-    print(heading())
-    for part in parts:
-        PARTS[part]()
-
-
-if __name__ == "__main__":
-    main()
+    bench.print_header()
+    for part in given.parts:
+        bench.report(PARTS[part](), part)

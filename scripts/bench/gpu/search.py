@@ -10,14 +10,14 @@ drawn beforehand. Both ways give the same hypotheses, except where two have equa
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from econmt.bench.rows import Row
 from econmt.checkpoint.checkpoints import load_model
 from econmt.config.recipe import load_recipe
 from econmt.data.text.vocabulary import EOS
@@ -28,13 +28,12 @@ from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.timing import synchronizer
-from scripts.bench.arguments import parser_of
-from scripts.bench.gpu.frame import heading
+from scripts.bench.frame import Bench
 
 LENGTH, SPREAD, LONGEST = 14.5, 4.5, 40
 """Mean, standard deviation and maximum of the tokens of a sentence."""
-SENTENCES, PASSES = 1000, 4
-"""Sentences to translate, and searches of each kind, of which the first one is not counted."""
+PASSES = 4
+"""Searches of each kind, of which the fastest counts."""
 
 Search = Callable[[list[Sentence]], list[list[Hypothesis]]]
 
@@ -98,44 +97,41 @@ def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tup
     return same, max(abs(one.score - other.score) for one, other in pairs)
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--model", type=Path, help="model folder; default: an untrained model")
-    parser.add_argument("--device", default="cuda", help="device (%(default)s)")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
-    parser.add_argument("--beam", type=int, default=5, help="beam size (%(default)s)")
-    given = parser.parse_args()
-    device = torch.device(given.device)
+def main(words: Sequence[str] | None = None) -> int:
+    bench = Bench(__doc__, device="cuda")
+    add = bench.add_argument
+    add("--model", type=Path, help="model folder; default: an untrained model")
+    add("--precision", choices=("float32", "bfloat16"), default="float32")
+    add("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
+    add("--beam", type=int, default=5, help="beam size (%(default)s)")
+    add("--sentences", type=int, default=1000, help="sentences to translate (%(default)s)")
+    given = bench.begin(words)
+    device, alike = given.device, True
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
-    sentences = make_sentences(SENTENCES, model.source_size, cut=given.model is None)
+    sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
     options = SearchOptions(beam_size=given.beam, attention=False)
-    print(f"{heading(device)}, {given.precision}, beam {given.beam}, {SENTENCES} sentences")
-    print(f"{'batch':>6} {'search':11}{'first':>8}{'seconds':>9}{'sentences/s':>13}{'tokens/s':>11}")
-    alike = True
+    bench.print_header(given.precision, f"beam {given.beam}", f"{given.sentences} sentences")
+
+    def rows(size: int) -> Iterator[Row]:
+        nonlocal alike
+        slots = ContinuousSearch(partial(Grid, steps), options, device, size, size * 80, bench.say)
+        batches = partial(in_batches, steps, options, device, size)
+        ways: dict[str, Search] = {"batches": batches, "continuous": slots.search}
+        results = {}
+        for label, search in ways.items():
+            runs = [timed(search, sentences, device) for _ in range(PASSES)]
+            results[label] = hypotheses = runs[-1][1]
+            best = min(seconds for seconds, _ in runs)
+            tokens = sum(len(each[0].ids) for each in hypotheses)
+            row: Row = {"batch": size, "search": label, "first, s": runs[0][0], "seconds": best}
+            row |= {"sentences/s": len(hypotheses) / best, "tokens/s": tokens / best}
+            if label == "continuous":
+                same, apart = compare(hypotheses, results["batches"])
+                row |= {"same best": f"{same} of {len(sentences)}", "scores apart": f"{apart:.1e}"}
+                alike &= same >= 0.99 * len(sentences) or given.precision != "float32"
+            yield row
+
     with evaluation_mode([model]):
-        for size in given.batch:
-            slots = ContinuousSearch(
-                partial(Grid, steps), options, device, size, size * 80, lambda line: print("  " + line)
-            )
-            batches = partial(in_batches, steps, options, device, size)
-            ways: dict[str, Search] = {"batches": batches, "continuous": slots.search}
-            results = {}
-            for label, search in ways.items():
-                runs = [timed(search, sentences, device) for _ in range(PASSES)]
-                results[label] = hypotheses = runs[-1][1]
-                best = min(seconds for seconds, _ in runs)
-                tokens = sum(len(each[0].ids) for each in hypotheses)
-                rates = f"{len(hypotheses) / best:13,.0f}{tokens / best:11,.0f}"
-                print(f"{size:6} {label:11}{runs[0][0]:8.3f}{best:9.3f}{rates}", flush=True)
-            same, apart = compare(results["continuous"], results["batches"])
-            print(
-                f"       the same best hypothesis: {same} of {len(sentences)}; scores differ by {apart:.1e} at most"
-            )
-            alike &= same >= 0.99 * len(sentences) or given.precision != "float32"
-    sys.exit(0 if alike else 1)
-
-
-if __name__ == "__main__":
-    main()
+        bench.report(row for size in given.batch for row in rows(size))
+    return 0 if alike else 1

@@ -18,20 +18,18 @@ padding), milliseconds a step, peak of allocated and of reserved memory in bytes
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from econmt.bench.rows import Row, table, time_in_turns
+from econmt.bench.rows import Row
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.config.yaml_reader import parse_size
 from econmt.data.batching.batches import Batch
@@ -45,11 +43,9 @@ from econmt.tasks.translation import TranslationTask
 from econmt_ops.core.precision import autocast_to
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import rules_only
-from scripts.bench.arguments import parser_of
-from scripts.bench.gpu.frame import FAILURES, brief, heading
+from scripts.bench.frame import CUDA, FAILURES, Bench, brief, in_turns
 from scripts.bench.plain_model import PlainModel, Sizes
 
-DEVICE = torch.device("cuda")
 WORKLOADS = {
     "W1": ("multi30k", [(64, 21, 22), (64, 10, 10), (64, 20, 17)], 6000, 6000, 0.5),
     "W2": ("iwslt", [(128, 100, 100)], 17191, 7709, 1.0),
@@ -73,10 +69,10 @@ def plain_step(
     widths = shape.embedding, shape.encoder.size, shape.decoder.size, shape.attention.size
     tied, dropouts = shape.weight_tying != "none", (shape.dropouts.embedding, shape.dropouts.output)
     layers = shape.encoder.layers, shape.decoder.layers
-    model = PlainModel(Sizes(*sizes, *widths, *layers, tied, dropouts), packed=False).to(DEVICE).train()
+    model = PlainModel(Sizes(*sizes, *widths, *layers, tied, dropouts), packed=False).to(CUDA).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True, capturable=True)
     target = torch.cat((batch.target_input[:, :1], batch.target_output), 1)
-    source, lengths, target = (each.to(DEVICE) for each in (batch.source, batch.source_lengths, target))
+    source, lengths, target = (each.to(CUDA) for each in (batch.source, batch.source_lengths, target))
     clip: Callable[..., object] = nn.utils.clip_grad_norm_
     if training.gradient_clipping.type == "value":
         clip = nn.utils.clip_grad_value_
@@ -84,7 +80,7 @@ def plain_step(
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
 
     def step() -> Tensor:
-        with autocast_to(DEVICE, dtype):
+        with autocast_to(CUDA, dtype):
             loss = model.loss(source, lengths, target, training.label_smoothing)
         torch.autograd.backward(scaler.scale(loss))
         scaler.unscale_(optimizer)
@@ -99,7 +95,7 @@ def plain_step(
 
 def captured_plain(step: Callable[[], Tensor]) -> Callable[[], object]:
     """Captures a plain step in a CUDA graph; the peaks of memory that follow are those of capturing it."""
-    capturer = Capturer(DEVICE)
+    capturer = Capturer(CUDA)
     with capturer.warming_up():
         step()
         step()
@@ -158,22 +154,22 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    chosen = precision_of(precision, DEVICE)
+    chosen = precision_of(precision, CUDA)
     torch.manual_seed(1)
     if variant == "plain":
         sizes = task.source_size, task.target_size
-        with chosen.products(DEVICE):
+        with chosen.products(CUDA):
             steps = [plain_step(task.recipe, sizes, batch, chosen.dtype) for batch in batches]
             loss = float(steps[0]())
             graphs = [captured_plain(step) for step in steps]
         enqueue: Callable[[int], Any] = lambda number: graphs[number]()  # noqa: E731
     else:
-        model = task.build_model().to(DEVICE).train()
+        model = task.build_model().to(CUDA).train()
         implementation = variant if variant in ("reference", "recompute") else "auto"
         implementations = Implementations.everywhere(implementation, task.recipe.ops.stash)
         step = TrainingStep(task, model, chosen, implementations=implementations)
         if variant == "eager":
-            on_device = [batch.to(DEVICE) for batch in batches]
+            on_device = [batch.to(CUDA) for batch in batches]
             tokens = [step.tokens([batch]) for batch in batches]
             loss = float(step.run([on_device[0]], tokens[0]).loss) / batches[0].target_tokens
             enqueue = lambda number: step.run([on_device[number]], tokens[number])  # noqa: E731
@@ -190,7 +186,7 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     return Run(enqueue, loss, peaks[0] - before[0], peaks[1] - before[1])
 
 
-def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
+def seconds_of(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
     """Returns the median seconds of a pass over all batches of each variant, in turns."""
     passes = max(1, 30 // count)
 
@@ -199,7 +195,7 @@ def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
             run.step(number)
 
     functions = {name: partial(steps, run) for name, run in runs.items()}
-    timings = time_in_turns(functions, seconds * len(runs), DEVICE)
+    timings = in_turns(functions, CUDA, seconds=seconds * len(runs))
     return {name: timing.median / passes for name, timing in timings.items()}
 
 
@@ -230,66 +226,53 @@ def batches_within(
     return of(largest(lambda rows: prepare(variant, task, of(rows), precision).allocated, shape[0], budget))
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    add = parser.add_argument
+def rows(workload: str, precision: str, given: argparse.Namespace) -> Iterator[Row]:
+    """Yields the rows of all variants of a workload, those that fail first."""
+    recipe_name, shapes, source, target, full = WORKLOADS[workload]
+    task = TranslationTask(load_recipe(recipe_name, given.set), source, target)
+    torch.manual_seed(2)
+    batches = batches_of(task, shapes, full)
+    runs: dict[str, Run] = {}
+    batches_of_variant: dict[str, list[Batch]] = {}
+    for variant in given.variants:
+        model = task.recipe.translation_model
+        if variant == "plain" and (not model.decoder.input_feeding or model.layer_normalization):
+            continue
+        try:
+            batches_of_variant[variant] = batches
+            if given.budget is not None:
+                batches_of_variant[variant] = batches_within(
+                    given.budget, variant, task, shapes[0], full, precision
+                )
+            runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
+        except FAILURES as error:
+            yield {"workload": workload, "precision": precision, "variant": variant, "failure": brief(error)}
+    count = 1 if given.budget is not None else len(batches)
+    for variant, seconds in seconds_of(runs, count, given.seconds).items() if runs else ():
+        run, own_batches = runs[variant], batches_of_variant[variant]
+        tokens = sum(batch.target_tokens for batch in own_batches)
+        both = tokens + sum(batch.source_tokens for batch in own_batches)
+        row: Row = {"workload": workload, "precision": precision, "variant": variant}
+        row |= {"rows": len(own_batches[0].source), "target tokens/s": tokens / seconds}
+        row |= {"source and target tokens/s": both / seconds, "milliseconds": 1e3 * seconds / count}
+        yield row | {"peak bytes": run.allocated, "reserved bytes": run.reserved, "loss": run.loss}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    bench = Bench(__doc__, seconds=2.0)
+    add = bench.add_argument
     add("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="workloads")
     add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS[:3]), help="precisions")
     add("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"], help="variants")
-    add("--seconds", type=float, default=2.0, help="seconds for timing a variant (%(default)s)")
-    add("--json", type=Path, help="JSON file to write the rows to")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of the recipes to change")
     add("--budget", type=parse_size, help="give each variant the largest batch within these bytes, e.g. 4GiB")
-    given = parser.parse_args()
-    rows: list[Row] = []
+    given = bench.begin(words)
+    bench.device = CUDA
     for precision in given.precision if len(given.precision) == 1 else ():
         limit_workspaces(precision)  # for all variants
-    outside_meter(DEVICE)
-    print(heading())
+    outside_meter(CUDA)
+    bench.print_header()
     for name, precision in itertools.product(given.only, given.precision):
-        recipe_name, shapes, source, target, full = WORKLOADS[name]
-        task = TranslationTask(load_recipe(recipe_name, given.set), source, target)
-        torch.manual_seed(2)
-        batches = batches_of(task, shapes, full)
-        runs: dict[str, Run] = {}
-        batches_of_variant: dict[str, list[Batch]] = {}
-        for variant in given.variants:
-            model = task.recipe.translation_model
-            if variant == "plain" and (not model.decoder.input_feeding or model.layer_normalization):
-                continue
-            try:
-                batches_of_variant[variant] = batches
-                if given.budget is not None:
-                    batches_of_variant[variant] = batches_within(
-                        given.budget, variant, task, shapes[0], full, precision
-                    )
-                runs[variant] = prepare(variant, task, batches_of_variant[variant], precision)
-            except FAILURES as error:
-                print(f"{name:8}{precision:10}{variant:20}{brief(error)}", flush=True)
-        if not runs:
-            continue
-        count = 1 if given.budget is not None else len(batches)
-        for variant, seconds in timed(runs, count, given.seconds).items():
-            run, own_batches = runs[variant], batches_of_variant[variant]
-            tokens = sum(batch.target_tokens for batch in own_batches)
-            row: Row = {"workload": name, "precision": precision, "variant": variant}
-            row |= {"rows": len(own_batches[0].source), "target tokens/s": tokens / seconds}
-            both = tokens + sum(batch.source_tokens for batch in own_batches)
-            row |= {"source and target tokens/s": both / seconds, "milliseconds": 1e3 * seconds / count}
-            row |= {"peak bytes": run.allocated, "reserved bytes": run.reserved, "loss": run.loss}
-            rows.append(row)
-        digits = {"milliseconds": ".2f", "loss": ".4f"}
-        texts = [
-            row | {column: format(row[column], text) for column, text in digits.items()}
-            for row in rows[-len(runs) :]
-        ]
-        Console(width=160).print(table(texts, rows[-1], f"{name}, {precision}"))
-        if given.json is not None:
-            given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-        runs.clear()
+        with rules_only():  # as econmt train: one implementation for all shapes
+            bench.report(rows(name, precision, given), f"{name}, {precision}")
         gc.collect()
-
-
-if __name__ == "__main__":
-    with rules_only():  # as econmt train: one implementation for all shapes
-        main()

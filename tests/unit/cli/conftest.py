@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ import pytest
 from econmt.cli.main import main
 from econmt.engine import threads
 from econmt.training.run import run_recipe
-from scripts.bench.__main__ import PROGRAM, application
 from tests.unit.training.tiny import Run, write_text
 
 SUBWORDS = (
@@ -49,21 +47,17 @@ def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Runs ``econmt`` with arguments and standard input."""
-    return _calling(main, capsys, monkeypatch, tmp_path)
+    return calling(main, capsys, monkeypatch, tmp_path)
 
 
-@pytest.fixture
-def bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Runs ``python -m scripts.bench`` with arguments."""
-    return _calling(partial(main, application=application, program=PROGRAM), capsys, monkeypatch, tmp_path)
-
-
-def _calling(
+def calling(
     program: Callable[[list[str]], None],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Call:
+    """Returns a function that calls a program within this process."""
+
     def run(*arguments: object, text: str | bytes = "") -> Ended:
         given = tmp_path / "standard-input"
         given.write_bytes(text.encode() if isinstance(text, str) else text)

@@ -18,7 +18,6 @@ from econmt.config.recipe import load_recipe
 from econmt.data.text.vocabulary import EOS
 from econmt.decoding.text_reader import TextReader
 from econmt.errors import InputError
-from scripts.bench import language_model
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny_text import TextRun, write_lines
 
@@ -145,27 +144,6 @@ def test_what_does_not_fit_a_language_model_is_refused(trained: TextRun, overrid
 def test_what_is_a_language_models_is_refused_in_translation() -> None:
     with pytest.raises(InputError, match=r"training\.bptt has no effect with task: translation"):
         load_recipe("quickstart", ["training.bptt=20"])
-
-
-def test_contenders_of_the_bench_compute_the_same() -> None:
-    """The step loop and torch.nn.LSTM with the same weights have one loss, and leave one state."""
-    import torch
-
-    sizes = language_model.Sizes(30, 6, 2)
-    loop = language_model._Stepwise(6, 2)
-    library = torch.nn.LSTM(6, 6, 2, batch_first=True)
-    with torch.no_grad():
-        for number in range(2):
-            getattr(library, f"weight_ih_l{number}").copy_(loop.inputs[number].weight)
-            getattr(library, f"weight_hh_l{number}").copy_(loop.states[number].weight)
-            getattr(library, f"bias_ih_l{number}").copy_(loop.inputs[number].bias)
-            getattr(library, f"bias_hh_l{number}").zero_()
-    models = [language_model._Plain(sizes, layers) for layers in (loop, library)]
-    models[1].embedding, models[1].output = models[0].embedding, models[0].output
-    inputs, targets = torch.randint(30, (2, 2, 4))
-    h, c = torch.randn(2, 2, 2, 6)
-    for found, wanted in zip(*(model(inputs, targets, h, c) for model in models), strict=True):
-        torch.testing.assert_close(found, wanted)
 
 
 def test_from_python(call: Call, trained: TextRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

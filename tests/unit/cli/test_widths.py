@@ -54,14 +54,11 @@ def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("screen", ["terminal"], indirect=True)
 @pytest.mark.usefixtures("screen")
-def test_tables_of_measurements(
-    call: Call, bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_measurements(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # into a pipe benches write CSV
     recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
     profiled = ("profile", recipe, *SMALL)
     quick = ("--seconds", 0.01, "--dtype", "float32")
-    lstm = ("lstm", "--steps", 2, "--hidden", 8, "--layers", 1, "--dtype", "float32", "--samples", 1)
     for words in (
         (*profiled, "--compare"),
         (*profiled, "--estimate", "--device", "cuda"),
@@ -70,10 +67,8 @@ def test_tables_of_measurements(
         ("bench", "select", recipe, *SMALL, "--seconds", 0.01),
         ("bench", "training", recipe, "--length", 3, "--seconds", 0.01, "--precision", "float32"),
         ("recipes", "list"),
-        (bench, *lstm, "--batch", 2),
-        (bench, *lstm, "--ablation", "--batch", 2),
     ):
-        ended = bench(*words[1:]) if words[0] is bench else call(*words)
+        ended = call(*words)
         assert ended.code == 0, ended.err
         assert not too_long(ended.out), words
         assert not too_long(without_talk(ended.err)), words

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from functools import partial
+from html.parser import HTMLParser
 
 import pytest
 
+from econmt.decoding.translation import NBestEntry, Translation
 from econmt_serve.text.markup_reader import html_passage
-from econmt_serve.text.passages import division
+from econmt_serve.text.passages import Passage, division
 from econmt_serve.text.sentences import sentence_spans
-from scripts.html_pages import problems
 
 NEWS = """<!DOCTYPE html>
 <html lang="en"><head><meta charset=utf-8><title>Storm closes ports &amp; roads | The Herald</title>
@@ -35,6 +38,65 @@ BROKEN = """<p>Unclosed <b>bold <i>and</b> italics</i> <a href="x>y <p>quote" ne
 
 
 ENGLISH = partial(sentence_spans, language="en")
+
+
+class Contents(HTMLParser):
+    """Text and markup of a page, as the standard library reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._texts, self.markup = list[str](), list[str]()
+        self.feed(page)
+        self.close()
+
+    @property
+    def characters(self) -> str:
+        """The text without any white space, in NFC as models read it."""
+        return "".join(unicodedata.normalize("NFC", "".join(self._texts)).split())
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.markup.append(self.get_starttag_text() or tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.markup.append(f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        self._texts.append(data)
+
+    def _keep(self, data: str) -> None:
+        self.markup.append(data)
+
+    handle_comment = handle_decl = unknown_decl = handle_pi = _keep
+
+
+def reordered(text: str, *, reverse: bool) -> Translation:
+    """Returns a text as its own translation, with its words in order or in reverse, and the alignment."""
+    words = text.split()
+    order = range(len(words))[:: -1 if reverse else 1]
+    made = " ".join(words[number] for number in order)
+    entry = NBestEntry(made, [], [], 0.0, 0.0, None, False, list(zip(order, range(len(words)), strict=True)))
+    return Translation(made, 0.0, 0.0, [], None, [entry], [])
+
+
+def problems(page: str, passage: Passage) -> list[str]:
+    """Returns what is missing or out of order in a page after each of the two translations."""
+    before = Contents(page)
+    told = []
+    for reverse in (False, True):
+        texts = [reordered(each.text, reverse=reverse) for each in passage.sentences]
+        after = Contents(passage.written(texts))
+        way = "in reverse" if reverse else "in order"
+        if reverse:
+            same = (
+                Counter(before.characters) == Counter(after.characters),
+                Counter(before.markup) == Counter(after.markup),
+            )
+        else:
+            same = before.characters == after.characters, before.markup == after.markup
+        told += [
+            f"{what} differs {way}" for what, fine in zip(("text", "markup"), same, strict=True) if not fine
+        ]
+    return told
 
 
 @pytest.mark.parametrize("page", [NEWS, MANUAL, TABLE, LISTS], ids=["news", "manual", "table", "lists"])

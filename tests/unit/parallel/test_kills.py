@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from econmt.checkpoint.folder import ModelFolder
-from scripts.processes_of_run import (
+from tests.conftest import PATIENCE, ROOT, econmt_environment
+from tests.unit.parallel.processes_of_run import (
     MARK,
     connections_to,
     imports_torch,
@@ -23,7 +24,6 @@ from scripts.processes_of_run import (
     ranks_of_run,
     seconds_until_all_ended,
 )
-from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.parallel.test_data_parallel import recipe_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")

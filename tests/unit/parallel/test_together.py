@@ -16,9 +16,9 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.parallel import processes
 from econmt.parallel.launch import launch
 from econmt.parallel.processes import _Watch
-from scripts.processes_of_run import MARK, ranks_of_run
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
+from tests.unit.parallel.processes_of_run import MARK, ranks_of_run
 from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in, train
 from tests.unit.training import tiny
 

@@ -11,6 +11,7 @@ PRECISION is float32 (IEEE, in cuDNN too), tf32 or bfloat16, which is one line o
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
@@ -25,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
-from scripts.bench.arguments import parser_of
+
 from scripts.bench.plain_model import PAD, Memory, PlainModel, Sizes
 
 BOS, EOS = 2, 3
@@ -151,7 +152,7 @@ def translate(data: Path, folder: Path, output: Path, device: torch.device) -> N
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
     parser.add_argument("verb", choices=("train", "translate"))

@@ -11,14 +11,7 @@ from .plain import Plain, PlainBfloat16, PlainTF32
 from .sockeye import Sockeye
 
 TOOLKITS: dict[str, type[Toolkit]] = {
-    "econmt": Econmt,
-    "econmt-float32": EconmtFloat32,
-    "econmt-bfloat16": EconmtBfloat16,
-    "plain": Plain,
-    "plain-bfloat16": PlainBfloat16,
-    "plain-tf32": PlainTF32,
-    "fairseq": Fairseq,
-    "opennmt": OpenNMT,
-    "joeynmt": JoeyNMT,
-    "sockeye": Sockeye,
-}
+    "econmt": Econmt, "econmt-float32": EconmtFloat32, "econmt-bfloat16": EconmtBfloat16, "plain": Plain,
+    "plain-bfloat16": PlainBfloat16, "plain-tf32": PlainTF32, "fairseq": Fairseq, "opennmt": OpenNMT,
+    "joeynmt": JoeyNMT, "sockeye": Sockeye,
+}  # fmt: skip

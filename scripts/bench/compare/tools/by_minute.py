@@ -90,9 +90,6 @@ class EconmtByMinute(Econmt, ByMinute):
     """econmt's recipe as it is; it validates and saves as the recipe says, within the same seconds."""
 
     size = re.compile(r"([\d,]+) parameters")
-    differs = (
-        "precision auto: bfloat16 on a GPU; validates and saves every 1,000 updates, which counts as training"
-    )
 
     def prepare(self, places: Places) -> list[Command]:  # noqa: ARG002
         """Prepares nothing: the recipe is shipped and the store is given."""
@@ -156,7 +153,6 @@ class FairseqLstm(FairseqByMinute):
         "--encoder-bidirectional --decoder-embed-dim 512 --decoder-hidden-size 512 --decoder-out-embed-dim 512 "
         "--decoder-layers 2 --dropout 0.2 --optimizer adam --adam-betas (0.9,0.999) --lr 1e-3 --clip-norm 1.0"
     )
-    differs = "bilinear attention, both encoder layers bidirectional, constant learning rate"
 
     def variables(self) -> dict[str, str]:
         """Returns the variables of fairseq, and that of TF32."""
@@ -174,9 +170,6 @@ class FairseqTransformer(FairseqByMinute):
         f"{_TRANSFORMER} --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 384 --decoder-embed-dim 384 "
         "--encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 6 "
         "--decoder-attention-heads 6"
-    )
-    differs = (
-        "learning rate 7e-4 after 2,000 updates of warm-up, then by the inverse square root; dropout 0.1"
     )
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
@@ -207,39 +200,11 @@ class OpenNMTByMinute(OpenNMT, ByMinute):
     precision = "tf32"
     log_every = LOG_EVERY
     translation_batch = TRANSLATION_BATCH
-    differs = "both encoder layers bidirectional, constant learning rate, pools of 65,536 sentences"
-    config = f"""
-keep_checkpoint: -1
-report_every: {LOG_EVERY}
-seed: 1
-world_size: 1
-num_workers: 2
-bucket_size: 65536
-model_type: text
-encoder_type: brnn
-decoder_type: rnn
-rnn_type: LSTM
-enc_layers: 2
-dec_layers: 2
-word_vec_size: 512
-hidden_size: 512
-global_attention: mlp
-input_feed: 1
-share_vocab: true
-share_embeddings: true
-share_decoder_embeddings: true
-dropout: [0.2]
-attention_dropout: [0.0]
-label_smoothing: 0.1
-batch_size: {TARGET_TOKENS}
-batch_type: tokens
-batch_size_multiple: 1
-optim: adam
-adam_beta2: 0.999
-learning_rate: 0.001
-max_grad_norm: 1.0
-normalization: tokens
-"""
+    config = OpenNMT.config | {
+        "keep_checkpoint": -1, "report_every": LOG_EVERY, "num_workers": 2, "bucket_size": 65_536, "enc_layers": 2,
+        "dec_layers": 2, "share_vocab": True, "share_embeddings": True, "share_decoder_embeddings": True,
+        "dropout": [0.2], "label_smoothing": 0.1, "batch_size": TARGET_TOKENS, "batch_type": "tokens",
+    }  # fmt: skip
 
     def variables(self) -> dict[str, str]:
         """Returns the variables of OpenNMT-py, and that of TF32."""

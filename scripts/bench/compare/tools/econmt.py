@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from scripts.bench.frame import SOURCES
+
 from .. import toolkit as matched
 from ..make_data import RECIPE
 from ..toolkit import Command, Places, Toolkit
@@ -37,7 +39,6 @@ class Econmt(Toolkit):
     name = "econmt"
     package = "econmt"
     translated = re.compile(r"\d+ lines, \d+ target tokens in ([\d.]+) s")
-    differs = "as it is by default"
     precision = "auto"
 
     @property
@@ -51,13 +52,12 @@ class Econmt(Toolkit):
             return "unknown"
         git = partial(subprocess.run, cwd=matched.ROOT, capture_output=True, text=True, check=False)
         commit = git(["git", "rev-parse", "--short=7", "HEAD"]).stdout.strip() or "unknown"
-        changes = git(["git", "status", "--porcelain", "--", "econmt", "ops"]).stdout
+        changes = git(["git", "status", "--porcelain", "--", "econmt", "ops", "memory"]).stdout
         return commit + ("+" if changes else "")
 
     def variables(self) -> dict[str, str]:
         """Returns the path of this checkout's packages, installed or not, before those that are on it."""
-        given = filter(None, [os.environ.get("PYTHONPATH")])
-        return {"PYTHONPATH": os.pathsep.join([f"{matched.ROOT / 'ops'}", f"{matched.ROOT}", *given])}
+        return {"PYTHONPATH": os.pathsep.join([SOURCES, os.environ.get("PYTHONPATH", "")])}
 
     def prepare(self, places: Places) -> list[Command]:
         """Writes the recipe, which reads the token store that the token files were written from."""
@@ -88,7 +88,6 @@ class EconmtFloat32(Econmt):
     """econmt in the precision of the others."""
 
     name = "econmt, float32"
-    differs = "training.precision=float32"
     precision = "float32"
 
 
@@ -96,5 +95,4 @@ class EconmtBfloat16(Econmt):
     """econmt with products in bfloat16, whatever it would choose."""
 
     name = "econmt, bfloat16"
-    differs = "training.precision=bfloat16"
     precision = "bfloat16"

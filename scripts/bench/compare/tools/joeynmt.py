@@ -54,7 +54,6 @@ class JoeyNMT(Toolkit):
     package = "joeynmt"
     loads_pickles = True
     translated = re.compile(r"Generation took ([\d.]+)\[sec\]")
-    differs = "no buckets: sentences of all lengths share a batch; its attention size is the decoder's"
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Writes the configuration; returns a command that saves the model when the last validation finds it best."""

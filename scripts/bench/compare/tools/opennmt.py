@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import yaml
 
@@ -50,9 +50,8 @@ class OpenNMT(Toolkit):
     package = "OpenNMT-py"
     loads_pickles = True
     translated = re.compile(r"Total translation time \(s\): ([\d.]+)")
-    differs = "sorts by length within a pool; asks for torch < 2.3 but runs on this one"
-    config: ClassVar[str] = CONFIG
-    """Model and training, as YAML."""
+    config: ClassVar[dict[str, Any]] = yaml.safe_load(CONFIG)
+    """Model and training."""
 
     def _command(self, places: Places, program: str, *arguments: object) -> Command:
         return Command.python(places, matched.LAUNCHERS / "start_opennmt.py", program, *arguments)
@@ -62,7 +61,7 @@ class OpenNMT(Toolkit):
         assert matched.ATTENTION == matched.HIDDEN, "OpenNMT-py's attention has the decoder's size"
         source, target = places.source, places.target
         files = (str(places.tokens("train", side)) for side in (source, target))
-        config = yaml.safe_load(self.config) | {
+        config = self.config | {
             "data": {"corpus_1": dict(zip(("path_src", "path_tgt"), files, strict=True))},
             "src_vocab": str(places.data / f"vocabulary.{source}.opennmt.txt"),
             "tgt_vocab": str(places.data / f"vocabulary.{target}.opennmt.txt"),

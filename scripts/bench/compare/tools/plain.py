@@ -16,7 +16,6 @@ class Plain(Toolkit):
     name = "plain PyTorch loop"
     package = "torch"
     translated = re.compile(r"translated in ([\d.]+) s")
-    differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
 
     @property
     def requirements(self) -> Path | None:
@@ -45,7 +44,6 @@ class PlainBfloat16(Plain):
     """Plain loop with products in bfloat16, by one line of ``torch.autocast``."""
 
     name = "plain PyTorch loop, bfloat16"
-    differs = "torch.autocast(device, dtype=torch.bfloat16)"
     precision = "bfloat16"
 
 
@@ -54,5 +52,4 @@ class PlainTF32(Plain):
 
     name = "plain PyTorch loop, TF32"
     devices = ("cuda",)
-    differs = "torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32"
     precision = "tf32"

@@ -17,7 +17,6 @@ class Sockeye(Toolkit):
     package = "sockeye"
     translated = re.compile(r"Processed \d+ lines\. Total time: ([\d.]+),")
     python = "3.6"
-    differs = "another framework, MXNet 1.4 with MKL-DNN; buckets are 10 wide; asks for Python 3.6"
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Returns a command that saves a model when validation at the last update finds it better than none."""

@@ -14,8 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from econmt import memory
-from scripts.bench.account import counted_peak
-from scripts.bench.account_models import CASES, Case, gpt, next_word_loss
+from tests.unit.memory.account.models import CASES, Case, counted_peak, gpt, next_word_loss
 
 
 def tracked(case: Case) -> memory.Account:

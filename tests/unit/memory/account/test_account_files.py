@@ -17,7 +17,7 @@ from econmt import memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
-from scripts.bench.account_models import GPT, Case, adam, gpt, next_word_loss
+from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
 
 
 def test_changes_are_sorted_by_their_size_in_either_direction() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from econmt import memory
 from econmt_ops.dispatch.capture import release_workspaces
-from scripts.bench.account_models import CASES, Case
+from tests.unit.memory.account.models import CASES, Case
 
 pytestmark = pytest.mark.cuda
 

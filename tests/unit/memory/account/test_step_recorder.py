@@ -18,7 +18,7 @@ from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.step_recorder import StepRecorder, _StepMemory
 from econmt_memory.account.tracking import nested_hooks
 from econmt_memory.measure.clock import Clock
-from scripts.bench.account_models import Case, gpt
+from tests.unit.memory.account.models import Case, gpt
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Installs econmt in many environments, from nothing, and runs ``scripts/smoke.py`` in each.
+"""Installs econmt in many environments, from nothing, and runs ``tests/installed/smoke.py`` in each.
 
 They differ in Python, in the versions of dependencies (the lowest that pyproject.toml allows, those of constraints.txt,
 the newest), in how econmt is installed (wheel, editable), and in what is there (no C compiler; econmt_ops alone).
@@ -7,9 +7,9 @@ commit, for "editable" the folder as it is. Each environment is made in a folder
 if any of them fails.
 
 Examples:
-    python scripts/environments.py
-    python scripts/environments.py --only editable no-compiler
-    python scripts/environments.py --python ~/.pyenv/versions/3.12.1/bin/python
+    python tests/installed/environments.py
+    python tests/installed/environments.py --only editable no-compiler
+    python tests/installed/environments.py --python ~/.pyenv/versions/3.12.1/bin/python
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = "serve,parquet,language,hub"
 SOME_EXTRAS = {
     "lowest": "serve,parquet,hub",  # no version of py3langid without a pickled model allows numpy 1
@@ -126,7 +126,7 @@ def try_one(which: Environment, folder: Path) -> None:
     else:
         extras = SOME_EXTRAS.get(which.name, EXTRAS)
         run([*pip, *(["--editable"] if which.editable else []), f"{source}[{extras}]"], env, folder)
-    suite = [str(python), str(ROOT / "scripts" / "smoke.py"), *(["--ops"] if which.ops else [])]
+    suite = [str(python), str(Path(__file__).with_name("smoke.py")), *(["--ops"] if which.ops else [])]
     library = ["--library", "yes" if which.compiler else "no"]
     env.pop("CC", None)
     subprocess.run([*suite, *library], env=env, cwd=folder, check=True)

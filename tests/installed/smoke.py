@@ -1,4 +1,4 @@
-"""Runs a small suite with the installed econmt: ``python scripts/smoke.py``.
+"""Runs a small suite with the installed econmt: ``python tests/installed/smoke.py``.
 
 It trains a tiny model, translates, scores, exports and serves, through the command line alone, and compares what has to
 be equal. ``--ops`` is for an installation of ``econmt_ops`` alone, ``--library no`` for one without the C library. Each
@@ -30,7 +30,7 @@ NEEDS_LIBRARY = "installed without its C library"
 WAIT_SECONDS = 120.0
 
 
-class Failure(Exception):  # noqa: N818  a message, not a bug
+class Failure(Exception):
     """One or several lines that tell what went wrong."""
 
 
@@ -237,9 +237,9 @@ def expect(holds: bool, what: str) -> None:
 
 def get(address: str, body: bytes | None = None) -> bytes:
     """Returns the content of an answer with status 200; a body, which is JSON, is sent by POST."""
-    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})  # noqa: S310  our own server
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return bytes(answer.read())
     except urllib.error.URLError as error:
         raise Failure(f"{address}: {error}") from None

@@ -82,8 +82,6 @@ def test_quick_run_measures_everything(bench: Call, tmp_path: Path) -> None:
     assert {"+ output", "all, outputs", "checkpoint: attention", "checkpoint: everything"} <= set(names)
     for row in rows:
         assert 0 < float(row["stash bytes"]) < float(row["peak bytes"])
-        parts = [float(value) for name, value in row.items() if name.startswith("stash bytes of ") and value]
-        assert sum(parts) == float(row["stash bytes"])
         assert float(row["lowest decile"]) <= float(row["milliseconds"]) <= float(row["highest decile"])
         assert float(row["target tokens/s"]) == pytest.approx(1000 * 15 / float(row["milliseconds"]))
     stash = {row["variant"]: float(row["stash bytes"]) for row in rows if row["dtype"] == "float32"}
@@ -105,7 +103,7 @@ def test_an_interruption_leaves_what_was_measured(
     ended = bench("memory", "--quick", "--device", "cpu", "--seconds", "0.1", "--csv", file)
     assert ended.code == 130
     assert [row["variant"] for row in rows_of(file)] == ["cross_entropy(linear)", "recompute"]
-    assert "interrupted; the results so far follow" in ended.err
+    assert "interrupted; the results so far are above" in ended.err
     assert "output layer, 40 x 8 x 50" in ended.out
 
 

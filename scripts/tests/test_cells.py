@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,16 @@ from torch import Tensor
 
 from econmt.bench.rows import Row
 from scripts.bench import cells
+from scripts.tests.conftest import Measured
+from tests.unit.cli.conftest import Call
 
 CPU = torch.device("cpu")
+ONE_TURN = ("--turns", "1")
 
 
 @pytest.fixture(autouse=True)
 def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "has_compiler", lambda: False)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["cells", "--turns", "1", *words])
-    with pytest.raises(SystemExit) as end:
-        cells.main()
-    return end.value.code
 
 
 def test_layers_have_the_parameters_of_their_rank() -> None:
@@ -48,62 +43,52 @@ def test_rank_layers_are_held_to_the_definition(dtype: torch.dtype) -> None:
     assert layer.error("recompute", [1.2 * part for part in expected]) > 0.1
 
 
-def test_rows_of_cells_and_ranks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "cells.csv"
-    options = ("--sizes", "2x3x6", "--cells", "lstm", "sru", "--ranks", "2", "--csv", str(file))
-    assert run(monkeypatch, *options) == 0
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
+def test_rows_of_cells_and_ranks(measured: Measured) -> None:
+    rows = measured("cells", *ONE_TURN, "--sizes", "2x3x6", "--cells", "lstm", "sru", "--ranks", "2")
     names = [row["layer"].split() for row in rows]
+    assert names[0] == ["torch.nn.LSTM"]
     assert ["sru", "reference"] in names
     assert ["lstm", "2", "recompute"] in names
     for row in rows:
-        assert float(row["milliseconds"]) > 0
-        assert float(row["forward ms"]) > 0
-    said = capsys.readouterr().out
-    assert "torch.nn.LSTM" in said
-    assert "WRONG" not in said
+        assert min(row["milliseconds"], row["forward ms"]) > 0
+        assert "failure" not in row
 
 
-def test_only_keeps_rows_by_their_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "cells.csv"
-    options = ("--cells", "lstm", "sru", "--ranks", "2", "3", "--csv", str(file))
-    assert run(monkeypatch, *options, "--sizes", "2x3x6", "1x2x4", "--only", "lstm 3", "sru ref") == 0
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
+def test_only_keeps_rows_by_their_names(bench: Call, measured: Measured) -> None:
+    options = (*ONE_TURN, "--cells", "lstm", "sru", "--ranks", "2", "3")
+    rows = measured("cells", *options, "--sizes", "2x3x6", "1x2x4", "--only", "lstm 3", "sru ref")
     names = [(row["batch"], " ".join(row["layer"].split())) for row in rows]
-    wanted = ["sru reference", "lstm 3 recompute"]
-    assert names == [(batch, name) for batch in ("2", "1") for name in wanted]
-    assert run(monkeypatch, "--sizes", "2x3x6", "--only", "cudnn") == 2
+    wanted = ["torch.nn.LSTM", "sru reference", "lstm 3 recompute"]
+    assert names == [(batch, name) for batch in (2, 1) for name in wanted]
+    assert bench("cells", "--sizes", "2x3x6", "--only", "cudnn").code == 2
 
 
-def test_rows_are_kept_as_sizes_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rows_are_kept_as_sizes_are_measured(
+    bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What stops the second size leaves the rows of the first."""
-    file, measured = tmp_path / "cells.csv", cells.measure
+    file, measure = tmp_path / "cells.csv", cells.measure
 
     def stopping(size: cells.Size, *rest: Any) -> Iterator[Row]:
         if size.batch == 1:
             raise KeyboardInterrupt
-        yield from measured(size, *rest)
+        yield from measure(size, *rest)
 
     monkeypatch.setattr(cells, "measure", stopping)
-    monkeypatch.setattr(sys, "argv", ["cells", "--turns", "1", "--cells", "lstm", "--csv", str(file)])
-    sys.argv += ["--sizes", "2x3x6", "1x3x6"]
-    with pytest.raises(KeyboardInterrupt):
-        cells.main()
+    words = (*ONE_TURN, "--cells", "lstm", "--csv", file, "--sizes", "2x3x6", "1x3x6")
+    assert bench("cells", *words).code == 130
     with file.open(newline="") as lines:
         assert {row["batch"] for row in csv.DictReader(lines)} == {"2"}
 
 
 def test_an_implementation_that_is_wrong_has_no_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, measured: Measured
 ) -> None:
     def wrong(self: cells.Layer, implementation: str, expected: list[Tensor]) -> float:
         return float("inf") if implementation == "recompute" else 0.0
 
     monkeypatch.setattr(cells.Layer, "error", wrong)
-    assert run(monkeypatch, "--sizes", "2x3x6", "--cells", "lstm") == 1
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "WRONG" in line)
-    assert line.split()[:2] == ["lstm", "recompute"]
+    rows = measured("cells", *ONE_TURN, "--sizes", "2x3x6", "--cells", "lstm", code=1)
+    (row,) = (row for row in rows if row.get("failure") == "WRONG")
+    assert row["layer"].split() == ["lstm", "recompute"]
+    assert "milliseconds" not in row

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,9 @@ from econmt.data.batching.store import prepare
 from scripts.bench.compare import quality
 from scripts.bench.compare.launchers import marks
 from scripts.bench.compare.make_data import piece_line, pieces_of
-from scripts.bench.compare.quality_report import draw, markdown, minutes
 from scripts.bench.compare.toolkit import Places
 from scripts.bench.compare.tools.by_minute import BY_MINUTE, Checkpoint
+from tests.unit.cli.conftest import Call
 
 ROWS = [
     {
@@ -127,12 +128,11 @@ def test_all_batches_have_as_many_tokens(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_column_for_each_mark(tmp_path: Path) -> None:
-    lines = markdown(ROWS).splitlines()
-    assert "BLEU at 1 min | BLEU at 8.5 min" in lines[0]
-    assert lines[2] == "| one 1.0 | tf32 | 19.5 | 40,123 | 5,660 | 3.1 | 30.1 | 3,000 | 2,000 | 12 |"
-    assert lines[3] == "| two 2 | bfloat16 | 19.2 | 850,000 | 5,724 | 35.5 | - | 1,500 | 500 | 20 |"
-    assert minutes(240.0) == "4"
-    draw(ROWS, tmp_path / "plot.svg")
+    row = quality.rows_of(ROWS[0])
+    figures = ["one 1.0", "tf32", "19.5", 40_123, 5_660, "3.1", "30.1", "3,000", "2,000", "12"]
+    assert list(row.values()) == figures
+    assert list(row)[5:7] == ["BLEU at 1 min", "BLEU at 8.5 min"]
+    quality.draw(ROWS, tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()[:500]
 
 
@@ -174,9 +174,7 @@ def test_named_spaces_are_read_again() -> None:
     assert pieces_of(piece_line(["a\u00a0b", "\u2028"])) == ["a\u00a0b", "\u2028"]
 
 
-def test_what_was_measured_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_measured_is_kept(bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "quality.json"
     output.write_text(json.dumps({"opennmt": ROWS[0]}))
     monkeypatch.setattr(quality, "make_data", lambda *_, **__: None)
@@ -189,11 +187,16 @@ def test_what_was_measured_is_kept(
             return ROWS[1]
 
     monkeypatch.setattr(quality, "ToolkitRun", ToolkitRun)
-    words = ["--store", str(tmp_path), "--work", str(tmp_path), "--device", "cpu", "--output", str(output)]
-    assert quality.main([*words, "--only", "econmt", "opennmt"]) == 0
+    words = ("--store", tmp_path, "--work", tmp_path, "--device", "cpu", "--output", output)
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        ended = bench("compare.quality", *words, "--only", "econmt", "opennmt")
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+    assert ended.code == 0
     assert list(json.loads(output.read_text())) == ["opennmt", "econmt"]
-    assert "| two 2 |" in capsys.readouterr().out
-    assert quality.main(["--show", str(output), "--plot", str(tmp_path / "plot.svg")]) == 0
-    assert (tmp_path / "plot.svg").is_file()
-    with pytest.raises(SystemExit):
-        quality.arguments([])
+    assert "two 2" in ended.out
+    picture = tmp_path / "plot.svg"
+    assert bench("compare.quality", "--show", output, "--plot", picture).code == 0
+    assert picture.is_file()
+    assert bench("compare.quality").code == 2

@@ -17,6 +17,7 @@ from scripts.bench.compare.launchers import plain
 from scripts.bench.compare.make_data import piece_line, vocabulary_files, write_test
 from scripts.bench.compare.measure import (
     FailedError,
+    Finished,
     Mark,
     Reading,
     Window,
@@ -24,11 +25,11 @@ from scripts.bench.compare.measure import (
     resident_bytes,
     window_of,
 )
-from scripts.bench.compare.report import Row, cells, markdown, set_ratios, write_csv
-from scripts.bench.compare.run import Runner, arguments, too_large
+from scripts.bench.compare.report import Measured, set_ratios
+from scripts.bench.compare.run import Runner
 from scripts.bench.compare.toolkit import Places
 from scripts.bench.compare.tools import TOOLKITS
-from scripts.bench.compare.turns import Trainee, run_alone
+from scripts.bench.compare.turns import Trainee, run_alone, write_log
 from scripts.bench.plain_model import Sizes
 
 # Lines as the toolkits printed them, and what they say.
@@ -131,6 +132,7 @@ def test_a_run_is_stopped_once_its_window_is_long_enough(tmp_path: Path) -> None
     plain = TOOLKITS["plain"]()
     trainee = Trainee([sys.executable, "-c", program], {}, tmp_path, plain.reading, warm_up=2)
     finished = run_alone(trainee, window=0.02)
+    assert isinstance(finished, Finished)
     assert finished.window is not None
     assert finished.window.seconds >= 0.02
     window = finished.window
@@ -140,10 +142,12 @@ def test_a_run_is_stopped_once_its_window_is_long_enough(tmp_path: Path) -> None
 
 
 def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"]
+    failed = run_alone(Trainee(words, {}, tmp_path))
+    assert isinstance(failed, FailedError)
     with pytest.raises(FailedError, match=r"ended with status 3(.|\n)*out of luck"):
-        run_alone(
-            Trainee([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"], {}, tmp_path)
-        )
+        write_log(failed, tmp_path / "log")
+    assert "out of luck" in (tmp_path / "log").read_text()
 
 
 def test_pieces_are_one_word_each_in_every_format() -> None:
@@ -182,49 +186,26 @@ def test_all_models_are_matched(tmp_path: Path) -> None:
         assert f"--precision {precision} train" in said[key]
 
 
-def test_the_table_has_medians_and_names_what_failed(tmp_path: Path) -> None:
-    row = Row(
-        "econmt",
-        "1",
-        "nothing",
-        [Window(10, 5.0, 1000.0), Window(10, 5.0, 3000.0)],
-        [10**9, 2 * 10**9],
-        [3.0],
-    )
-    row.output_words, row.peer = 600, False
-    broken = Row("other", "2", "much", failure="does not start")
-    assert cells(row) == [
-        "econmt",
-        "1",
-        "float32",
-        "2,000 (1,000 to 3,000)",
-        "",
-        "2,000 MB",
-        "3.0",
-        "600",
-        "200",
-        "nothing",
-    ]
-    about: dict[str, Any] = dict.fromkeys(
-        ("cpu", "cores", "memory_gb", "threads", "date", "commit", "load"), "x"
-    )
-    about["data"] = {"test_pairs": 20_000}
-    text = markdown([row, broken], about, "2 rounds of 25 s, one by one")
-    assert "| 20,000 sentences, s |" in text
-    assert "; 2 rounds of 25 s, one by one, load x before." in text
-    assert text.splitlines()[-1] == "| other | 2 | float32 | failed |  |  |  |  |  | does not start |"
-    write_csv(tmp_path / "table.csv", [row, broken])
-    lines = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
-    assert lines[1:] == [
-        "econmt,1,float32,2000.0,2000000000,3.0,600,,,",
-        "other,2,float32,,,,,does not start,,",
-    ]
+def test_a_row_has_the_median_of_translations_and_names_what_failed() -> None:
+    row = Measured("econmt", "1", peer=False, window=Window(10, 5.0, 1000.0), peaks=[10**9, 2 * 10**9])
+    row.translations, row.output_words = [3.0, 2.0, 9.0], 600
+    assert row.row() == {
+        "toolkit": "econmt",
+        "version": "1",
+        "precision": "float32",
+        "target tokens/s": 1000,
+        "to the fastest peer": "",
+        "peak MB": 2000,
+        "words out": 600,
+        "words/s": 200,
+        "sentences, s": "3.00",
+    }
+    broken = Measured("other", "2", failure="does not start").row()
+    assert broken == {"toolkit": "other", "version": "2", "precision": "float32", "failure": "does not start"}
 
 
-def row_of(name: str, course: list[Mark], peer: bool) -> Row:
-    window = window_of(course)
-    assert window is not None
-    return Row(name, "1", "", [window], [10**9], [2.0], output_words=10, peer=peer, courses=[course])
+def row_of(name: str, course: list[Mark], peer: bool) -> Measured:
+    return Measured(name, "1", peer=peer, window=window_of(course), course=course)
 
 
 def test_ratios_are_to_the_fastest_peer_with_the_scatter_of_their_parts() -> None:
@@ -234,26 +215,23 @@ def test_ratios_are_to_the_fastest_peer_with_the_scatter_of_their_parts() -> Non
     course = [Mark(0, 0.0, 0.0), Mark(10, 2.0, 200.0), Mark(20, 4.0, 400.0), Mark(30, 8.0, 1200.0)]
     peer = row_of("peer", [*course, Mark(40, 9.0, 1350.0)], peer=True)
     slow = row_of("slow", [Mark(0, 0.0, 0.0), Mark(10, 12.0, 600.0)], peer=True)
-    broken = Row("broken", "1", "", failure="does not start")
+    broken = Measured("broken", "1", failure="does not start")
     set_ratios([ours, twice, peer, slow, broken])
     assert broken.ratio is None
     assert ours.ratio is not None
-    assert ours.ratio[:2] == ("peer", pytest.approx(200 / 150))
-    assert ours.ratio.most == pytest.approx(2.0)  # of the first quarter of nine seconds
-    assert ours.ratio.least == pytest.approx(1.0)  # of the third quarter
+    assert (ours.rival, ours.ratio.value) == ("peer", pytest.approx(200 / 150))
+    assert ours.ratio.high == pytest.approx(2.0)  # of the first quarter of nine seconds
+    assert ours.ratio.low == pytest.approx(1.0)  # of the third quarter
     assert slow.ratio is not None
-    assert slow.ratio.value == pytest.approx(50 / 150)
-    assert slow.ratio.least == slow.ratio.most == pytest.approx(50 / 150)  # one stretch, so one part
-    assert [cells(row)[4] for row in (ours, peer)][1] == "1.00"
-    assert cells(ours)[4].startswith("1.33 (")
+    assert slow.ratio == pytest.approx((50 / 150,) * 3)  # one stretch, so one part
+    assert peer.ratio == (1.0, 1.0, 1.0)
     set_ratios([ours, twice])  # no peer: to the fastest
-    assert ours.ratio[:2] == ("twice", pytest.approx(0.5))
-    assert cells(ours)[4] == "0.50 (0.50 to 0.50) of twice"
+    assert (ours.rival, ours.ratio.value) == ("twice", pytest.approx(0.5))
 
 
 def test_ratios_are_to_a_peer_of_the_same_precision() -> None:
-    def row(name: str, speed: float, precision: str, *, peer: bool = True) -> Row:
-        return Row(name, "1", "", [Window(9, 1.0, speed)], peer=peer, precision=precision)
+    def row(name: str, speed: float, precision: str, *, peer: bool = True) -> Measured:
+        return Measured(name, "1", precision, peer, Window(9, 1.0, speed))
 
     rows = [
         row("chooses", 400.0, "auto", peer=False),
@@ -265,7 +243,7 @@ def test_ratios_are_to_a_peer_of_the_same_precision() -> None:
         row("ours, tf32", 600.0, "tf32", peer=False),
     ]
     set_ratios(rows)
-    assert [row.ratio and row.ratio[:2] for row in rows] == [
+    assert [(row.rival, row.ratio and row.ratio.value) for row in rows] == [
         ("peer, bfloat16", 2.0),
         ("peer", 3.0),
         ("peer, bfloat16", 2.5),
@@ -274,24 +252,6 @@ def test_ratios_are_to_a_peer_of_the_same_precision() -> None:
         ("peer, bfloat16", 1.0),
         ("peer, bfloat16", 3.0),
     ]
-
-
-def test_without_turns_ratios_scatter_over_the_rounds() -> None:
-    ours = Row("econmt", "1", "", [Window(9, 1.0, speed) for speed in (200.0, 330.0, 240.0)], peer=False)
-    peer = Row("peer", "1", "", [Window(9, 1.0, speed) for speed in (100.0, 110.0, 80.0)])
-    set_ratios([ours, peer])
-    assert ours.ratio == ("peer", 3.0, 2.0, 3.0)
-
-
-def test_what_does_not_fit_into_memory_together_trains_one_by_one() -> None:
-    runners: Any = [
-        SimpleNamespace(known_bytes=size, row=Row("a", "1", "", failure=failure))
-        for size, failure in ((3 * 10**9, None), (2 * 10**9, None), (9 * 10**9, "does not start"))
-    ]
-    assert too_large(runners, 5 * 10**9) is None
-    assert too_large(runners, None) is None
-    reason = too_large(runners, 4 * 10**9)
-    assert reason == "together they take 5.0 GB and 4.0 GB are free: they train one by one"
 
 
 def words_of(key: str, device: str, folder: Path) -> str:
@@ -326,17 +286,16 @@ def test_each_is_told_by_its_own_option_to_take_the_gpu(
         assert other is None or other not in said
 
 
-def test_on_a_gpu_each_is_alone_and_sees_it(tmp_path: Path) -> None:
-    options = arguments(["--device", "cuda", "--work", str(tmp_path)])
-    assert options.one_by_one
+def test_on_a_gpu_each_sees_it(tmp_path: Path) -> None:
+    options: Any = SimpleNamespace(device=torch.device("cuda"), work=tmp_path, threads=2)
     runner = Runner("fairseq", TOOLKITS["fairseq"](), options, 200)
     assert "CUDA_VISIBLE_DEVICES" not in runner.environment
     assert runner.places.work == (tmp_path / "fairseq-cuda").resolve()
     with pytest.raises(FailedError, match="does not run on cuda"):
         Runner("sockeye", TOOLKITS["sockeye"](), options, 200).prepare({})
-    options = arguments(["--work", str(tmp_path)])
+    options.device = torch.device("cpu")
     runner = Runner("fairseq", TOOLKITS["fairseq"](), options, 200)
-    assert (options.one_by_one, runner.environment["CUDA_VISIBLE_DEVICES"]) == (False, "")
+    assert runner.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.fixture

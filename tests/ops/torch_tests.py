@@ -1,4 +1,4 @@
-"""``python -m scripts.torch_tests FOLDER``: runs PyTorch's own tests of LSTM and GRU against those of econmt_ops.
+"""``python -m tests.ops.torch_tests FOLDER``: runs PyTorch's own tests of LSTM and GRU against those of econmt_ops.
 
 FOLDER is the folder ``test`` of a checkout of PyTorch. Its tests that use `torch.nn.LSTM` or `torch.nn.GRU` run twice,
 first as they are and then with the modules of `econmt_ops` in their place. A test that fails with PyTorch's modules as

@@ -53,7 +53,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "LOOP_STEPS", 10)
     said: list[str] = []
     rows = list(scan.rows([SHAPE], [torch.bfloat16], CPU, said.append, seconds=1.0))
-    assert said[0] == "scan: 2x30x5, bfloat16, reference"
+    assert said[0] == "2x30x5, bfloat16, reference"
     labels = list(scan.scans(SHAPE, torch.bfloat16, CPU))
     assert [(row["pass"], row["implementation"]) for row in rows] == [
         (what, label)

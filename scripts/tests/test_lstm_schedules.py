@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from scripts.bench.layers import by_torch, peak_bytes
 from tests.ops.helpers import assert_close
 
 SHAPE, BATCH = lstm.StackShape(layers=3, steps=4, hidden=5), 2
-STAGES = [stage for stage in lstm_schedules.stages(compile_loop=False) if "compiled" not in stage.name]
+STAGES = [stage for stage in lstm_schedules.stages() if "compiled" not in stage.name]
 
 
 def results(stage: lstm_schedules.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -56,32 +56,23 @@ def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> Non
     assert_close([part.detach() for part in found], expected, 1e-5)
 
 
+CPU, FLOAT32 = torch.device("cpu"), [torch.float32]
+
+
 def test_launched_calls_are_timed_if_wanted() -> None:
-    device = torch.device("cpu")
     for launched in (False, True):
-        choice = {
-            "samples": 1,
-            "compile_loop": False,
-            "launched": launched,
-            "only": ["eight products a cell"],
-        }
-        (row,) = lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, str, **choice)
+        (row,) = lstm.rows(SHAPE, [BATCH], FLOAT32, STAGES[:1], CPU, str, 1, launched)
         times = [name for name in row if "launched" in name]
         assert times == (["forward, launched, ms", "forward and backward, launched, ms"] if launched else [])
         assert all(float(row[name]) > 0 for name in times)
 
 
-def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES[:2] + STAGES[-1:])
-    device, said = torch.device("cpu"), []
-    rows = list(
-        lstm.ablation_rows(SHAPE, BATCH, [torch.float32], device, said.append, samples=2, compile_loop=False)
-    )
-    assert [row["schedule"] for row in rows] == [
-        "eight products a cell",
-        "four gates in one product",
-        "torch.nn.LSTM",
-    ]
+def test_rows_of_the_ablation() -> None:
+    said: list[str] = []
+    stages = STAGES[:2] + STAGES[-1:]
+    rows = list(lstm.rows(SHAPE, [BATCH], FLOAT32, stages, CPU, said.append, 2))
+    names = ["eight products a cell", "four gates in one product", "torch.nn.LSTM"]
+    assert [row["schedule"] for row in rows] == names
     assert rows[0]["forward, gain"] == 1.0
     assert rows[0]["difference"] == 0.0
     assert all(row["difference"] < 1e-5 for row in rows)
@@ -96,39 +87,19 @@ def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 3
 
 
-def test_rates_and_their_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lstm, "BATCHES", (1, 2))
+def test_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "has_compiler", lambda: False)
-    rows = list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1))
-    assert [(row["schedule"], row["batch"]) for row in rows] == [
-        ("econmt_ops", 1),
-        ("torch.nn.LSTM", 1),
-        ("econmt_ops", 2),
-        ("torch.nn.LSTM", 2),
-    ]
-    picture = tmp_path / "rates.png"
-    lstm.draw_rates(rows, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    left = lstm.rates(
-        SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, batches=[2, 3], done={("float32", 2)}
-    )
-    assert [row["batch"] for row in left] == [3, 3]
-    assert not list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, limit=-1.0))
+    rows = lstm.rows(SHAPE, (1, 2), FLOAT32, lstm.chosen_stages(False, [], False), CPU, str, 1)
+    names = "econmt_ops", "torch.nn.LSTM"
+    assert [(row["batch"], row["schedule"]) for row in rows] == [*product((1, 2), names)]
 
 
-def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "stages", lambda compile_loop, on_gpu: STAGES)
-
-    def names(*only: str) -> list[object]:
-        device = torch.device("cpu")
-        rows = lstm.ablation_rows(
-            SHAPE, BATCH, [torch.float32], device, str, samples=1, compile_loop=False, only=only
-        )
-        return [row["schedule"] for row in rows]
-
-    assert names("NN.lstm", "four") == ["four gates in one product", "torch.nn.LSTM"]
+def test_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm, "stages", lambda on_gpu: STAGES)
+    chosen = lstm.chosen_stages(True, ["NN.lstm", "four"], False)
+    assert [stage.name for stage in chosen] == ["four gates in one product", "torch.nn.LSTM"]
     with pytest.raises(InputError, match="--schedule 'five': in no name of eight products a cell; four"):
-        names("five")
+        lstm.chosen_stages(True, ["five"], False)
 
 
 def test_peak_bytes() -> None:

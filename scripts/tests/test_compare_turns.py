@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ from scripts.bench.compare.turns import (
     take_turns,
     train_in_turns,
 )
+from scripts.tests.conftest import Measured
 from tests.conftest import PATIENCE, SOURCES
 
 READING = TOOLKITS["plain"]().reading
@@ -243,7 +243,7 @@ RUNNER = """\
 import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would we
-from tests.unit.scripts import test_compare_turns as fakes
+from scripts.tests import test_compare_turns as fakes
 from scripts.bench.compare.turns import train_in_turns
 folder = Path(sys.argv[1])
 train_in_turns({name: fakes.trainee(folder, name) for name in "ab"}, seconds=1e6, turn=0.02)
@@ -288,7 +288,6 @@ class FakeToolkit(Toolkit):
 
     package = "fake"
     translated = re.compile(r"took ([\d.]+) s")
-    differs = "all"
 
     @property
     def requirements(self) -> Path | None:
@@ -305,36 +304,22 @@ class FakeToolkit(Toolkit):
         return Command([sys.executable, "-S", "-c", program, str(output)])
 
 
-@pytest.mark.parametrize(
-    "way", [["--one-by-one"], ["--turn", "0.05"], pytest.param([], marks=pytest.mark.thorough)]
-)
-def test_the_command_measures_in_turns_and_one_by_one(
-    way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_measures_in_turns(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(
-        command_line, "TOOLKITS", {name: type(name, (FakeToolkit,), {"name": name}) for name in "ab"}
-    )
+    toolkits = {name: type(name, (FakeToolkit,), {"name": name}) for name in "ab"}
+    monkeypatch.setattr(command_line, "TOOLKITS", toolkits)
     monkeypatch.setattr(command_line, "make_data", lambda *_: {"test_pairs": 200})
-    monkeypatch.setattr(command_line, "available_bytes", lambda: 10**15 if way else -1)
-    words = ["--work", str(tmp_path), "--seconds", "0.1", "--warm-up", "2", "--checkpoint-updates", "4"]
+    words = ("--work", tmp_path, "--seconds", "0.1", "--warm-up", "2", "--checkpoint-updates", "4")
     try:
-        output = tmp_path / "out.json"
-        code = command_line.main([*words, *way, "--output", str(output), "--translations", "2"])
+        rows = measured("compare.run", *words, "--turn", "0.05", "--translations", "2")
     finally:
         signal.signal(signal.SIGTERM, kept)
-    assert code == 0
-    said = capsys.readouterr()
-    in_turns = "--turn" in way
-    assert ("they train one by one" in said.err) == (not way)
-    assert ("in turns of 0.05 s" if in_turns else "1 round of 0 s, one by one") in said.out
-    answer = json.loads(output.read_text(encoding="utf-8"))
-    assert answer["about"]["turn_seconds"] == (0.05 if in_turns else None)
-    for row in answer["rows"]:
-        assert row["translations"] == [0.5, 0.5]
-        assert row["output_words"] == 400
-        assert len(row["windows"]) == 1
-        assert row["windows"][0]["seconds"] >= 0.1
-        assert len(row["courses"]) == int(in_turns)
-        assert row["ratio"]["value"] > 0.0
-        assert (tmp_path / row["name"] / "train.log").read_text(encoding="utf-8").startswith("update 1: 100 ")
+    assert [row["toolkit"] for row in rows] == ["a", "b"]
+    for row in rows:
+        assert row["sentences, s"] == "0.50"
+        assert row["words out"] == 400
+        assert row["target tokens/s"] > 0
+        assert " of " in row["to the fastest peer"]
+        assert (tmp_path / row["toolkit"] / "train.log").read_text().startswith("update 1: 100 ")

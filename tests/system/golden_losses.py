@@ -1,9 +1,9 @@
 """Computes the loss of every update of a small training run, for each implementation of the ops.
 
-The curves are compared by tests/system/test_same_answer.py. Those of the reference are kept beside it, so that a change
+The curves are compared by test_same_answer.py. Those of the reference are kept beside it, so that a change
 of the reference itself is seen. After one that is meant, write them anew:
 
-    python scripts/golden_losses.py
+    python -m tests.system.golden_losses
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.core.chunks import STASHES
 
-FILE = Path(__file__).resolve().parent.parent / "tests" / "system" / "golden_losses.json"
+FILE = Path(__file__).resolve().with_suffix(".json")
 UPDATES = 200
 VOCABULARY = 23
 REFERENCE = Implementations.everywhere("reference")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from econmt.errors import InputError
-from scripts.bench import make_laws
 from scripts.bench.make_laws import french_path, is_useful, make, pairs_of, parse
+from tests.unit.cli.conftest import Call
 
 Write = Callable[[dict[str, str]], Path]
 
@@ -206,11 +206,12 @@ def test_deleted_objects_and_files_alone_are_named(clone: Write, tmp_path: Path)
     ],
 )
 def test_bad_xml_is_told_in_one_line(
-    clone: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, problem: str
+    clone: Write, tmp_path: Path, bench: Call, content: str, problem: str
 ) -> None:
     folder = clone({**laws(1), "fra/lois/0.xml": content})
-    assert make_laws.main([str(folder), str(tmp_path / "text")]) == 2
-    assert capsys.readouterr().err == f"make-laws: fra/lois/0.xml: {problem}\n"
+    ended = bench("make-laws", folder, tmp_path / "text")
+    assert ended.code == 2
+    assert ended.err == f"make-laws: fra/lois/0.xml: {problem}\n"
 
 
 def test_what_is_no_clone_is_told(clone: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

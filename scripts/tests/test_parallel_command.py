@@ -1,0 +1,64 @@
+"""``python -m scripts.bench parallel``: measurements of several processes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from scripts.tests.test_parallel_measure import RECIPE
+from tests.unit.cli.conftest import Call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--processes", "0"], "--processes '0': give numbers"),
+        (["--division", "data,rows"], "--division 'data,rows': give some of data, pipeline, both"),
+        (["--processes", "two"], "--processes 'two': give numbers"),
+    ],
+)
+def test_bad_options_are_refused_in_a_line(bench: Call, arguments: list[str], words: str) -> None:
+    ended = bench("parallel", "ptb", *arguments)
+    assert ended.code == 2
+    assert words in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+
+
+@pytest.mark.thorough
+def test_two_processes_are_timed(bench: Call, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    options = (
+        "--processes",
+        "1,2",
+        "--division",
+        "data",
+        "--length",
+        "6",
+        "--seconds",
+        "0.05",
+        "--device",
+        "cpu",
+    )
+    ended = bench("parallel", tmp_path / "tiny.yaml", *options, "--csv", tmp_path / "p.csv")
+    assert ended.code == 0, ended.err
+    assert max(map(len, ended.lines)) <= 80
+    with (tmp_path / "p.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["division"] for row in rows] == ["alone", "2 data"]
+
+
+@pytest.mark.parametrize(
+    ("division", "processes", "left_out"), [("pipeline", "1,2", (2,)), ("both", "2,4", (2, 4))]
+)
+def test_a_division_that_cannot_be_measured_is_refused_with_the_reason(
+    bench: Call, division: str, processes: str, left_out: tuple[int, ...]
+) -> None:
+    ended = bench("parallel", "quickstart", "--processes", processes, "--division", division)
+    assert ended.code == 2
+    assert ended.err.splitlines() == [
+        f"parallel: division {division} of {count} processes is not measured: parallel.pipeline: 2 cannot be combined "
+        "with model.encoder.layers: 1 and model.decoder.layers: 1 (each stage needs a layer); change one of them"
+        for count in left_out
+    ]
