@@ -138,31 +138,10 @@ RULES: dict[str, Rule] = {
     ),
     "model.attention.coverage.max_fertility": Rule(one_of("model.attention.coverage.type", "fertility")),
     "model.dropout.layers": Rule(any_of(_TRANSLATION, at_least("model.layers", 2)), refused=True),
-    **{
-        key: Rule(any_of(*(one_of(side, None) for side in sides)))
-        for key, sides in (
-            ("model.embedding", ("model.source_embedding", "model.target_embedding")),
-            (
-                "model.dropout.embedding",
-                ("model.dropout.source_embedding", "model.dropout.target_embedding"),
-            ),
-        )
-    },
     "model.dropout.variational": Rule(
         any_of(
             all_of(above_zero("model.dropout.embedding"), _TRANSLATION),
-            *(
-                above_zero(f"model.dropout.{name}")
-                for name in (
-                    "inputs",
-                    "layers",
-                    "output",
-                    "source_embedding",
-                    "target_embedding",
-                    "encoder_layers",
-                    "decoder_layers",
-                )
-            ),
+            *(above_zero(f"model.dropout.{name}") for name in ("inputs", "layers", "output")),
         )
     ),
     "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform")),

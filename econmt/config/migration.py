@@ -23,6 +23,19 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "data.subwords.copies": (0, _TRAIN_ANEW),
     "model.length_task": ("none", _TRAIN_ANEW),
     "model.length_task_layers": (1, _TRAIN_ANEW),
+    **{
+        f"model.{key}": (None, "remove it; model.embedding and model.dropout have one value for both sides")
+        for key in (
+            "source_embedding",
+            "target_embedding",
+            "dropout.source_embedding",
+            "dropout.target_embedding",
+            "dropout.encoder_layers",
+            "dropout.decoder_layers",
+        )
+    },
+    "model.dropout.source_words": (0.0, "remove it; model.dropout.embedding drops values of embeddings"),
+    "model.dropout.target_words": (0.0, "remove it; model.dropout.embedding drops values of embeddings"),
     "training.monitor_pattern": (None, "remove it; metrics.tsv has the norm of all gradients"),
     "training.length_task_weight": (1.0, _TRAIN_ANEW),
     "training.memory_savings": (

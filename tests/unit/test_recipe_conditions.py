@@ -24,8 +24,6 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "model.attention.coverage.num_hidden": ("3", ("model.attention.coverage.type=gru",)),
     "model.attention.coverage.max_fertility": ("3", ("model.attention.coverage.type=fertility",)),
     "model.dropout.layers": ("0.2", ("model.layers=2",)),
-    "model.embedding": ("9", ("model.source_embedding=6",)),
-    "model.dropout.embedding": ("0.2", ("model.dropout={source_embedding: 0.1}",)),
     "model.dropout.variational": ("true", ("model.dropout.inputs=0.2",)),
     "model.initialization.scale": ("0.3", ("model.initialization.weights=uniform",)),
     "ops.stash": ("outputs", ("ops.encoder=recompute",)),
@@ -73,8 +71,6 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 IDLE: dict[str, tuple[str, ...]] = {
     "model.attention.size": ("model.attention.type=dot",),
-    "model.embedding": ("model.source_embedding=6", "model.target_embedding=6"),
-    "model.dropout.embedding": ("model.dropout={source_embedding: 0.1, target_embedding: 0.1}",),
     "model.dropout.layers": ("model.layers=1",),
     "model.dropout.variational": ("model.dropout={inputs: 0, layers: 0, output: 0, embedding: 0}",),
     "ops.stash": ("ops.encoder=reference", "ops.decoder=reference"),
