@@ -22,7 +22,6 @@ class CoverageSection(Section):
     num_hidden: Width = Field(
         1, description="width of the coverage vector of a position; 1 for count and fertility"
     )
-    max_fertility: Width = Field(2, description="largest predicted fertility (fertility only)")
 
     @model_validator(mode="after")
     def _counts_are_numbers(self) -> CoverageSection:
@@ -79,11 +78,6 @@ class Initialization(Section):
         description="uniform in [-scale, scale]; or scaled by fan-in and fan-out (Glorot and Bengio, 2010); or as "
         "torch.nn.LSTM and Linear: uniform within 1 / sqrt(fan-in), in recurrent layers, biases included, within "
         "1 / sqrt(width). Embeddings are normal with expected norm 1 (xavier) or variance 1 (torch)",
-    )
-    rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
-        "default",
-        description="recurrent (hidden-to-hidden) matrices: default: as weights; orthogonal: orthonormal columns over "
-        "all gates together (Saxe et al., 2014); orthogonal_stacked: a separate orthogonal matrix for each gate",
     )
     scale: float = Field(
         0.1, gt=0.0, le=limits.WEIGHT, description="bound of the uniform distribution (uniform only)"

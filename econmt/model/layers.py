@@ -270,14 +270,8 @@ def initialize_matrix(matrix: Tensor, init: Initialization, bound: float | None 
 def initialize_hidden(matrix: Tensor, init: Initialization, bound: float | None = None) -> None:
     """Initialises the recurrent matrix (G H, H) of a layer with G gates in place; ``bound`` as for other matrices."""
     with torch.no_grad():
-        if init.rnn_h2h == "orthogonal":
-            nn.init.orthogonal_(matrix)
-            return
         for gate in torch.split(matrix, matrix.shape[1]):
-            if init.rnn_h2h == "orthogonal_stacked":
-                nn.init.orthogonal_(gate)
-            else:
-                initialize_matrix(gate, init, bound)
+            initialize_matrix(gate, init, bound)
 
 
 def initialize_embedding(matrix: Tensor, init: Initialization) -> None:

@@ -222,10 +222,6 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
     ("options", "message"),
     [
         (
-            {"encoder__cell": "min_gru", "initialization__rnn_h2h": "orthogonal"},
-            "encoder.cell min_gru has no recurrent matrix; set rnn_h2h to default",
-        ),
-        (
             {"encoder__cell": "gru", "encoder__rank": 2},
             "rank 2 needs cell: lstm; cell gru cannot be factorised",
         ),

@@ -117,10 +117,6 @@ def test_weight_drop_of_other_cells(cell: str) -> None:
     ("changes", "message"),
     [
         ({"dropout": {"weights": 0.5}}, "drops recurrent matrices, and cell qrnn has none; set it to 0"),
-        (
-            {"initialization": {"rnn_h2h": "orthogonal"}},
-            "rnn_h2h orthogonal: cell qrnn has no recurrent matrix",
-        ),
     ],
 )
 def test_what_cells_without_recurrent_matrices_refuse(changes: dict[str, object], message: str) -> None:
