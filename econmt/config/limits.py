@@ -77,8 +77,6 @@ NGRAM = 100
 """Tokens of an n-gram that may not be repeated."""
 DIGITS = 15
 """Digits after the decimal point; a float has no more."""
-REPETITIONS = 10_000
-"""Repetitions of a measurement."""
 REGEX = 1000
 """Characters of a regular expression."""
 TEXT = 4096
