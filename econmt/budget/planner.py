@@ -336,7 +336,6 @@ def estimator(task: Task, device: str, precision: Precision, ranks: Sequence[Ran
         training.activation_regularization,
         training.temporal_activation_regularization,
         training.fixed_param_names,
-        training.fixed_param_strategy,
         training.optimizer_in_backward,
         training.param_dtype,
         training.in_graphs,

@@ -315,8 +315,6 @@ class _SkipInitialization(TorchFunctionMode):
         initializes = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
         if initializes or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else keywords["tensor"]
-        if func is torch.linalg.qr:  # used for orthogonal initialization
-            return args[0], args[0]
         return func(*args, **keywords)
 
 

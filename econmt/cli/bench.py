@@ -171,7 +171,7 @@ def _select(
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=byte_limit,
-        updates=expected_updates(recipe.training, 0, 0),
+        updates=expected_updates(recipe.training, 0),
     )
     rows = selection.rows_of(chosen.measurements, byte_limit)
     columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")

@@ -48,7 +48,7 @@ def describe(contents: dict[str, Any]) -> list[str]:
         ("name", contents["name"] + languages),
         ("state", _state(contents)),
         *(_translation_model(model) if "encoder" in model else [("layers", _stack(model))]),
-        ("embedding", f"{_widths(model)}, tied: {model['weight_tying']}"),
+        ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
         *_factors(model, vocabulary),
         (
             "vocabulary",
@@ -72,12 +72,6 @@ def describe(contents: dict[str, Any]) -> list[str]:
     lines = [f"{name:<{width}}  {text}" for name, text in parts]
     folded = [part for line in lines for part in wrap(line, WIDTH, subsequent_indent=" " * (width + 2))]
     return folded + _checkpoints(contents)
-
-
-def _widths(model: dict[str, Any]) -> str:
-    """Describes the width of embeddings, by side if they differ."""
-    source, target = (model.get(f"{side}_embedding") or model["embedding"] for side in ("source", "target"))
-    return str(source) if source == target else f"{source} source, {target} target"
 
 
 def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:

@@ -222,7 +222,7 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
         begin = f"would resume from update {load_state(folder, commits[-1]).update:,}"
     ends = [
         f"{name} {limit:,}"
-        for name in ("max_updates", "max_epochs", "max_tokens", "max_seconds")
+        for name in ("max_updates", "max_epochs", "max_seconds")
         if (limit := getattr(training, name)) is not None
     ]
     patience = training.early_stopping.max_num_checkpoint_not_improved

@@ -55,8 +55,8 @@ def _check_data(data: Data, recipe: Any) -> None:
         )
     if not names:
         return
-    if model.source_factors_combine == "sum" and set(widths) != {model.embedding_widths[0]}:
+    if model.source_factors_combine == "sum" and set(widths) != {model.embedding}:
         raise ValueError(
             f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width must "
-            f"equal the width of source embeddings, {model.embedding_widths[0]}"
+            f"equal the width of source embeddings, {model.embedding}"
         )

@@ -136,33 +136,11 @@ RULES: dict[str, Rule] = {
     "model.attention.coverage.num_hidden": Rule(
         other_than("model.attention.coverage.type", "none", "count", "fertility")
     ),
-    "model.attention.coverage.max_fertility": Rule(one_of("model.attention.coverage.type", "fertility")),
     "model.dropout.layers": Rule(any_of(_TRANSLATION, at_least("model.layers", 2)), refused=True),
-    **{
-        key: Rule(any_of(*(one_of(side, None) for side in sides)))
-        for key, sides in (
-            ("model.embedding", ("model.source_embedding", "model.target_embedding")),
-            (
-                "model.dropout.embedding",
-                ("model.dropout.source_embedding", "model.dropout.target_embedding"),
-            ),
-        )
-    },
     "model.dropout.variational": Rule(
         any_of(
             all_of(above_zero("model.dropout.embedding"), _TRANSLATION),
-            *(
-                above_zero(f"model.dropout.{name}")
-                for name in (
-                    "inputs",
-                    "layers",
-                    "output",
-                    "source_embedding",
-                    "target_embedding",
-                    "encoder_layers",
-                    "decoder_layers",
-                )
-            ),
+            *(above_zero(f"model.dropout.{name}") for name in ("inputs", "layers", "output")),
         )
     ),
     "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform")),
@@ -178,24 +156,13 @@ RULES: dict[str, Rule] = {
     "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd")),
     "training.optimizer.momentum": Rule(one_of("training.optimizer.name", "sgd", "rmsprop"), refused=True),
     "training.averaging.non_monotone_interval": Rule(one_of("training.averaging.start", "non-monotone")),
-    "training.schedule.reduce_factor": Rule(
-        one_of("training.schedule.name", "plateau-reduce", "step", "exponential")
-    ),
+    "training.schedule.reduce_factor": Rule(one_of("training.schedule.name", "plateau-reduce")),
     "training.schedule.decay_updates": Rule(
         one_of("training.schedule.name", "cosine", "linear"), refused=True
     ),
-    "training.schedule.decay_interval": Rule(
-        one_of("training.schedule.name", "step", "exponential"), refused=True
-    ),
-    "training.schedule.decay_start": Rule(one_of("training.schedule.name", "step", "exponential")),
-    "training.schedule.min_learning_rate": Rule(
-        one_of("training.schedule.name", "cosine", "linear", "step", "exponential")
-    ),
+    "training.schedule.min_learning_rate": Rule(one_of("training.schedule.name", "cosine", "linear")),
     "training.loss_scale": Rule(one_of("training.precision", "float16", "auto")),
     "training.loss_scale_window": Rule(one_of("training.precision", "float16", "auto")),
-    "training.min_updates": Rule(
-        other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
-    ),
     "training.update_vocab": Rule(is_set("training.initialize_from"), refused=True),
     "data.mixing.epoch_pairs": Rule(is_set("data.mixing.weights"), refused=True),
     "data.annotate_terms.glossary": Rule(above_zero("data.annotate_terms.share"), refused=True),
@@ -207,12 +174,8 @@ RULES: dict[str, Rule] = {
         for key in ("source", "size", "min_count", "character_coverage")
     },
     "data.subwords.target": Rule(all_of(_LEARNT, _SEPARATE), refused=True),
-    "training.min_epochs": Rule(
-        other_than("training.early_stopping.max_num_checkpoint_not_improved", None), refused=True
-    ),
     "training.schedule.reduce_num_not_improved": Rule(one_of("training.schedule.name", "plateau-reduce")),
     "training.gradient_clipping.threshold": Rule(other_than("training.gradient_clipping.type", "none")),
-    "training.decode_and_evaluate_device": Rule(other_than("training.decode_and_evaluate", 0)),
     "training.bleu_tokenizer": Rule(
         any_of(other_than("training.decode_and_evaluate", 0), other_than("data.test", None))
     ),
@@ -248,7 +211,6 @@ _NOISE = any_of(
     *(above_zero(f"data.noise.{name}") for name in ("upper", "title", "typos", "emoji", "markup"))
 )
 _TERMS = above_zero("data.annotate_terms.share")
-_ORTHOGONAL = other_than("model.initialization.rnn_h2h", "default")
 _OUTPUTS = " (the penalties need the top layer's outputs beside the loss)"
 _DECODER_OPTIONS = (
     is_set("model.decoder.context_gating"),
@@ -269,7 +231,6 @@ CONFLICTS = (
         for key in (
             "training.memory_budget",
             "training.fixed_param_names",
-            "training.fixed_param_strategy",
             "data.source_factors",
             "data.alignment",
             "data.weights",
@@ -331,13 +292,8 @@ CONFLICTS = (
     *(Conflict(_AT_ONCE, each) for each in _DECODER_OPTIONS),
     Conflict(one_of("model.decoder.input_feeding", True), _cell_without("feeding", "model.decoder.cell")),
     *(
-        conflict
-        for part in ("", "encoder.", "decoder.")
-        for conflict in (
-            Conflict(other_than(f"model.{part}rank", None), _cell_without("ranks", f"model.{part}cell")),
-            Conflict(_ORTHOGONAL, other_than(f"model.{part}rank", None)),
-            Conflict(_ORTHOGONAL, _cell_without("recurrent", f"model.{part}cell")),
-        )
+        Conflict(other_than(f"model.{part}.rank", None), _cell_without("ranks", f"model.{part}.cell"))
+        for part in ("encoder", "decoder")
     ),
     Conflict(above_zero("model.dropout.weights"), _cell_without("recurrent", "model.cell")),
     Conflict(is_set("decoding.ban_unk"), above_zero("decoding.unk_penalty")),

@@ -23,6 +23,31 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "data.subwords.copies": (0, _TRAIN_ANEW),
     "model.length_task": ("none", _TRAIN_ANEW),
     "model.length_task_layers": (1, _TRAIN_ANEW),
+    **{
+        f"model.{key}": (None, "remove it; model.embedding and model.dropout have one value for both sides")
+        for key in (
+            "source_embedding",
+            "target_embedding",
+            "dropout.source_embedding",
+            "dropout.target_embedding",
+            "dropout.encoder_layers",
+            "dropout.decoder_layers",
+        )
+    },
+    "model.dropout.source_words": (0.0, "remove it; model.dropout.embedding drops values of embeddings"),
+    "model.dropout.target_words": (0.0, "remove it; model.dropout.embedding drops values of embeddings"),
+    "model.initialization.rnn_h2h": ("default", _TRAIN_ANEW),
+    "model.attention.coverage.max_fertility": (2, _TRAIN_ANEW),
+    "training.schedule.decay_interval": (None, "remove it; schedules cosine and linear decay smoothly"),
+    "training.schedule.decay_start": (0, "remove it; schedules cosine and linear decay smoothly"),
+    "training.decode_and_evaluate_device": (None, "remove it; training.device is that of translations, too"),
+    "training.min_updates": (None, "remove it, and raise early_stopping.max_num_checkpoint_not_improved"),
+    "training.min_epochs": (None, "remove it, and raise early_stopping.max_num_checkpoint_not_improved"),
+    "training.max_tokens": (None, "remove it; training.max_updates and max_epochs end a run"),
+    "training.fixed_param_strategy": (
+        None,
+        "remove it; training.fixed_param_names takes regular expressions",
+    ),
     "training.monitor_pattern": (None, "remove it; metrics.tsv has the norm of all gradients"),
     "training.length_task_weight": (1.0, _TRAIN_ANEW),
     "training.memory_savings": (
@@ -42,6 +67,9 @@ _ANY_OTHER = "in the recipe of a trained model any other name will do"
 REMOVED_VALUES = {
     ("training.optimizer.name", "nag"): f"train with sgd or nadam; {_ANY_OTHER}",
     ("training.optimizer.name", "adamw8bit"): f"train with adam8bit; {_ANY_OTHER}",
+    ("training.schedule.name", "step"): "use cosine, linear or plateau-reduce",
+    ("training.schedule.name", "exponential"): "use cosine, linear or plateau-reduce",
+    ("training.early_stopping.metric", "length_loss"): "use perplexity",
 }
 """Former values of keys, and what to do about them."""
 

@@ -24,7 +24,6 @@ class CoverageSection(Section):
     num_hidden: Width = Field(
         1, description="width of the coverage vector of a position; 1 for count and fertility"
     )
-    max_fertility: Width = Field(2, description="largest predicted fertility (fertility only)")
 
     @model_validator(mode="after")
     def _counts_are_numbers(self) -> CoverageSection:
@@ -65,45 +64,12 @@ class Dropout(Section):
     layers: Probability = Field(
         0.0, description="dropout between recurrent layers and of the encoder's outputs"
     )
-    source_embedding: Probability | None = Field(
-        None, description="dropout of source embeddings; null: as embedding"
-    )
-    target_embedding: Probability | None = Field(
-        None, description="dropout of target embeddings; null: as embedding"
-    )
-    encoder_layers: Probability | None = Field(
-        None, description="dropout of the encoder's layers and outputs; null: as layers"
-    )
-    decoder_layers: Probability | None = Field(
-        None, description="dropout between the decoder's layers; null: as layers"
-    )
-    source_words: Probability = Field(
-        0.0, description="probability that the embedding of a source token is dropped as a whole"
-    )
-    target_words: Probability = Field(
-        0.0, description="probability that the embedding of a previous target token is dropped as a whole"
-    )
     output: Probability = Field(
         0.0, description="dropout of the attentional hidden vector, before the output layer"
     )
     variational: bool = Field(
         False, description="use the same mask at all positions of a sentence (Gal and Ghahramani, 2016)"
     )
-
-    @property
-    def embeddings(self) -> tuple[float, float]:
-        """Dropout of source and target embeddings."""
-        sides = self.source_embedding, self.target_embedding
-        source, target = (self.embedding if own is None else own for own in sides)
-        return source, target
-
-    @property
-    def stacks(self) -> tuple[float, float]:
-        """Dropout of the layers of encoder and decoder."""
-        encoder, decoder = (
-            self.layers if own is None else own for own in (self.encoder_layers, self.decoder_layers)
-        )
-        return encoder, decoder
 
 
 class Initialization(Section):
@@ -114,11 +80,6 @@ class Initialization(Section):
         description="uniform in [-scale, scale]; or scaled by fan-in and fan-out (Glorot and Bengio, 2010); or as "
         "torch.nn.LSTM and Linear: uniform within 1 / sqrt(fan-in), in recurrent layers, biases included, within "
         "1 / sqrt(width). Embeddings are normal with expected norm 1 (xavier) or variance 1 (torch)",
-    )
-    rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
-        "default",
-        description="recurrent (hidden-to-hidden) matrices: default: as weights; orthogonal: orthonormal columns over "
-        "all gates together (Saxe et al., 2014); orthogonal_stacked: a separate orthogonal matrix for each gate",
     )
     scale: float = Field(
         0.1, gt=0.0, le=limits.WEIGHT, description="bound of the uniform distribution (uniform only)"
@@ -148,8 +109,6 @@ class Model(Section):
     """Attention-LSTM translation model."""
 
     embedding: Width = Field(512, description="width of source and target embeddings")
-    source_embedding: Width | None = Field(None, description="width of source embeddings; null: as embedding")
-    target_embedding: Width | None = Field(None, description="width of target embeddings; null: as embedding")
     source_factors_num_embed: list[Width] = Field(
         [], max_length=limits.FACTORS, description="embedding width of each of data.source_factors"
     )
@@ -193,12 +152,6 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _layers_fit(self) -> Model:
-        own, target = self.embedding_widths
-        if self.weight_tying.startswith("src_trg") and own != target:
-            raise ValueError(
-                f"weight_tying {self.weight_tying} shares the embeddings, whose widths are {own} and {target}; make "
-                "source_embedding and target_embedding equal"
-            )
         for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             limit = rank_limit(self, part)
             if stack.rank is not None and stack.rank > limit.rank:
@@ -206,16 +159,10 @@ class Model(Section):
         return self
 
     @property
-    def embedding_widths(self) -> tuple[int, int]:
-        """Widths of source embeddings, without factors, and of target embeddings."""
-        source, target = (own or self.embedding for own in (self.source_embedding, self.target_embedding))
-        return source, target
-
-    @property
     def source_width(self) -> int:
         """Width of the encoder's input: source embeddings with their factors."""
         factor_widths = self.source_factors_num_embed if self.source_factors_combine == "concat" else []
-        return self.embedding_widths[0] + sum(factor_widths)
+        return self.embedding + sum(factor_widths)
 
     @property
     def hidden_size(self) -> int:
@@ -256,7 +203,6 @@ class LayerShape(NamedTuple):
 def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
     """Returns the shapes of the recurrent layers of encoder and decoder, bottom first."""
     encoder, decoder = model.encoder, model.decoder
-    target = model.embedding_widths[1]
     encoder_layers, decoder_layers = [], []
     for layer in range(encoder.layers):
         inputs = model.source_width if layer == 0 else encoder.size
@@ -265,9 +211,9 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
         encoder_layers.append(LayerShape(inputs, encoder.size // directions, directions))
     for layer in range(decoder.layers):
         if decoder.input_feeding:
-            inputs = target + decoder.size if layer == 0 else decoder.size
+            inputs = model.embedding + decoder.size if layer == 0 else decoder.size
         else:
-            inputs = target if layer == 0 else decoder.size + encoder.size
+            inputs = model.embedding if layer == 0 else decoder.size + encoder.size
         decoder_layers.append(LayerShape(inputs, decoder.size, 1))
     return encoder_layers, decoder_layers
 

@@ -123,14 +123,11 @@ class OptimizerSection(Section):
 class ScheduleSection(Section):
     """Schedule of the learning rate."""
 
-    name: Literal[
-        "constant", "inverse-sqrt", "noam", "cosine", "linear", "step", "exponential", "plateau-reduce"
-    ] = Field(
+    name: Literal["constant", "inverse-sqrt", "noam", "cosine", "linear", "plateau-reduce"] = Field(
         "constant",
         description="constant; inverse-sqrt: decays with the inverse square root of the updates after warmup; noam: "
         "learning_rate * size ** -0.5 * min(update ** -0.5, update * warmup ** -1.5), with the size of the decoder or "
         "language model; cosine, linear: falls to min_learning_rate at decay_updates along half a cosine or a line; "
-        "step: multiplied by reduce_factor every decay_interval updates; exponential: the same, smoothly; "
         "plateau-reduce: multiplied by reduce_factor when the early-stopping metric stalls, restoring the best "
         "parameters and optimizer state",
     )
@@ -143,24 +140,13 @@ class ScheduleSection(Section):
     decay_updates: Updates | None = Field(
         None, description="update at which min_learning_rate is reached (cosine, linear), usually max_updates"
     )
-    decay_interval: Updates | None = Field(
-        None, description="updates in which the rate is multiplied by reduce_factor (step, exponential)"
-    )
-    decay_start: int = Field(
-        0,
-        ge=0,
-        le=limits.UPDATES,
-        description="number of updates before the decay begins, at least those of warmup (step, exponential)",
-    )
     min_learning_rate: float = Field(
         0.0,
         ge=0.0,
         le=limits.RATE,
-        description="lowest learning rate after warmup (cosine, linear, step, exponential)",
+        description="lowest learning rate after warmup (cosine, linear)",
     )
-    reduce_factor: float = Field(
-        0.7, gt=0.0, lt=1.0, description="factor of each reduction (plateau-reduce, step, exponential)"
-    )
+    reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of each reduction (plateau-reduce)")
     reduce_num_not_improved: Checkpoints = Field(
         3, description="checkpoints without improvement before a reduction (plateau-reduce)"
     )
@@ -169,8 +155,6 @@ class ScheduleSection(Section):
     def _has_what_it_needs(self) -> ScheduleSection:
         if self.name in ("inverse-sqrt", "noam") and self.warmup == 0:
             raise ValueError(f"name: {self.name} needs warmup of at least 1 update")
-        if self.name in ("step", "exponential") and self.decay_interval is None:
-            raise ValueError(f"name: {self.name} needs decay_interval; set it to a number of updates")
         if self.name in ("cosine", "linear") and (self.decay_updates or 0) <= self.warmup:
             raise ValueError(
                 f"name: {self.name} needs decay_updates of more than warmup ({self.warmup}); set it, usually to "

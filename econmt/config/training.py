@@ -134,21 +134,12 @@ class Training(Section):
     max_epochs: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None, description="stop after this many epochs"
     )
-    max_tokens: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
-        None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
-    )
     max_seconds: Annotated[int | None, NO_PARAMETERS, NO_MEMORY] = Field(
         None,
         ge=1,
         le=limits.SECONDS,
         description="stop after this many seconds, from the start of the command and summed over resumed runs; "
         "preparing, planning, validating and saving count, scoring the test text at the end does not",
-    )
-    min_updates: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
-        None, description="do not stop early before a checkpoint at this update or later"
-    )
-    min_epochs: Annotated[Updates | None, NO_PARAMETERS, NO_MEMORY] = Field(
-        None, description="do not stop early before a checkpoint after this many epochs"
     )
     checkpoint_interval: Annotated[Updates, NO_MEMORY] = Field(
         500,
@@ -160,9 +151,6 @@ class Training(Section):
         ge=-1,
         le=limits.SENTENCES,
         description="validation sentences to translate at each checkpoint for BLEU; -1: all, 0: none",
-    )
-    decode_and_evaluate_device: Annotated[str | None, NO_MEMORY, TRANSLATION] = Field(
-        None, description="device of decode_and_evaluate: cpu, cuda or cuda:N; null: as device"
     )
     bleu_tokenizer: Annotated[
         Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"], NO_MEMORY, TRANSLATION
@@ -190,20 +178,6 @@ class Training(Section):
     fixed_param_names: list[Regex] = Field(
         [], description="regular expressions; parameters whose full name matches one of them are frozen"
     )
-    fixed_param_strategy: Annotated[
-        Literal[
-            "all_except_decoder",
-            "all_except_outer_layers",
-            "all_except_embeddings",
-            "all_except_output_proj",
-            "encoder_and_source_embeddings",
-            "encoder_half_and_source_embeddings",
-        ]
-        | None,
-        TRANSLATION,
-    ] = Field(
-        None, description="predefined set of parameters to freeze as well; tied matrices freeze together"
-    )
     seed: int = Field(
         1, ge=0, le=limits.SEED, description="seed of initial parameters, dropout and the order of the data"
     )
@@ -227,19 +201,13 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _it_ends(self) -> Training:
-        limits = (self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds)
+        limits = (self.max_updates, self.max_epochs, self.max_seconds)
         patience = self.early_stopping.max_num_checkpoint_not_improved
         if all(limit is None for limit in (*limits, patience)):
             raise ValueError(
-                "the run would never end: set max_updates, max_epochs, max_tokens, max_seconds or "
+                "the run would never end: set max_updates, max_epochs, max_seconds or "
                 "early_stopping.max_num_checkpoint_not_improved"
             )
-        for name, least, most in (
-            ("updates", self.min_updates, self.max_updates),
-            ("epochs", self.min_epochs, self.max_epochs),
-        ):
-            if least is not None and most is not None and least > most:
-                raise ValueError(f"min_{name} {least} is more than max_{name} {most}; lower it")
         if self.schedule.min_learning_rate > self.optimizer.learning_rate:
             raise ValueError(
                 f"schedule.min_learning_rate {self.schedule.min_learning_rate} is more than optimizer.learning_rate "

@@ -17,6 +17,9 @@ from econmt.model.layers import initialize_linear, initialize_matrix
 from econmt_ops import Coverage, additive_attention
 from econmt_ops.core.precision import accumulate_dtype
 
+LARGEST_FERTILITY = 2.0
+"""Largest fertility N of a source position, as in Tu et al. (2016)."""
+
 
 class CoverageLayer(nn.Module):
     """Coverage (B, S, C): the attention that each source position got so far, an input of the attention scores.
@@ -30,7 +33,7 @@ class CoverageLayer(nn.Module):
         self, config: recipe.CoverageSection, attention_size: int, encoder_size: int, decoder_size: int
     ) -> None:
         super().__init__()
-        self.kind, self.largest, self.state_size = config.type, float(config.max_fertility), decoder_size
+        self.kind, self.state_size = config.type, decoder_size
         width, adds = config.num_hidden, config.type in ("count", "fertility")
         self.key = nn.Linear(width, attention_size, bias=False)
         parts = {"fertility": 1, "gru": 3 * width}.get(self.kind, width)
@@ -56,7 +59,7 @@ class CoverageLayer(nn.Module):
 
     def inverse_fertilities(self, read: Tensor) -> Tensor:
         """Computes 1 / (N sigmoid(read)), in the accumulate type."""
-        return 1.0 / (self.largest * torch.sigmoid(read.to(accumulate_dtype(read.dtype))))
+        return 1.0 / (LARGEST_FERTILITY * torch.sigmoid(read.to(accumulate_dtype(read.dtype))))
 
     def initialize(self, init: recipe.Initialization) -> None:
         """Draws initial values of all parameters."""

@@ -59,8 +59,8 @@ class Decoder(nn.Module, ABC):
         self.config = config
         self.cell = CELLS[config.cell]
         self.attention = Attention(model.attention, encoder_size, size)
-        self.dropout = SeededDropout(dropout.stacks[1], dropout.variational)
-        self.widths = self._input_widths(model.embedding_widths[1], encoder_size)
+        self.dropout = SeededDropout(dropout.layers, dropout.variational)
+        self.widths = self._input_widths(model.embedding, encoder_size)
         self.layers = nn.ModuleList(make_layer(config, width, size) for width in self.widths)
         gated = config.context_gating
         self.combine = GatedCombination(size, encoder_size) if gated else nn.Linear(size + encoder_size, size)

@@ -41,7 +41,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.cell = CELLS[config.cell]
-        self.dropout = SeededDropout(dropout.stacks[0], dropout.variational)
+        self.dropout = SeededDropout(dropout.layers, dropout.variational)
         both = {"none": 0, "bottom": 1, "all": config.layers}[config.bidirectional]
         half = config.size // 2
         self.forward_layers = nn.ModuleList()

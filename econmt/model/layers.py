@@ -223,34 +223,6 @@ class SeededDropout(nn.Module):
         return draw_seed(rows=self.rows) if self.drops else None
 
 
-class EmbeddingDropout(SeededDropout):
-    """Dropout of embeddings, and of whole tokens: all values of the embedding at a position, as in Nematus and Marian.
-
-    Args:
-        probability, variational: see :class:`SeededDropout`.
-        words: probability that the embedding at a position is dropped as a whole.
-    """
-
-    def __init__(self, probability: float, words: float, variational: bool) -> None:
-        super().__init__(probability, variational)
-        self.words = words
-
-    @property
-    def drops(self) -> bool:
-        """True if the module is in training mode and one of its probabilities above 0."""
-        return self.training and max(self.probability, self.words) > 0.0
-
-    def forward(self, inputs: Tensor, seed: Seed | None = None) -> Tensor:
-        """See :meth:`SeededDropout.forward`; without embeddings to drop, the seed is that of the tokens."""
-        if not self.drops:
-            return inputs
-        chosen = draw_seed(rows=self.rows) if seed is None else seed
-        if self.words > 0.0:
-            keep = keep_mask((*inputs.shape[:2], 1), self.words, chosen, inputs.device, index=0)
-            inputs = apply_dropout(inputs, keep, self.words)
-        return super().forward(inputs, chosen) if self.probability > 0.0 else inputs
-
-
 class _Drawing(threading.local):
     """Dropout seeds of this thread: their source, and the index of this rank's first row in the batch."""
 
@@ -298,14 +270,8 @@ def initialize_matrix(matrix: Tensor, init: Initialization, bound: float | None 
 def initialize_hidden(matrix: Tensor, init: Initialization, bound: float | None = None) -> None:
     """Initialises the recurrent matrix (G H, H) of a layer with G gates in place; ``bound`` as for other matrices."""
     with torch.no_grad():
-        if init.rnn_h2h == "orthogonal":
-            nn.init.orthogonal_(matrix)
-            return
         for gate in torch.split(matrix, matrix.shape[1]):
-            if init.rnn_h2h == "orthogonal_stacked":
-                nn.init.orthogonal_(gate)
-            else:
-                initialize_matrix(gate, init, bound)
+            initialize_matrix(gate, init, bound)
 
 
 def initialize_embedding(matrix: Tensor, init: Initialization) -> None:

@@ -24,7 +24,6 @@ from econmt.model.guided_alignment import TrainingGuides, alignment_losses
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
-    EmbeddingDropout,
     SeededDropout,
     initialize_embedding,
     initialize_linear,
@@ -133,20 +132,17 @@ class TranslationModel(nn.Module):
         self.source_size = source_size
         self.target_size = target_size
         self.source_sizes = source_size, *factor_sizes
-        source_width, width = config.embedding_widths
-        self.source_embedding = Embedding(source_size, source_width, padding_idx=self.pad)
+        width = config.embedding
+        self.source_embedding = Embedding(source_size, width, padding_idx=self.pad)
         self.source_factor_embeddings = nn.ModuleList(
-            Embedding(size, width, padding_idx=self.pad)
-            for size, width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
+            Embedding(size, factor_width, padding_idx=self.pad)
+            for size, factor_width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
         )
         self.target_embedding = Embedding(target_size, width, padding_idx=self.pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
         self.source_dropout, self.target_dropout = (
-            EmbeddingDropout(probability, words, dropout.variational)
-            for probability, words in zip(
-                dropout.embeddings, (dropout.source_words, dropout.target_words), strict=True
-            )
+            SeededDropout(dropout.embedding, dropout.variational) for _ in range(2)
         )
         self.encoder = Encoder(config.encoder, config.source_width, dropout)
         self.decoder = (InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder)(config)
@@ -337,7 +333,7 @@ class TranslationModel(nn.Module):
         embedding: Callable[[Tensor], Tensor],
         size: int,
         ids: Tensor,
-        dropout: EmbeddingDropout,
+        dropout: SeededDropout,
         once: bool,
         time_first: bool = False,
     ) -> Inputs:

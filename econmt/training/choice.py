@@ -15,7 +15,6 @@ from torch import nn
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import OPS, Recipe, Training
 from econmt.data.batching.batch import AnyBatch, Batches
-from econmt.data.batching.store import PreparedData
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
@@ -48,9 +47,7 @@ def frequent_shape(batches: Batches[AnyBatch]) -> Shape:
     return Shape(frequent.rows, frequent.source, frequent.target)
 
 
-def choose(
-    step: TrainingStep, batches: Batches[AnyBatch], prepared: PreparedData, state: TrainingState
-) -> str:
+def choose(step: TrainingStep, batches: Batches[AnyBatch], state: TrainingState) -> str:
     """Chooses the implementations that the recipe leaves at auto, on rank 0 for all ranks; returns a message.
 
     They are those of the beginning of the run, or for a new run the fastest ones measured. Step and state receive them.
@@ -62,8 +59,7 @@ def choose(
         chosen = saved_choice(recipe, state.choices, device)
         if chosen is not None:
             return [[*chosen], "as at the beginning of the run"]
-        tokens = int(prepared.train.target_lengths.sum()) + len(prepared.train)
-        updates = expected_updates(recipe.training, batches.batches_per_epoch, tokens)
+        updates = expected_updates(recipe.training, batches.batches_per_epoch)
         carried = step.carried()
         chosen, why = settle(
             step.task, lambda: step.model, frequent_shape(batches), device, step.precision, updates
@@ -262,11 +258,10 @@ def _sum(total: MeasurementRecord | None, record: MeasurementRecord, calls: int)
     )
 
 
-def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoch: int) -> float:
+def expected_updates(training: Training, batches_per_epoch: int) -> float:
     """Returns the least number of updates of a run, as far as its recipe determines it."""
     an_epoch = batches_per_epoch / training.update_interval
     limits = [float(training.max_updates or 0), (training.max_epochs or 0) * an_epoch]
-    limits.append((training.max_tokens or 0) / max(1, tokens_per_epoch) * an_epoch)
     known = [limit for limit in limits if limit]
     patience = training.early_stopping.max_num_checkpoint_not_improved
     if patience is not None:

@@ -26,7 +26,7 @@ def end_reason(
         if limit is not None and done >= limit:
             return f"{name} {limit} reached"
     patience = training.early_stopping.max_num_checkpoint_not_improved
-    if patience is not None and state.num_not_improved >= patience and not _too_early(training, state):
+    if patience is not None and state.num_not_improved >= patience:
         return f"no better {METRICS[training.early_stopping.metric].title} for {state.num_not_improved} checkpoints"
     return None
 
@@ -67,13 +67,6 @@ def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: R
 
 def _score_of(state: TrainingState, update: int, column: str) -> float | None:
     return next((row.get(column) for row in state.metrics if row["update"] == update), None)
-
-
-def _too_early(training: recipe.Training, state: TrainingState) -> bool:
-    """Returns True if the last regular checkpoint lies before the earliest end of the run."""
-    rows = regular(state.metrics, training.checkpoint_interval)
-    last = rows[-1] if rows else {"update": 0, "epoch": 0}
-    return last["update"] < (training.min_updates or 0) or last["epoch"] < (training.min_epochs or 0)
 
 
 RECENT = 180.0
@@ -126,6 +119,5 @@ def _done(state: TrainingState, epochs: float) -> dict[str, float]:
     return {
         "max_updates": state.update,
         "max_epochs": epochs,
-        "max_tokens": state.target_tokens,
         "max_seconds": state.seconds,
     }

@@ -138,7 +138,7 @@ def run_recipe(
 
 
 def check_run(recipe: Recipe, processes: int = 1, hook: Hook | None = None) -> None:
-    """Checks what needs no text: processes, validation hook and devices.
+    """Checks what needs no text: processes, validation hook and device.
 
     Raises:
         InputError: The recipe cannot be trained with them.
@@ -146,7 +146,6 @@ def check_run(recipe: Recipe, processes: int = 1, hook: Hook | None = None) -> N
     check_ranks(recipe, processes)
     _check_hook(recipe, hook)
     resolve_device(recipe.training.device)
-    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")
 
 
 def _check_hook(recipe: Recipe, hook: Hook | None) -> None:
@@ -300,7 +299,7 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     taken = sum(tensor.nbytes for tensor in step.optimizer_tensors().values())
     trainer.budget.make(trainer.state, taken)
     if trainer.budget.plan is None:
-        notes.append(choose(step, trainer.batches, prepared, trainer.state))
+        notes.append(choose(step, trainer.batches, trainer.state))
     if communicator.size > 1:  # measuring may have drawn random numbers on rank 0
         restore_random_states(communicator.on_rank_zero(random_states))
     notes.append(f"threads: {context.threads.number} ({context.threads.why})")

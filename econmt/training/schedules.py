@@ -13,8 +13,7 @@ class Schedule:
 
     constant keeps the recipe's rate; inverse-sqrt multiplies it by sqrt(warmup / update) after the warm-up (Vaswani et
     al., 2017, up to a constant); noam has the constant of that paper, (size * warmup) ** -0.5, too; cosine and linear
-    fall to ``min_learning_rate`` at ``decay_updates``; step and exponential multiply it by ``reduce_factor`` in every
-    ``decay_interval`` updates after ``decay_start`` and the warm-up, at once or smoothly; plateau-reduce multiplies it
+    fall to ``min_learning_rate`` at ``decay_updates``; plateau-reduce multiplies it
     by ``reduce_factor`` after ``reduce_num_not_improved`` checkpoints without improvement. All of them rise linearly
     from zero over the first ``warmup`` updates. But for plateau-reduce, the rate is a function of the update alone, so
     that a resumed run has the same rates.
@@ -41,20 +40,12 @@ class Schedule:
             return rate * update / warmup
         if self._config.name in ("inverse-sqrt", "noam"):
             return rate * math.sqrt(warmup / update)
-        return self._decayed(rate, update)
-
-    def _decayed(self, rate: float, update: int) -> float:
-        """Applies the decays that have a lower bound to the rate after the warm-up."""
-        config, lowest = self._config, self._config.min_learning_rate
-        if config.decay_updates is not None and config.name in ("cosine", "linear"):
-            done = min(1.0, (update - config.warmup) / (config.decay_updates - config.warmup))
-            left = 0.5 * (1.0 + math.cos(math.pi * done)) if config.name == "cosine" else 1.0 - done
-            return lowest + (rate - lowest) * left
-        if config.decay_interval is not None and config.name in ("step", "exponential"):
-            times = max(0, update - max(config.decay_start, config.warmup)) / config.decay_interval
-            times = math.floor(times) if config.name == "step" else times
-            return float(max(lowest, rate * config.reduce_factor**times))
-        return rate
+        end, lowest = self._config.decay_updates, self._config.min_learning_rate
+        if end is None or self._config.name not in ("cosine", "linear"):
+            return rate
+        done = min(1.0, (update - warmup) / (end - warmup))
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if self._config.name == "cosine" else 1.0 - done
+        return lowest + (rate - lowest) * left
 
     @property
     def goes_back(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,7 +28,6 @@ from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
-from econmt.engine.devices import resolve_device
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
@@ -118,14 +116,9 @@ def validate(
         if count == 0 or not step.task.translates:
             return Validation(value, float("nan"), "", None, others=others)
         count = len(prepared.valid_text.source) if count < 0 else count
-        recipe, device = step.task.recipe, step.device
-        if recipe.training.decode_and_evaluate_device is not None:
-            device = resolve_device(recipe.training.decode_and_evaluate_device)
-        device_model = (
-            model if _with_index(device) == _with_index(step.device) else copy.deepcopy(model).to(device)
-        )
+        recipe = step.task.recipe
         translator = make_translator(
-            step.task.search_model(device_model), prepared.vocabularies, recipe, device, plan, stop
+            step.task.search_model(model), prepared.vocabularies, recipe, step.device, plan, stop
         )
         requests = requests_of(prepared.valid_text.source[:count], prepared.valid_text.factors)
         hypotheses = _translated(step.communicator, translator, requests, say)
@@ -159,12 +152,6 @@ def _hooked(communicator: Communicator, callbacks: Callbacks, judged: Judged) ->
             raise Abandoned from None
 
     return float(_gathered(communicator, ask)[0][0])
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """Returns the device with an index, since PyTorch distinguishes "cuda" from the current GPU's "cuda:N"."""
-    unnamed = device.type == "cuda" and device.index is None
-    return torch.device("cuda", torch.cuda.current_device()) if unnamed else device
 
 
 def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> list[Request]:

@@ -12,8 +12,7 @@ from econmt.config.yaml_reader import walk
 
 FREE_WHEN_RESUMED = """
 name output data.test data.prepared ops.encoder ops.decoder ops.attention ops.output ops.stash training.memory_budget
-training.min_updates training.min_epochs
-training.max_updates training.max_epochs training.max_tokens training.max_seconds training.keep_last_params
+training.max_updates training.max_epochs training.max_seconds training.keep_last_params
 training.early_stopping.max_num_checkpoint_not_improved training.device training.cuda_graphs training.threads
 training.log_interval training.optimizer_in_backward parallel.pipeline parallel.shard_optimizer parallel.timeout
 """

@@ -3,12 +3,14 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
+from econmt.config.migration import REMOVED_KEYS, remove_keys
 from econmt.config.model import largest_rank
 from econmt.config.recipe import (
     Dropout,
@@ -423,3 +425,18 @@ def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -
         InputError, match=r"optimizer.name nag is no longer supported; train with sgd or nadam;"
     ):
         load_recipe("iwslt", ["training.optimizer.name=nag"])
+
+
+@pytest.mark.parametrize("key", REMOVED_KEYS)
+def test_keys_that_left_are_read_at_their_defaults_and_told_otherwise(key: str) -> None:
+    default, advice = REMOVED_KEYS[key]
+    for value in (default, "other"):
+        tree: dict[str, Any] = {}
+        section = tree
+        *sections, name = key.split(".")
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+        told = remove_keys(tree)
+        assert told == ({} if value == default else {key: f"is no longer supported; {advice}"})
+        assert (name in section) == (value != default)

@@ -48,7 +48,7 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     """
     encoder, decoder = model.encoder, model.decoder
     comparison = model.attention.size if model.attention.type == "additive" else decoder.size
-    embedding = model.embedding_widths[1]
+    embedding = model.embedding
     encoder_layers, decoder_layers = layer_shapes(model)
     source = sum(_layer(shape, encoder) for shape in encoder_layers)
     if model.attention.type in ("additive", "bilinear"):

@@ -22,7 +22,7 @@ from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import Memory, ParallelDecoder
-from econmt.model.layers import EmbeddingDropout, LSTMLayer
+from econmt.model.layers import LSTMLayer, SeededDropout
 from econmt.parallel.pipeline.embedding import reader
 from econmt.parallel.pipeline.parts import ChunkedDropout, Chunks, Parts
 from econmt.parallel.pipeline.plan import Like, Output
@@ -85,7 +85,7 @@ class TranslationParts(Parts):
         self,
         table: nn.Embedding,
         ids: Tensor,
-        dropout: EmbeddingDropout,
+        dropout: SeededDropout,
         seed: Seed | None,
         cuts: Chunks,
     ) -> list[Output]:

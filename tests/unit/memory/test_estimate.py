@@ -84,7 +84,7 @@ CASES = [
     Case("iwslt", (*RECOMPUTE, "model.encoder.rank=6", "model.decoder.rank=8"), (64, 9, 4)),
     Case(
         "iwslt",
-        ("model.target_embedding=24", "model.dropout={target_words: 0.2, source_embedding: 0.1}"),
+        ("model.embedding=24", "model.dropout={embedding: 0.1}"),
         (48, 6, 5),
     ),
     Case("best", (), (48, 6, 3)),

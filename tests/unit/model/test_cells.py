@@ -222,10 +222,6 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
     ("options", "message"),
     [
         (
-            {"encoder__cell": "min_gru", "initialization__rnn_h2h": "orthogonal"},
-            "rnn_h2h: orthogonal cannot be combined with encoder.cell: min_gru",
-        ),
-        (
             {"encoder__cell": "gru", "encoder__rank": 2},
             "rank: 2 cannot be combined with encoder.cell: gru",
         ),

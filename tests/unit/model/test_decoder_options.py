@@ -29,7 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "attention__coverage": {
                 "type": kind,
                 "num_hidden": 1 if kind in ("count", "fertility") else 3,
-                "max_fertility": 3,
             },
             "attention__layer_norm": kind in ("count", "gru"),
         }
@@ -98,7 +97,7 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
     if layer.kind == "count":
         return before + attention
     if layer.kind == "fertility":
-        return before + attention / (3.0 * (layer.read.weight @ value + layer.read.bias).sigmoid())
+        return before + attention / (2.0 * (layer.read.weight @ value + layer.read.bias).sigmoid())
     read = layer.read.weight @ torch.cat([attention[None], value, h]) + layer.read.bias
     recurrent = layer.recur.weight @ before
     if layer.kind == "gru":

@@ -117,10 +117,6 @@ def test_weight_drop_of_other_cells(cell: str) -> None:
     ("changes", "message"),
     [
         ({"dropout": {"weights": 0.5}}, "cannot be combined with cell: qrnn"),
-        (
-            {"initialization": {"rnn_h2h": "orthogonal"}},
-            "rnn_h2h: orthogonal cannot be combined with cell: qrnn",
-        ),
     ],
 )
 def test_what_cells_without_recurrent_matrices_refuse(changes: dict[str, object], message: str) -> None:

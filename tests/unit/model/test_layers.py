@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.config.recipe import EncoderSection, Initialization, Model
 from econmt.model import layers
-from econmt.model.layers import Embedding, give_sparse_gradients, make_layer
+from econmt.model.layers import Embedding, give_sparse_gradients
 
 VOCABULARY, WIDTH, PAD = 400, 8, 2
 
@@ -97,28 +96,3 @@ def test_nothing_is_noted_where_no_gradient_is_wanted() -> None:
     assert not embedding(IDS["one"]).requires_grad
     assert list(embedding.state_dict()) == ["weight"]
     assert layers._FEW >= 1
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru", "lnlstm", "gilr_lstm"])
-@pytest.mark.parametrize("how", ["orthogonal", "orthogonal_stacked"])
-def test_hidden_matrices_may_be_orthogonal(cell: str, how: str) -> None:
-    layer = make_layer(EncoderSection(cell=cell), 5, 6)
-    layer.initialize(Initialization(rnn_h2h=how, forget_bias=1.0))
-    matrix = dict(layer.named_parameters())["hidden"].detach()
-    parts = [matrix] if how == "orthogonal" else matrix.split(6)
-    for part in parts:
-        torch.testing.assert_close(part.T @ part, torch.eye(6), rtol=1e-5, atol=1e-5)
-    gate = matrix[:6]
-    assert torch.allclose(gate.T @ gate, torch.eye(6), atol=1e-3) == (how == "orthogonal_stacked")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"encoder": {"cell": "sru"}}, "cannot be combined with encoder.cell: sru"),
-        ({"decoder": {"rank": 3}}, "cannot be combined with decoder.rank: 3"),
-    ],
-)
-def test_orthogonal_matrices_need_whole_ones(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-        Model.model_validate({"initialization": {"rnn_h2h": "orthogonal"}, **changes})

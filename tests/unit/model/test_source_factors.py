@@ -132,7 +132,7 @@ def test_layers_and_what_is_fixed() -> None:
     names = [name for name in model.parameter_layers() if name.startswith("source_factor")]
     assert len(names) == 2
     assert {model.parameter_layers()[name] for name in names} == {"embedding"}
-    fixed = "training.fixed_param_strategy=encoder_and_source_embeddings"
+    fixed = r"training.fixed_param_names=['(source_.*|encoder)\..*']"
     fix_parameters(model, load_recipe("quickstart", [fixed]).training)
     learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert not [name for name in learnt if name.startswith(("source_", "encoder."))]

@@ -198,10 +198,6 @@ def tied_tables(communicator: Communicator) -> None:
         agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), divided), pairs_of_sentences(pairs), 2)
 
 
-BY_SIDE = (
-    "model.source_embedding=5",
-    "model.dropout={source_embedding: 0.3, target_words: 0.2, encoder_layers: 0.4, output: 0.1}",
-)
 PLAIN = ("model.decoder.input_feeding=false",)
 SHAPED = ("model.decoder.residual=true", "model.encoder.residual=true", "model.dropout=0.3")
 
@@ -257,7 +253,6 @@ def decoder_without_input_feeding(communicator: Communicator) -> None:
         (PLAIN, 2),
         ((*PLAIN, *SHAPED, "model.encoder.bidirectional=bottom", "model.weight_tying=src_trg"), 3),
         ((*PLAIN, "model.encoder={bidirectional: none, reverse_input: true}", "model.dropout=0.2"), 4),
-        ((*PLAIN, *BY_SIDE, "model.dropout.decoder_layers=0.2"), 3),
         ((*PLAIN, *SHAPED, "model.encoder.bidirectional=all", "model.weight_tying=src_trg_softmax"), 7),
     )
     translation(communicator, cases, fed=False)
@@ -267,7 +262,6 @@ def decoder_with_input_feeding(communicator: Communicator) -> None:
     cases = (
         (("model.encoder.bidirectional=bottom", "model.dropout=0.2"), 2),
         ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
-        (BY_SIDE, 2),
     )
     translation(communicator, cases, fed=True)
 

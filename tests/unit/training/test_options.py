@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
 from econmt.errors import InputError
-from econmt.training import validation
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
@@ -87,33 +85,6 @@ def test_a_metric_of_translations_needs_translations(make_run: MakeRun) -> None:
         match=r"early_stopping\.metric: chrf cannot be combined with training.decode_and_evaluate: 0",
     ):
         make_run("training.early_stopping.metric=chrf", "training.decode_and_evaluate=0")
-
-
-def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cpu:0, which torch takes for another one than cpu: a copy goes there, and the model stays."""
-    used = []
-    real = validation.IncrementalModel
-    monkeypatch.setattr(validation, "resolve_device", lambda name: torch.device(name, 0))
-    monkeypatch.setattr(validation, "IncrementalModel", lambda model: used.append(model) or real(model))
-    short = ("training.max_updates=2", "training.checkpoint_interval=1")
-    here, there = (
-        make_run(*short, name="here"),
-        make_run("training.decode_and_evaluate_device=cpu", *short, name="there"),
-    )
-    here.train()
-    own = len(used)
-    trainer = there.trainer()
-    trainer.run(Progress.silent(), Interrupts())
-    assert len(used) == 2 * own
-    assert trainer.model not in used[own:]
-    assert snapshot(here.folder) == snapshot(there.folder)
-
-
-@pytest.mark.parametrize(("one", "other"), [("cuda", "cuda:1"), ("cuda:1", "cuda"), ("cpu", "cpu")])
-def test_a_gpu_has_a_name_and_a_number(monkeypatch: pytest.MonkeyPatch, one: str, other: str) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    found = [validation._with_index(torch.device(name)) for name in (one, other, "cuda:0")]
-    assert found[0] == found[1] != found[2]
 
 
 AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
@@ -192,39 +163,6 @@ def test_a_moving_average_goes_on(make_run: MakeRun) -> None:
     assert snapshot(parts.folder) == snapshot(run.folder)
 
 
-DEEP = ("model.encoder.layers=4", "model.decoder.layers=3", "training.max_updates=2")
-
-
-@pytest.mark.parametrize(
-    ("strategy", "learnt"),
-    [
-        ("all_except_decoder", r"decoder\..*"),
-        (
-            "all_except_outer_layers",
-            r"encoder\.(forward_|backward_|upper_)layers\.[02]\..*|decoder\.layers\.[02]\..*",
-        ),
-        ("all_except_embeddings", r"(source|target)_embedding\..*"),
-        ("all_except_output_proj", r"output\..*"),
-        ("encoder_and_source_embeddings", r"(decoder|target_embedding|output)\..*"),
-        (
-            "encoder_half_and_source_embeddings",
-            r"(decoder|target_embedding|output|encoder\.upper_layers\.[12])\..*",
-        ),
-    ],
-)
-def test_what_a_strategy_fixes_is_not_learnt(make_run: MakeRun, strategy: str, learnt: str) -> None:
-    trainer = make_run(*DEEP, f"training.fixed_param_strategy={strategy}").trainer()
-    before = {name: part.detach().clone() for name, part in trainer.parameters.items()}
-    trainer._update(Progress.silent())
-    for name, part in trainer.parameters.items():
-        # forward_layers.0 and backward_layers.0 are the bottom layer, upper_layers.0 is the second.
-        expected = bool(re.fullmatch(learnt, name)) and not (
-            strategy == "all_except_outer_layers" and name.startswith("encoder.upper_layers.0")
-        )
-        assert torch.equal(part, before[name]) != expected, name
-        assert (part in trainer.optimizer.state) == expected
-
-
 def test_names_that_are_fixed(make_run: MakeRun) -> None:
     names = r"training.fixed_param_names=['encoder\..*', 'output\.bias']"
     run = make_run(names, "training.optimizer={name: adamw, weight_decay: 0.1}", "training.max_updates=4")
@@ -240,24 +178,6 @@ def test_names_that_are_fixed(make_run: MakeRun) -> None:
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.fixed_param_names={given}", name="wrong").trainer()
-
-
-def test_a_tied_matrix_is_learnt_if_one_of_its_parts_is(make_run: MakeRun) -> None:
-    tied = make_run(
-        "model.weight_tying=trg_softmax",
-        "model.decoder.size=6",
-        "training.fixed_param_strategy=all_except_output_proj",
-    ).trainer()
-    learnt = {name for name, part in tied.parameters.items() if part.requires_grad}
-    assert learnt == {"target_embedding.weight", "output.bias"}
-
-
-def test_a_model_with_orthogonal_matrices_is_loaded_as_it_was_saved(make_run: MakeRun) -> None:
-    run = make_run("model.initialization.rnn_h2h=orthogonal_stacked", "training.max_updates=2")
-    run.train()
-    saved, _ = read_tensors(run.folder.best)
-    loaded = dict(load_model(run.folder.path).model.named_parameters())
-    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
 OPTIONS = (

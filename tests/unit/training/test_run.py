@@ -254,7 +254,6 @@ def test_keys_that_only_say_how_to_run_may_differ(make_run: MakeRun) -> None:
         "name=other",
         "training.max_updates=3",
         "training.max_epochs=50",
-        "training.max_tokens=100000",
         "training.max_seconds=10000",
         "training.early_stopping.max_num_checkpoint_not_improved=null",
         "training.log_interval=1",

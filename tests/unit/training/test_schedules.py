@@ -96,35 +96,10 @@ def test_cosine_and_linear_end_at_the_lowest_rate(name: str, expected: list[floa
     assert schedule(name=name, decay_updates=20).learning_rate(20) == pytest.approx(0.0, abs=1e-16)
 
 
-def test_step_and_exponential_multiply_by_the_factor_in_an_interval() -> None:
-    keys = {"decay_start": 10, "decay_interval": 5, "reduce_factor": 0.5, "min_learning_rate": 0.03}
-    step, smooth = schedule(name="step", **keys), schedule(name="exponential", **keys)
-    updates = (1, 10, 14, 15, 19, 20, 100)
-    assert [step.learning_rate(each) for each in updates] == pytest.approx(
-        [0.4, 0.4, 0.4, 0.2, 0.2, 0.1, 0.03]
-    )
-    expected = [0.4, 0.4, 0.4 * 0.5**0.8, 0.2, 0.4 * 0.5**1.8, 0.1, 0.03]
-    assert [smooth.learning_rate(each) for each in updates] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("start", "begins"), [(0, 8), (3, 8), (10, 10)])
-def test_step_and_exponential_begin_after_the_warm_up(start: int, begins: int) -> None:
-    keys = {"decay_start": start, "decay_interval": 4, "reduce_factor": 0.25, "warmup": 8}
-    step, smooth = schedule(name="step", **keys), schedule(name="exponential", **keys)
-    for update in range(1, 9):
-        assert step.learning_rate(update) == smooth.learning_rate(update) == pytest.approx(0.05 * update)
-    for update in range(8, 30):
-        decayed = max(0, update - begins)
-        assert step.learning_rate(update) == pytest.approx(0.4 * 0.25 ** (decayed // 4))
-        assert smooth.learning_rate(update) == pytest.approx(0.4 * 0.25 ** (decayed / 4))
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"name": "noam"}, "noam needs warmup"),
-        ({"name": "step"}, "step needs decay_interval"),
-        ({"name": "exponential"}, "exponential needs decay_interval"),
         ({"name": "cosine"}, "cosine needs decay_updates of more than warmup"),
         ({"name": "linear", "warmup": 5, "decay_updates": 5}, r"more than warmup \(5\)"),
     ],

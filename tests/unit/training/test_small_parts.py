@@ -44,8 +44,6 @@ CPU = torch.device("cpu")
         ({"max_updates": 5}, {"update": 5}, 0, "max_updates 5 reached"),
         ({"max_epochs": 2}, {"update": 99}, 1, None),
         ({"max_epochs": 2}, {}, 2, "max_epochs 2 reached"),
-        ({"max_tokens": 100}, {"target_tokens": 99}, 0, None),
-        ({"max_tokens": 100}, {"target_tokens": 130}, 0, "max_tokens 100 reached"),
         ({"max_seconds": 60}, {"seconds": 59.9}, 0, None),
         ({"max_seconds": 60}, {"seconds": 60.0}, 0, "max_seconds 60 reached"),
         ({}, {"num_not_improved": 7}, 0, None),
@@ -66,7 +64,6 @@ def test_time_left_is_that_of_the_nearest_limit() -> None:
     state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
     assert seconds_left(Training(max_updates=300), state, 0.5, 0.5) == pytest.approx(100.0)
     assert seconds_left(Training(max_epochs=2), state, 0.5, 0.5) == pytest.approx(150.0)
-    assert seconds_left(Training(max_tokens=5000), state, 0.5, 0.5) == pytest.approx(12.5)
     assert seconds_left(Training(max_seconds=60, max_updates=10**6), state, 0.5, 0.5) == pytest.approx(10.0)
     assert seconds_left(Training(), state, 0.5, 0.5) is None
 

@@ -163,11 +163,6 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "noam": schedule("name: noam, warmup: 2", 0.5 * 8**-0.5 * 2**-1.5, 0.5 * 8**-0.5 * 2**-0.5),
     "cosine": schedule("name: cosine, decay_updates: 4, min_learning_rate: 0.1", 0.3 + 0.2 * 0.5**0.5, 0.3),
     "linear": schedule("name: linear, warmup: 1, decay_updates: 3", 0.5, 0.25),
-    "step": schedule("name: step, decay_interval: 1, decay_start: 1, reduce_factor: 0.5", 0.5, 0.25),
-    "step after warmup": schedule("name: step, warmup: 1, decay_interval: 1, reduce_factor: 0.5", 0.5, 0.25),
-    "exponential": schedule(
-        "name: exponential, decay_interval: 2, reduce_factor: 0.25, min_learning_rate: 0.2", 0.25, 0.2
-    ),
     "mean": ("training.averaging.start=at-once", Plain(weights=(1.0, 0.5))),
     "moving mean": (
         "training.averaging={start: at-once, decay: 0.4}",
@@ -177,7 +172,6 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
         "training.fixed_param_names=['.*embedding.*','output.bias']",
         Plain(frozen=".*embedding.*|output.bias"),
     ),
-    "strategy": ("training.fixed_param_strategy=all_except_decoder", Plain(frozen="(?!decoder).*")),
     "bfloat16": ("training.precision=bfloat16", Plain(tolerance=0.05)),
     "float16": (
         "training.precision=float16 training.gradient_clipping={type: norm, threshold: 0.1}",
@@ -213,13 +207,9 @@ NO_UPDATE = {
     "loss_scale_window",
     "max_updates",
     "max_epochs",
-    "max_tokens",
     "max_seconds",
-    "min_updates",
-    "min_epochs",
     "checkpoint_interval",
     "decode_and_evaluate",
-    "decode_and_evaluate_device",
     "valid_rows",
     "bleu_tokenizer",
     "early_stopping",
