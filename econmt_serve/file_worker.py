@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from econmt_serve.files import read_file
 from econmt_serve.settings import Refused
-from econmt_serve.text.passages import Hypothesis, TextDivision, division
-from econmt_serve.text.sentences import splitter_for
+from econmt_serve.text.division import division_of
+from econmt_serve.text.passages import Hypothesis
 
 MOST_BYTES = 1 << 30
 """Maximum size of the process's address space."""
@@ -51,9 +51,7 @@ class FileTask(NamedTuple):
         Raises:
             Refused: the file cannot be read.
         """
-        how = TextDivision()
-        if self.languages is not None:
-            how = division(splitter_for(self.languages[0]), self.languages[1])
+        how = division_of(self.languages)
         file = read_file(content, self.content_type, how, self.most_characters)
         if self.translations is None:
             return [(each.text, bool(each.marks)) for each in file.sentences], b""

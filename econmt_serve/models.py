@@ -11,8 +11,7 @@ from econmt.api.language_model import refuse_language_model
 from econmt.api.requests import constraint_tokens
 from econmt.api.text import Translation, has_words
 from econmt_serve.settings import Refused, Settings
-from econmt_serve.text.passages import TextDivision, division
-from econmt_serve.text.sentences import splitter_for
+from econmt_serve.text.division import division_of
 
 _LONGEST_PAUSE = 6
 """Longest pause between attempts to load a broken model, as a power of two of folder checks."""
@@ -134,9 +133,7 @@ class Served:
         self._checkpoints = list(map(_checkpoint, self._saved))
         self.source, self.target = languages = self.loaded.model.languages
         self.split_languages = languages if settings.split_sentences else None
-        self.division = TextDivision()
-        if settings.split_sentences:
-            self.division = division(splitter_for(self.source), self.target)
+        self.division = division_of(self.split_languages)
 
     def reload(self) -> str:
         """Loads the models again if their folders hold other parameters; returns which ones, or "" if they do not.

@@ -10,6 +10,11 @@ from econmt_serve.text.passages import TextDivision, division, plain_passage
 from econmt_serve.text.sentences import splitter_for as splitter_for
 
 
+def division_of(languages: tuple[str, str] | None) -> TextDivision:
+    """Returns the division into sentences by the rules of a source and a target language; None: lines stay whole."""
+    return TextDivision() if languages is None else division(splitter_for(languages[0]), languages[1])
+
+
 def divider(languages: tuple[str, str], *, split: bool, markup: bool) -> Divide:
     """Returns a function that divides lines.
 
@@ -17,7 +22,7 @@ def divider(languages: tuple[str, str], *, split: bool, markup: bool) -> Divide:
         languages: codes of the source and target languages, by whose rules sentences are split and joined.
         split: True if lines are split into sentences. markup: True if tags and placeholders are taken out, too.
     """
-    how = division(splitter_for(languages[0]), languages[1]) if split else TextDivision()
+    how = division_of(languages if split else None)
 
     def divide(line: str) -> tuple[list[str], Callable[[Sequence[Translation]], Translation]]:
         passage = line_passage(line, how) if markup else plain_passage(line, how)

@@ -40,7 +40,7 @@ sys.exit(struct.unpack("i", answer)[0] if len(answer) == 4 else 99)
 """The program of a client, to be formatted with the path of the server's socket and the name of its program."""
 
 PRELOADED = (
-    "econmt.api",
+    "econmt.api.interface",
     "econmt.cli.bench",
     "econmt.cli.inspection",
     "econmt.cli.main",

@@ -232,5 +232,5 @@ def test_lines_through_a_translator() -> None:
     assert "<b>" in found[0].hypotheses[1].text
     alone = next(iter(made.translate(["{a} ein <x/> Hund"])))
     assert (alone.text, alone.hypotheses[0].alignment) == ("{a} ein <x/> Hund", [(1, 1), (3, 3)])
-    with pytest.raises(ValueError, match="markup needs attention"):
+    with pytest.raises(ValueError, match="cannot be combined with markup"):
         SearchOptions(markup=True, attention=False)

@@ -71,7 +71,7 @@ def test_addresses_are_put_back_by_alignment() -> None:
     (found,) = translator.translate(["A https://x.org/a dog. It is tom@x.org m."])
     assert found.text == "A https://x.org/a dog. It is tom@x.org m."
     assert found.hypotheses[0].alignment == [(0, 0), (2, 2), (3, 3), (4, 4), (6, 6)]
-    with pytest.raises(ValueError, match="split_sentences needs attention"):
+    with pytest.raises(ValueError, match="cannot be combined with split_sentences"):
         SearchOptions(split_sentences=True, attention=False)
 
 

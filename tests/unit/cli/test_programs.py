@@ -1,0 +1,105 @@
+"""Interface for programs around a model: saved models, requests, and commands of their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import econmt
+from econmt.api import InputError, SavedModel, commands
+from econmt.api.requests import Glossary, Request, constraint_tokens
+from econmt.decoding.search.options import SearchOptions
+from econmt.decoding.translator import Translator
+from econmt.options.search_options import WordLists
+
+
+def test_a_saved_model_is_described_without_loading_it(word_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(word_model, folder)
+    saved, model = SavedModel(folder), econmt.load(folder)
+    assert saved.languages == model.languages == ("src", "trg")
+    assert saved.recipe is not None
+    assert saved.recipe.name == model.recipe.name
+    assert saved.size == (folder / "params.best.safetensors").stat().st_size
+    assert saved.metrics["update"] > 0
+    assert saved.metrics["bleu"] >= 0.0
+    before = saved.version
+    assert before == SavedModel(folder).version
+    shutil.copyfile(folder / "params.best.safetensors", folder / "other")
+    (folder / "other").replace(folder / "params.best.safetensors")
+    assert saved.version != before
+    (folder / "metrics.tsv").unlink()
+    assert set(saved.metrics) == {"update"}
+    (folder / "params.best.safetensors").unlink()
+    assert saved.version is None
+    with pytest.raises(InputError, match=r"params\.best|no checkpoint"):
+        _ = saved.size
+
+
+def test_a_folder_without_a_recipe_has_no_languages(tmp_path: Path) -> None:
+    saved = SavedModel(str(tmp_path))
+    assert (saved.folder, saved.recipe, saved.languages) == (tmp_path, None, None)
+
+
+def test_tokens_of_constraints_are_counted(word_model: Path) -> None:
+    model = econmt.load(word_model)
+    translator = model.translator({}, avoid=["H"])
+    request = Request("a b", constraints=["A B"], target_prefix="C")
+    count, most = constraint_tokens(translator, request)
+    assert (count, constraint_tokens(translator, Request("a"))) == (3, (0, most))
+    longest = model.recipe.pairs.max_length
+    assert constraint_tokens(translator, Request("a " * (2 * longest)))[1] > most > 0
+    with pytest.raises(InputError, match=r"q: .*avoided phrase"):
+        constraint_tokens(translator, Request("a", constraints=["H"]), "q")
+
+
+def test_terms_of_a_glossary_are_checked() -> None:
+    assert Glossary.checked({" a b\t": "C D "}, "glossary").terms == {"a b": "C D"}
+    with pytest.raises(InputError, match="glossary: 'a': the translation is blank"):
+        Glossary.checked({"a": " "}, "glossary")
+
+
+def test_word_lists_are_read(tmp_path: Path) -> None:
+    assert WordLists().read() == ((), None)
+    (tmp_path / "avoid").write_text("A\n\nB C\n", encoding="utf-8")
+    (tmp_path / "terms").write_text("a = B\n", encoding="utf-8")
+    avoid, glossary = WordLists(tmp_path / "avoid", tmp_path / "terms").read()
+    assert glossary is not None
+    assert (avoid, glossary.terms) == (("A", "B C"), {"a": "B"})
+
+
+def test_a_translator_divides_lines_by_a_given_function(word_model: Path) -> None:
+    model = econmt.load(word_model)
+    inner = model.translator({})
+    parts = inner.models, model.vocabularies
+    divided = Translator(
+        *parts,
+        SearchOptions(),
+        divide=lambda line: (line.split(";"), lambda found: found[-1]._replace(text=str(len(found)))),
+    )
+    first, second = divided.translate(["a;b c", "d"])
+    assert (first.text, first.score) == ("2", next(iter(inner.translate(["b c"]))).score)
+    assert second.text == "1"
+    with pytest.raises(InputError, match="need a function that divides lines"):
+        Translator(*parts, SearchOptions(split_sentences=True))
+
+
+def test_the_example_of_a_command_runs(word_model: Path) -> None:
+    text = str(commands.__doc__)
+    example = re.search(r"it::\n\n(.*?)\n\n``", text, re.DOTALL)
+    assert example is not None
+    code, _, last = textwrap.dedent(example[1]).rpartition("\n")
+    assert last == "typer.run(with_option_groups(shout))"
+    names = {**vars(commands), "Path": Path}
+    exec(compile(code, "example", "exec", dont_inherit=True), names)
+    app = typer.Typer()
+    app.command()(commands.with_option_groups(names["shout"]))
+    done = CliRunner().invoke(app, ["a b", "-m", str(word_model), "--device", "cpu"])
+    assert done.exit_code == 0
+    assert econmt.load(word_model).translate(["a b"])[0].text.upper() in done.output
