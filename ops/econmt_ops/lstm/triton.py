@@ -18,7 +18,7 @@ from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_ker
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.lstm import recompute
+from econmt_ops.lstm import persistent_calls, recompute
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
 from econmt_ops.lstm.persistent_layer import plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
@@ -79,15 +79,14 @@ def _run_layer(
         lengths = lengths.to(values_of(inputs).device, non_blocking=True).contiguous()
     weights: list[Any] = [part for layer in layers for part in layer]
     parts = [part for pair in state for part in pair]
+    settings = LayerSettings(values_of(inputs).dtype, products, stash, tuple(reverse), together)
     if isinstance(inputs, Tensor) and options.gate_gradient is None and is_plain([inputs, *weights, *parts]):
-        settings = LayerSettings(inputs.dtype, products, stash, tuple(reverse), together)
         h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
         first = None if h is None or c is None else (h, c)
         keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
         tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
         return run_layer(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
-    how = {"stash": stash, "products": str(products).removeprefix("torch."), "together": together}
-    return recompute.run_layer(inputs, layers, state, options._replace(lengths=lengths), reverse, **how)
+    return persistent_calls.run_layer(inputs, weights, state, options._replace(lengths=lengths), settings)
 
 
 def lstm(
