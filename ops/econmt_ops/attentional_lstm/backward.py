@@ -17,7 +17,7 @@ from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradi
 from econmt_ops.attentional_lstm.cell_layers import BackwardCells
 from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
-from econmt_ops.backends.protocol import CoverageStep, OutputStep
+from econmt_ops.backends.protocol import AttentionBackward, CoverageStep, OutputStep
 from econmt_ops.core.chunks import rows_of, split_rows
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.loops import steps_of
@@ -303,7 +303,7 @@ class BackwardSteps:
         if block.coverage is not None:
             state = None if block.state is None else block.state[step]
             covered = CoverageStep(block.coverage[step], block.coverage[step + 1], state)
-        tensors.attention.backward(
+        back = AttentionBackward(
             block.query[step],
             context,
             tensors.weights[position],
@@ -316,6 +316,7 @@ class BackwardSteps:
             tensors.dcoverage,
             dstate,
         )
+        tensors.attention.backward(back)
         if problem.query is None:
             self.to_top.into(self.dtop, dboth[:, size:], dboth[:, :size])
         else:
