@@ -7,7 +7,6 @@ steps propagates the gradients of the states and of o, and large products then g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -236,7 +235,7 @@ class BackwardSteps:
     def __init__(self, tensors: BackwardTensors) -> None:
         self.tensors, self.problem = tensors, tensors.problem
         problem = self.problem
-        kind: Any = BackwardLSTM if problem.is_lstm else BackwardCells  # steps that `Block` rebuilt alike
+        kind: type[BackwardLSTM | BackwardCells] = BackwardLSTM if problem.is_lstm else BackwardCells
         self.layers = kind(problem, tensors.last_dh, tensors.dothers)
         self.dtop = problem.inputs.new_empty(problem.batch, problem.hidden)
         # A transposed view: packing a weight for products of this kind takes longer than it saves.
@@ -248,20 +247,17 @@ class BackwardSteps:
     @property
     def dh(self) -> list[Tensor]:
         """Gradients of h before the last step that has run, per layer (B, H)."""
-        dh: list[Tensor] = self.layers.dh
-        return dh
+        return self.layers.dh
 
     @property
     def do(self) -> Tensor:
         """Gradient of o before that step, (B, H)."""
-        do: Tensor = self.layers.do
-        return do
+        return self.layers.do
 
     @property
     def extra(self) -> Sequence[Tensor]:
         """Gradients of the layers' further weights."""
-        extra: Sequence[Tensor] = self.layers.extra
-        return extra
+        return self.layers.extra
 
     def run(self, block: Block, contexts: Tensor, dcontexts: Tensor) -> ShareGradients:
         """Runs the steps of a block, in which the gradients of the layers' products are written.
