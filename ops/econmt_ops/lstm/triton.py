@@ -47,7 +47,7 @@ def products_type(inputs: Tensor) -> torch.dtype | None:
 
 def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
     """Returns `products_type`, or None if no launch fits the device."""
-    from econmt_ops.backends.triton.partition import plan
+    from econmt_ops.backends.triton.partition import divide
 
     values = values_of(inputs)
     products = products_type(values)
@@ -55,7 +55,7 @@ def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype
         return None
     batch = len(inputs.places if isinstance(inputs, UniqueRows) else inputs)
     limits = limits_of(values.device)
-    fits = (plan(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
+    fits = (divide(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
     return products if all(partition is not None for partition in fits) else None
 
 
