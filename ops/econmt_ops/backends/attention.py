@@ -29,10 +29,14 @@ from econmt_ops.core.precision import accumulate_dtype
 
 def _step_of(block: AttentionBackward, number: int) -> AttentionBackward:
     """Returns the tensors of one step of a block."""
+    dweights = None if block.dweights is None else block.dweights[number]
     return AttentionBackward(
-        *(part[number] for part in block[:4]),
+        block.query[number],
+        block.context[number],
+        block.weights[number],
+        block.output[number],
         [part[number] for part in block.doutputs],
-        None if block.dweights is None else block.dweights[number],
+        dweights,
         block.dboth[number],
         block.dscores[number],
     )

@@ -199,7 +199,7 @@ def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, t
     """As layers of 1,024 units do; here of two teams, the second with units that are not there."""
     ahead = Partition(16, 16, 4, 32, 132)
     back = Partition(16, rows, 4, 32, 132, 64 // (16 * team), rows > 8, team=team)
-    monkeypatch.setattr(partition, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
+    monkeypatch.setattr(partition, "divide", lambda *_, back, ours=(ahead, back), **__: ours[back])
     hidden = 16 * team + 3
     _check(device, rows + 1, 2, 4, hidden, lengths=[2, 0, *[1] * (rows - 1)], reverse=True, state=True)
 
