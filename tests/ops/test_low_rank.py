@@ -312,8 +312,6 @@ def test_opcheck(reverse: list[bool]) -> None:
         None,
         "gates",
         "eager",
-        "",
-        "auto",
         True,
     )
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, arguments)

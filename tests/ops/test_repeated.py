@@ -198,8 +198,6 @@ def test_opcheck(op: str) -> None:
             None,
             "gates",
             "eager",
-            "",
-            "auto",
             True,
         )
     else:

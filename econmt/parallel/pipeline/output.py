@@ -106,14 +106,14 @@ def split_cross_entropy(
     if len(hidden) and triton.serves(hidden):
         # Both import triton.
         from econmt_ops.backends.triton.sliced_cross_entropy import Labels
-        from econmt_ops.linear_cross_entropy.rank_slices import walk_slice
+        from econmt_ops.linear_cross_entropy.rank_slices import losses_of_slice
 
         labels = Labels(targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index)
         weight, bias = (
             torch.empty_like(chunk_rows, dtype=torch.float32) for chunk_rows in (layer.weight, layer.bias)
         )
         gradients = torch.empty_like(hidden), weight, bias
-        losses = walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
+        losses = losses_of_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
         return VocabularyShares(losses.sum(), *gradients)
     exact = accumulate_dtype(hidden.dtype)
     shares = VocabularyShares(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs, AttentionKernels
 from econmt_ops.core.chunks import rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
@@ -79,7 +79,7 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
         dboth = values.new_empty(end - begin, batch, size + width)
         # The kernels differentiate o = tanh(share + context). With o set to zero, the gradient of o is that of the
         # context.
-        attention.backward(
+        back = AttentionBackward(
             queries[block],
             contexts,
             results.weights[block],
@@ -89,6 +89,7 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
             dboth,
             dscores[block],
         )
+        attention.backward(back)
         dquery[:, block] = dboth[..., :size].transpose(0, 1)
     sums = attention.gradients(queries, dscores)
     gain, shift = (None, None) if sums.norm is None else sums.norm

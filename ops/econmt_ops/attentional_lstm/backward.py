@@ -7,7 +7,6 @@ steps propagates the gradients of the states and of o, and large products then g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradi
 from econmt_ops.attentional_lstm.cell_layers import BackwardCells
 from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
-from econmt_ops.backends.protocol import CoverageStep, OutputStep
+from econmt_ops.backends.protocol import AttentionBackward, CoverageStep, OutputStep
 from econmt_ops.core.chunks import rows_of, split_rows
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.loops import steps_of
@@ -236,7 +235,7 @@ class BackwardSteps:
     def __init__(self, tensors: BackwardTensors) -> None:
         self.tensors, self.problem = tensors, tensors.problem
         problem = self.problem
-        kind: Any = BackwardLSTM if problem.is_lstm else BackwardCells  # steps that `Block` rebuilt alike
+        kind: type[BackwardLSTM | BackwardCells] = BackwardLSTM if problem.is_lstm else BackwardCells
         self.layers = kind(problem, tensors.last_dh, tensors.dothers)
         self.dtop = problem.inputs.new_empty(problem.batch, problem.hidden)
         # A transposed view: packing a weight for products of this kind takes longer than it saves.
@@ -248,20 +247,17 @@ class BackwardSteps:
     @property
     def dh(self) -> list[Tensor]:
         """Gradients of h before the last step that has run, per layer (B, H)."""
-        dh: list[Tensor] = self.layers.dh
-        return dh
+        return self.layers.dh
 
     @property
     def do(self) -> Tensor:
         """Gradient of o before that step, (B, H)."""
-        do: Tensor = self.layers.do
-        return do
+        return self.layers.do
 
     @property
     def extra(self) -> Sequence[Tensor]:
         """Gradients of the layers' further weights."""
-        extra: Sequence[Tensor] = self.layers.extra
-        return extra
+        return self.layers.extra
 
     def run(self, block: Block, contexts: Tensor, dcontexts: Tensor) -> ShareGradients:
         """Runs the steps of a block, in which the gradients of the layers' products are written.
@@ -303,7 +299,7 @@ class BackwardSteps:
         if block.coverage is not None:
             state = None if block.state is None else block.state[step]
             covered = CoverageStep(block.coverage[step], block.coverage[step + 1], state)
-        tensors.attention.backward(
+        back = AttentionBackward(
             block.query[step],
             context,
             tensors.weights[position],
@@ -316,6 +312,7 @@ class BackwardSteps:
             tensors.dcoverage,
             dstate,
         )
+        tensors.attention.backward(back)
         if problem.query is None:
             self.to_top.into(self.dtop, dboth[:, size:], dboth[:, :size])
         else:

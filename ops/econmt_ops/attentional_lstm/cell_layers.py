@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, CellWeights, Result
+from econmt_ops.attentional_lstm.stack import BackwardLayers, ForwardLayers
 from econmt_ops.backends.protocol import CellStep, Read, StepGradients
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
@@ -55,6 +56,13 @@ def _cell(problem: AttentionalProblem) -> StepCell:
     return cast(StepCell, CELLS[problem.call.cell])
 
 
+def _read(problem: AttentionalProblem, layer: int) -> Tensor:
+    """Returns the weight of a layer's input; at the bottom of o, because that of its inputs is multiplied before."""
+    read = problem.from_output if layer == 0 else problem.layers[layer].input
+    assert isinstance(read, Tensor)
+    return read
+
+
 def _start(weights: CellWeights, shape: Sequence[int], shares: Tensor | None = None) -> Tensor:
     """Returns what is added to the products of steps, (2, ..., G H): shares or the bias, and the recurrent bias."""
     start = weights.input.new_zeros(2, *shape, len(weights.input)) if shares is None else shares
@@ -67,32 +75,19 @@ def _start(weights: CellWeights, shape: Sequence[int], shares: Tensor | None = N
     return start
 
 
-class ForwardCells:
-    """Layers of a forward pass; arguments and attributes as those of `ForwardLSTM`.
-
-    Attributes:
-        others: The states beside h before the next step, (B, H) each, layer by layer.
-        fed: (B, H), the output o of the step before, to be written before each step.
-    """
+class ForwardCells(ForwardLayers):
+    """Layers of a forward pass."""
 
     def __init__(self, problem: AttentionalProblem, result: Result, keep: bool, top: Tensor) -> None:
-        self.problem, self.result, self.keep, self.top = problem, result, keep, top
-        self._cell = _cell(problem)
-        call, space, batch, hidden = problem.call, problem.inputs.new_empty, problem.batch, problem.hidden
-        self._products, self._starts = [], []
-        for layer, weights in enumerate(problem.layers):
-            read = problem.from_output if layer == 0 else weights.input
-            assert isinstance(read, Tensor)
-            self._products.append(_Pair(problem, read, weights.hidden, back=False))
-            self._starts.append(_start(weights, (batch,)) if layer else None)
+        space, batch, hidden = problem.inputs.new_empty, problem.batch, problem.hidden
         # Inputs of the layers' products: the layer's input, and h of the previous step.
         self.rows = [space(2, batch, hidden) for _ in problem.layers]
-        self.others = list(result.last_c.unbind(0))
-        self.fed = self.rows[0][0]
-        for row, first_h in zip(self.rows, call.first_h, strict=True):
-            row[1] = first_h
-        for other, first in zip(self.others, call.first_c, strict=True):
-            other.copy_(first)
+        super().__init__(problem, result, keep, top, [[row[part] for row in self.rows] for part in range(2)])
+        self._kind = _cell(problem)
+        self._products, self._starts = [], []
+        for layer, weights in enumerate(problem.layers):
+            self._products.append(_Pair(problem, _read(problem, layer), weights.hidden, back=False))
+            self._starts.append(_start(weights, (batch,)) if layer else None)
         width = len(problem.layers[0].input)
         self._sums = space(2, batch, width)
         longest = max(end - begin for begin, end in problem.blocks)
@@ -101,38 +96,22 @@ class ForwardCells:
 
     def begin(self, begin: int, end: int) -> None:
         """Prepares the steps begin to end."""
-        count = end - begin
-        self._shares = self._workspace[:, :count]
+        self._shares = self._workspace[:, : end - begin]
         self.problem.bottom_gates(self.problem.read(begin, end), self._shares[0])
         _start(self.problem.layers[0], (), self._shares)
 
-    def step(self, number: int, position: int) -> None:
-        """Runs a step, the ``number``-th of its block."""
-        problem, each = self.problem, len(self.others) // len(self.rows)
-        for layer, row in enumerate(self.rows):
-            if layer == 0:
-                sums = self._shares[:, number]
-                self._products[0].into(sums, row, sums)
-            else:
-                sums = self._sums
-                self._products[layer].into(sums, row, self._starts[layer])
-            others = self.others[layer * each : (layer + 1) * each]
-            states = row[1], *others
-            step = CellStep(self._cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
-            is_top = layer + 1 == len(self.rows)
-            destination = self.top if is_top else self.rows[layer + 1][0]
-            read = problem.read_of(layer, position, row[0], destination)
-            output = self.result.h[layer, position] if self.keep else self._unkept
-            if read is None and not self.keep:
-                output = destination
-            elif read is None:
-                read = Read((destination,))
-            problem.run.step_forward_into(step, states, output, read)
-
-    def finish(self) -> None:
-        """Writes the state after the last step."""
-        for layer, row in enumerate(self.rows):
-            self.result.last_h[layer] = row[1]
+    def _cell(self, layer: int, number: int, position: int, destination: Tensor, read: Read | None) -> None:
+        problem, row, each = self.problem, self.rows[layer], len(self.others) // len(self.rows)
+        sums = self._sums if layer else self._shares[:, number]
+        self._products[layer].into(sums, row, self._starts[layer] if layer else sums)
+        states = self.states[layer], *self.others[layer * each : (layer + 1) * each]
+        step = CellStep(self._kind, sums[0], sums[1], states, problem.layers[layer].extra, None)
+        output = self.result.h[layer, position] if self.keep else self._unkept
+        if read is None and not self.keep:
+            output = destination
+        elif read is None:
+            read = Read((destination,))
+        problem.run.step_forward_into(step, states, output, read)
 
 
 class RebuiltCells:
@@ -160,9 +139,7 @@ class RebuiltCells:
             rows = sums.view(2, -1, width)
             if layer == 0:
                 problem.bottom_gates(tensors.inputs, sums[0])
-                read = problem.from_output
-                assert isinstance(read, Tensor)
-                multiply(tensors.fed.reshape(-1, problem.hidden), read, out=rows[0], adds=True)
+                multiply(tensors.fed.reshape(-1, problem.hidden), _read(problem, 0), out=rows[0], adds=True)
             else:
                 multiply(
                     tensors.reads[layer - 1].reshape(-1, problem.hidden), weights.input, weights.bias, rows[0]
@@ -195,27 +172,22 @@ class RebuiltCells:
                 problem.run.step_forward_into(self.step(problem, layer, step), after, unseen[1])
 
 
-class BackwardCells:
-    """Layers of a backward pass, last step first; arguments and attributes as those of `BackwardLSTM`.
-
-    Attributes:
-        extra: Gradients of the further weights of all layers.
-    """
+class BackwardCells(BackwardLayers):
+    """Layers of a backward pass; ``last_dh`` (L, B, H) are gradients of the last h, or None."""
 
     def __init__(self, problem: AttentionalProblem, last_dh: Tensor | None, dothers: Tensor) -> None:
-        self.problem, self.dothers = problem, dothers
         zeros, batch, hidden = problem.inputs.new_zeros, problem.batch, problem.hidden
         # Gradients of the inputs of the layers' products, and of h past them.
         self.rows = [zeros(2, batch, hidden) for _ in problem.layers]
+        super().__init__(problem, dothers, [row[0] for row in self.rows])
         self._past = [zeros(batch, hidden) for _ in problem.layers]
         if last_dh is not None:
             for past, part in zip(self._past, last_dh, strict=True):
                 past.copy_(part)
-        self._to_rows = []
-        for layer, weights in enumerate(problem.layers):
-            read = problem.from_output if layer == 0 else weights.input
-            assert isinstance(read, Tensor)
-            self._to_rows.append(_Pair(problem, read, weights.hidden, back=True))
+        self._to_rows = [
+            _Pair(problem, _read(problem, layer), weights.hidden, back=True)
+            for layer, weights in enumerate(problem.layers)
+        ]
         count = problem.run.rows_of_sums(batch)
         self._extra = [
             [part.new_zeros(count, len(part)) for part in weights.extra] for weights in problem.layers
@@ -227,34 +199,22 @@ class BackwardCells:
         return [row[1] + past for row, past in zip(self.rows, self._past, strict=True)]
 
     @property
-    def do(self) -> Tensor:
-        """Gradient of o before that step, (B, H)."""
-        return self.rows[0][0]
-
-    @property
     def extra(self) -> list[Tensor]:
         """Gradients of the further weights, layer by layer, in the accumulate type."""
         return [total.sum(0) for totals in self._extra for total in totals]
 
-    def step(self, block: RebuiltCells, number: int, position: int, dtop: Tensor) -> None:
-        """Propagates a step through the stack, given the gradient (B, H) of the stack's output."""
-        problem, each = self.problem, block.each
-        above: Tensor = dtop
-        keep: Tensor | None = None
-        for layer in reversed(range(len(problem.layers))):
-            row, gradients = self.rows[layer], block.gradients[layer][:, number]
-            dothers = self.dothers[layer * each : (layer + 1) * each].unbind(0)
-            step = block.step(problem, layer, number)
-            after = step.before[0], *block.states[layer][number + 1].unbind(0)
-            problem.run.step_backward_into(
-                step,
-                after,
-                (self._past[layer], *dothers),
-                above,
-                StepGradients(gradients[0], gradients[1], self._extra[layer]),
-                flow=row[1],
-                keep=keep,
-                scale=problem.scale,
-            )
-            self._to_rows[layer].into(row, gradients)
-            above, keep = problem.below(layer, position, row[0], above)
+    def _cell(self, block: RebuiltCells, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+        problem, row, each = self.problem, self.rows[layer], block.each
+        gradients = block.gradients[layer][:, number]
+        step = block.step(problem, layer, number)
+        problem.run.step_backward_into(
+            step,
+            (step.before[0], *block.states[layer][number + 1].unbind(0)),
+            (self._past[layer], *self.dothers[layer * each : (layer + 1) * each].unbind(0)),
+            above,
+            StepGradients(gradients[0], gradients[1], self._extra[layer]),
+            flow=row[1],
+            keep=keep,
+            scale=problem.scale,
+        )
+        self._to_rows[layer].into(row, gradients)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
+from econmt_ops.attentional_lstm.stack import BackwardLayers, ForwardLayers
+from econmt_ops.backends.protocol import Read
 from econmt_ops.products.low_rank import add_linear, linear_into
 
 
@@ -29,34 +31,21 @@ class BottomGates:
         return gates
 
 
-class ForwardLSTM:
-    """Layers of a forward pass.
-
-    Args:
-        problem, result, keep: Call, its result, and True if a backward pass will follow.
-        top: (B, H), receives the stack's output at each step.
-
-    Attributes:
-        others: Per layer c (B, H) before the next step.
-        fed: (B, H), the output o of the step before, to be written before each step.
-    """
+class ForwardLSTM(ForwardLayers):
+    """Layers of a forward pass, with every c or gate in the result if the stash level includes them."""
 
     def __init__(self, problem: AttentionalProblem, result: Result, keep: bool, top: Tensor) -> None:
-        self.problem, self.result, self.keep, self.top = problem, result, keep, top
+        hidden, space = problem.hidden, problem.inputs.new_empty
+        # Input rows of the layers' products: [layer input ; h of the previous step].
+        self.rows = [space(problem.batch, 2 * hidden) for _ in problem.layers]
+        parts = slice(0, hidden), slice(hidden, None)
+        super().__init__(problem, result, keep, top, [[row[:, part] for row in self.rows] for part in parts])
         self.every_cell = keep and problem.keeps("cells")
         self.every_gate = keep and problem.keeps("gates")
-        call, hidden, space = problem.call, problem.hidden, problem.inputs.new_empty
         self.products = [
             problem.product(problem.joint(layer), weights.bias if layer else None)
             for layer, weights in enumerate(problem.layers)
         ]
-        # Input rows of the layers' products: [layer input ; h of the previous step].
-        self.rows = [space(problem.batch, 2 * hidden) for _ in problem.layers]
-        self.others = list(result.last_c.unbind(0))
-        self.fed = self.rows[0][:, :hidden]
-        for row, c, first_h, first_c in zip(self.rows, self.others, call.first_h, call.first_c, strict=True):
-            row[:, hidden:] = first_h
-            c.copy_(first_c)
         self.gates = space(problem.batch, 4 * hidden)
         self._bottom, self._shares = BottomGates(problem, result, keep), self.gates
 
@@ -64,39 +53,30 @@ class ForwardLSTM:
         """Prepares the steps begin to end."""
         self._shares = self._bottom(begin, end)
 
-    def step(self, number: int, position: int) -> None:
-        """Runs a step, the ``number``-th of its block."""
-        for layer in range(len(self.problem.layers)):
-            self._cell(layer, position, self._shares[number] if layer == 0 else None)
-
     def finish(self) -> None:
         """Writes the state after the last step."""
-        for layer, row in enumerate(self.rows):
-            self.result.last_h[layer] = row[:, self.problem.hidden :]
-            if self.every_cell:
-                self.result.last_c[layer] = self.others[layer]
+        super().finish()
+        for layer, c in enumerate(self.others if self.every_cell else ()):
+            self.result.last_c[layer] = c
 
-    def _cell(self, layer: int, step: int, start: Tensor | None) -> None:
-        """Runs one step of a layer; ``start`` (B, 4H), the inputs' share of the bottom gates, is overwritten."""
-        problem, result, row, hidden = self.problem, self.result, self.rows[layer], self.problem.hidden
+    def _cell(self, layer: int, number: int, position: int, destination: Tensor, read: Read | None) -> None:
+        result, row = self.result, self.rows[layer]
         recurrent = None
-        if start is None:
-            gates = result.gates[layer, step] if self.every_gate else self.gates
+        if layer:
+            gates = result.gates[layer, position] if self.every_gate else self.gates
             self.products[layer].into(gates, row)
         else:
-            gates, recurrent = start, self.products[layer].share(start, row)
-        h = [row[:, hidden:]]
+            gates = self._shares[number]
+            recurrent = self.products[layer].share(gates, row)
+        h = [self.states[layer]]
         if self.keep:
-            h.append(result.h[layer, step])
-        is_top = layer + 1 == len(problem.layers)
-        destination = self.top if is_top else self.rows[layer + 1][:, :hidden]
-        read = problem.read_of(layer, step, row[:, :hidden], destination)
+            h.append(result.h[layer, position])
         if read is None:
             h.append(destination)
         before = self.others[layer]
         if self.every_cell:
-            self.others[layer] = result.c[layer, step]
-        problem.run.cell_forward(
+            self.others[layer] = result.c[layer, position]
+        self.problem.run.cell_forward(
             gates, before, self.others[layer], h, keep=self.every_gate, recurrent=recurrent, read=read
         )
 
@@ -141,27 +121,17 @@ class RebuiltLSTM:
         return problem.run.prepare_gates(add_linear(gates, tensors.before[layer], weights.hidden))
 
 
-class BackwardLSTM:
-    """Layers of a backward pass, last step first.
-
-    Args:
-        problem: Call.
-        last_dh: (L, B, H), gradients of the last h; or None.
-        dothers: (L, B, H), gradients of the last c; overwritten by those of the c before the steps that have run.
-
-    Attributes:
-        extra: Nothing: the cell has no further weights.
-    """
-
-    extra: tuple[Tensor, ...] = ()
+class BackwardLSTM(BackwardLayers):
+    """Layers of a backward pass; ``last_dh`` (L, B, H) are gradients of the last h, or None."""
 
     def __init__(self, problem: AttentionalProblem, last_dh: Tensor | None, dothers: Tensor) -> None:
-        self.problem, self.dothers, hidden = problem, dothers, problem.hidden
+        hidden = problem.hidden
         # Gradients of the inputs of the layers' products, [layer input ; h of the previous step].
         self.rows = [problem.inputs.new_zeros(problem.batch, 2 * hidden) for _ in problem.layers]
+        super().__init__(problem, dothers, [row[:, :hidden] for row in self.rows])
         if last_dh is not None:
-            for row, part in zip(self.rows, last_dh, strict=True):
-                row[:, hidden:] = part
+            for dh, part in zip(self.dh, last_dh, strict=True):
+                dh.copy_(part)
         # Transposed views: packing a weight for products of this kind takes longer than it saves.
         self.to_rows = [problem.product(problem.joint(layer).t()) for layer in range(len(problem.layers))]
 
@@ -170,27 +140,16 @@ class BackwardLSTM:
         """Gradients of h before the last step that has run, per layer (B, H)."""
         return [row[:, self.problem.hidden :] for row in self.rows]
 
-    @property
-    def do(self) -> Tensor:
-        """Gradient of o before that step, (B, H)."""
-        return self.rows[0][:, : self.problem.hidden]
-
-    def step(self, block: RebuiltLSTM, number: int, position: int, dtop: Tensor) -> None:
-        """Propagates a step through the stack, given the gradient (B, H) of the stack's output."""
-        problem, hidden = self.problem, self.problem.hidden
-        above: Tensor = dtop
-        keep: Tensor | None = None
-        for layer in reversed(range(len(problem.layers))):
-            row, dgates = self.rows[layer], block.dreads[layer][number]
-            problem.run.cell_backward(
-                block.gates[layer][number],
-                block.cells[layer][number],
-                block.cells[layer][number + 1],
-                (above, row[:, hidden:]),
-                self.dothers[layer],
-                dgates,
-                keep=keep,
-                scale=problem.scale,
-            )
-            self.to_rows[layer].into(row, dgates)
-            above, keep = problem.below(layer, position, row[:, :hidden], above)
+    def _cell(self, block: RebuiltLSTM, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+        problem, row, dgates = self.problem, self.rows[layer], block.dreads[layer][number]
+        problem.run.cell_backward(
+            block.gates[layer][number],
+            block.cells[layer][number],
+            block.cells[layer][number + 1],
+            (above, row[:, problem.hidden :]),
+            self.dothers[layer],
+            dgates,
+            keep=keep,
+            scale=problem.scale,
+        )
+        self.to_rows[layer].into(row, dgates)

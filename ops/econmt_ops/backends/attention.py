@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, CoverageStep
+from econmt_ops.backends.protocol import (
+    AttentionBackward,
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    CoverageStep,
+)
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
@@ -21,7 +27,22 @@ from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 
 
-class EagerAttention:
+def _step_of(block: AttentionBackward, number: int) -> AttentionBackward:
+    """Returns the tensors of one step of a block."""
+    dweights = None if block.dweights is None else block.dweights[number]
+    return AttentionBackward(
+        block.query[number],
+        block.context[number],
+        block.weights[number],
+        block.output[number],
+        [part[number] for part in block.doutputs],
+        dweights,
+        block.dboth[number],
+        block.dscores[number],
+    )
+
+
+class EagerAttention(AttentionKernels):
     """Additive attention, score . tanh(norm(query + keys)), or, without ``score``, dot attention, scale * query . keys.
 
     The feature maps (B, S, A) of additive attention are computed in each step, and again in the backward pass, for a
@@ -64,7 +85,7 @@ class EagerAttention:
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `protocol.AttentionKernels.forward`."""
+        """Implements `AttentionKernels.forward`."""
         assert coverage is None
         weights.copy_(self._weights(both[:, : self._size]))
         if self._squashes:
@@ -76,55 +97,34 @@ class EagerAttention:
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `protocol.AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
+        """Implements `AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
         assert coverage is None
         weights = queries.new_empty(*queries.shape[:2], self._keys.shape[1])
         for query, step_weights in zip(queries.unbind(0), weights.unbind(0), strict=True):
             step_weights.copy_(self._weights(query))
         return weights
 
-    def backward(
-        self,
-        query: Tensor,
-        context: Tensor,
-        weights: Tensor,
-        output: Tensor,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dboth: Tensor,
-        dscores: Tensor,
-        coverage: CoverageStep | None = None,
-        dcoverage: Tensor | None = None,
-        dstate: Tensor | None = None,
-    ) -> None:
-        """Implements `protocol.AttentionKernels.backward`; a block a step at a time."""
-        assert coverage is None
-        assert dcoverage is None
-        assert dstate is None
-        if query.dim() == 3:
-            for step in steps_of(range(len(query))):
-                step_dweights = None if dweights is None else dweights[step]
-                parts = [part[step] for part in doutputs]
-                inputs = (query[step], context[step], weights[step], output[step], parts, step_dweights)
-                self.backward(*inputs, dboth[step], dscores[step])
+    def backward(self, step: AttentionBackward) -> None:
+        """Implements `AttentionKernels.backward`; a block a step at a time."""
+        assert step.coverage is None
+        if step.query.dim() == 3:
+            for number in steps_of(range(len(step.query))):
+                self.backward(_step_of(step, number))
             return
-        dquery = dboth[:, : self._size]
-        da = doutputs[0] if len(doutputs) == 1 else doutputs[0] + doutputs[1]
+        dquery = step.dboth[:, : self._size]
+        da = step.doutputs[0] if len(step.doutputs) == 1 else step.doutputs[0] + step.doutputs[1]
         if self._squashes:
-            da = torch.addcmul(da, da * output, output, value=-1, out=dboth[:, self._size :])
-        self._weights_backward(query, weights, self._weight_gradient(da, dweights), dquery, dscores)
-
-    def coverage_gradients(self) -> dict[str, Tensor]:
-        """Implements `protocol.AttentionKernels.coverage_gradients`; there is none."""
-        return {}
+            da = torch.addcmul(da, da * step.output, step.output, value=-1, out=step.dboth[:, self._size :])
+        dweights = self._weight_gradient(da, step.dweights)
+        self._weights_backward(step.query, step.weights, dweights, dquery, step.dscores)
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Implements `protocol.AttentionKernels.projected_gradient`."""
+        """Implements `AttentionKernels.projected_gradient`."""
         wide = self._accumulate
         return torch.bmm(weights.permute(1, 2, 0).to(wide), da.transpose(0, 1).to(wide))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """Implements `protocol.AttentionKernels.gradients`."""
+        """Implements `AttentionKernels.gradients`."""
         if self._score is None:
             scaled = dscores.permute(1, 2, 0) * self._scale
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1).to(scaled.dtype)), None, None)

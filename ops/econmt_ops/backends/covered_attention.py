@@ -11,14 +11,21 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, CoverageInputs, CoverageStep
+from econmt_ops.backends.protocol import (
+    AttentionBackward,
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    CoverageInputs,
+    CoverageStep,
+)
 from econmt_ops.cells.coverage import coverage_backward, coverage_forward
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 
 
-class CoveredAttention:
-    """`protocol.AttentionKernels` whose keys contain the coverage's share at each step.
+class CoveredAttention(AttentionKernels):
+    """Attention whose keys contain the coverage's share at each step.
 
     Args:
         attention: Kernels of additive attention, whose keys are replaced at each step.
@@ -46,7 +53,7 @@ class CoveredAttention:
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `protocol.AttentionKernels.forward`."""
+        """Implements `AttentionKernels.forward`."""
         assert coverage is not None
         self._take_keys(coverage.before)
         self._attention.forward(both, outputs, weights)
@@ -55,7 +62,7 @@ class CoveredAttention:
         coverage.after.copy_(zero_padding(after, self._padding))
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `protocol.AttentionKernels.weights_of`."""
+        """Implements `AttentionKernels.weights_of`."""
         assert coverage is not None
         made = []
         for step, query in enumerate(queries):
@@ -63,35 +70,22 @@ class CoveredAttention:
             made.append(self._attention.weights_of(query.unsqueeze(0)))
         return torch.cat(made)
 
-    def backward(
-        self,
-        query: Tensor,
-        context: Tensor,
-        weights: Tensor,
-        output: Tensor,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dboth: Tensor,
-        dscores: Tensor,
-        coverage: CoverageStep | None = None,
-        dcoverage: Tensor | None = None,
-        dstate: Tensor | None = None,
-    ) -> None:
-        """Implements `protocol.AttentionKernels.backward`, for one step."""
-        assert coverage is not None
-        assert dcoverage is not None
-        before, after, state = coverage
+    def backward(self, step: AttentionBackward) -> None:
+        """Implements `AttentionKernels.backward`, for one step."""
+        assert step.coverage is not None
+        assert step.dcoverage is not None
+        before, after, state = step.coverage
         state = None if state is None else state.to(self._exact)
-        attended, dafter = weights.to(self._exact), zero_padding(dcoverage, self._padding)
+        attended, dafter = step.weights.to(self._exact), zero_padding(step.dcoverage, self._padding)
         made = coverage_backward(self._weights, before, after, attended, state, dafter)
-        total = made.attention if dweights is None else made.attention + dweights
+        total = made.attention if step.dweights is None else made.attention + step.dweights
         self._take_keys(before)
         sums = self._attention.sums.keys.zero_()
-        self._attention.backward(query, context, weights, output, doutputs, total, dboth, dscores)
+        self._attention.backward(step._replace(dweights=total, coverage=None))
         dkeys = sums if self._factor is None else sums * self._factor
-        dcoverage.copy_(made.coverage + torch.matmul(dkeys, self._key))
-        if dstate is not None and made.state is not None:
-            dstate.copy_(made.state)
+        step.dcoverage.copy_(made.coverage + torch.matmul(dkeys, self._key))
+        if step.dstate is not None and made.state is not None:
+            step.dstate.copy_(made.state)
         steps = {
             "keys": dkeys,
             "coverage_key": torch.einsum("bsa,bsw->aw", dkeys, before),
@@ -108,13 +102,13 @@ class CoveredAttention:
                 self._sums[name] = part.clone()
 
     def coverage_gradients(self) -> dict[str, Tensor]:
-        """Implements `protocol.AttentionKernels.coverage_gradients`."""
+        """Implements `AttentionKernels.coverage_gradients`."""
         return {name: total for name, total in self._sums.items() if name != "keys"}
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Implements `protocol.AttentionKernels.projected_gradient`."""
+        """Implements `AttentionKernels.projected_gradient`."""
         return self._attention.projected_gradient(weights, da)
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:  # noqa: ARG002 - summed already
-        """Implements `protocol.AttentionKernels.gradients`."""
+        """Implements `AttentionKernels.gradients`."""
         return self._attention.sums._replace(keys=self._sums["keys"])

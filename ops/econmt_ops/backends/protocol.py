@@ -11,9 +11,11 @@ Tensors of a step are rows (B, .) with a contiguous last axis; their row stride 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from econmt_ops.cells.coverage import CoverageWeights
@@ -110,9 +112,39 @@ class AttentionGradients(NamedTuple):
     norm: tuple[Tensor, Tensor] | None
 
 
-class AttentionKernels(Protocol):
+class AttentionBackward(NamedTuple):
+    """Tensors of the backward pass of one step of attention; with a leading axis K on all of them, of a block.
+
+    Attributes:
+        query: (B, A). context: (B, P), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
+        doutputs: (B, H), one or two gradients of the output, which are added.
+        dweights: (B, S), another gradient of the weights; or None.
+        dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2); without
+            `AttentionInputs.squashes` that of the query alone.
+        dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da); may
+            be left unwritten if `AttentionKernels.gradients` does not need it.
+        coverage: Coverage of the step; None without coverage, where the rest is not read.
+        dcoverage: (B, S, W), the gradient of the coverage after the step; overwritten by that before it.
+        dstate: (B, P) is written, the gradient of `CoverageStep.state`; None for "sum".
+    """
+
+    query: Tensor
+    context: Tensor
+    weights: Tensor
+    output: Tensor
+    doutputs: Sequence[Tensor]
+    dweights: Tensor | None
+    dboth: Tensor
+    dscores: Tensor
+    coverage: CoverageStep | None = None
+    dcoverage: Tensor | None = None
+    dstate: Tensor | None = None
+
+
+class AttentionKernels(ABC):
     """Attention of one call, forward and backward, from the query to the decoder output o."""
 
+    @abstractmethod
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
@@ -128,40 +160,16 @@ class AttentionKernels(Protocol):
             coverage: the coverage of the step, whose ``after`` is written; None without coverage.
         """
 
+    @abstractmethod
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
         """Returns the weights (K, B, S) of a block's queries (K, B, A), in the compute type, as in `forward`.
 
         ``coverage``: (B, S, W) before each step; None without coverage.
         """
 
-    def backward(
-        self,
-        query: Tensor,
-        context: Tensor,
-        weights: Tensor,
-        output: Tensor,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dboth: Tensor,
-        dscores: Tensor,
-        coverage: CoverageStep | None = None,
-        dcoverage: Tensor | None = None,
-        dstate: Tensor | None = None,
-    ) -> None:
-        """Runs the backward pass of one step; or, with a leading axis K on all tensors, of all steps of a block.
-
-        Args:
-            query: (B, A). context: (B, P), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
-            doutputs: (B, H), one or two gradients of the output, which are added.
-            dweights: (B, S), another gradient of the weights; or None.
-            dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2); without
-                `AttentionInputs.squashes` that of the query alone.
-            dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da);
-                may be left unwritten if `gradients` does not need it.
-            coverage: the coverage of the step; None without coverage, where the rest is not read.
-            dcoverage: (B, S, W), the gradient of the coverage after the step; overwritten by that before it.
-            dstate: (B, P) is written, the gradient of `CoverageStep.state`; None for "sum".
-        """
+    @abstractmethod
+    def backward(self, step: AttentionBackward) -> None:
+        """Runs the backward pass of one step or, without coverage, of all steps of a block."""
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
         """Returns the gradient of the projected values (B, S, H): sum_t weights_t da_t.
@@ -169,6 +177,7 @@ class AttentionKernels(Protocol):
         Args:
             weights: (T, B, S). da: (T, B, P).
         """
+        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
 
     def coverage_gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the coverage's weights over all steps that have run, in the accumulate type.
@@ -176,7 +185,9 @@ class AttentionKernels(Protocol):
         They have the names of the operator's arguments: coverage_key, coverage_shares and, where there are such
         weights, coverage_attention and coverage_recurrent.
         """
+        return {}
 
+    @abstractmethod
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
         """Returns the gradients of keys, score and normalisation over all steps; called once, at the end.
 

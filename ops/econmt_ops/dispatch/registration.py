@@ -38,6 +38,7 @@ _KINDS: dict[Any, str] = {
     bool: "bool",
     str: "str",
     list[bool]: "bool[]",
+    torch.dtype: "ScalarType",
 }
 """Types of torch.library by the annotation of an argument."""
 
@@ -214,8 +215,8 @@ class Operator(Generic[Arguments, Results]):
 
     Args:
         name: Name with namespace; the backward operator's name has the suffix "_backward".
-        arguments: NamedTuple whose fields are tensors (also optional ones and lists), numbers, str or lists of bool.
-            Floating point tensors have gradients.
+        arguments: NamedTuple whose fields are tensors (also optional ones and lists), numbers, str, lists of bool or
+            types of tensors. Floating point tensors have gradients.
         results: NamedTuple of tensors.
         forward: Computes the results from the arguments, and from a flag that is True if a backward pass will follow.
         fake: Returns empty tensors of the shapes and types of the results.

@@ -134,7 +134,7 @@ def _blocks(call: SteppedArguments) -> list[tuple[int, int]]:
     return split_blocks(steps, batch, call.hidden.shape[1], exact, large=call.backend == "triton")
 
 
-class _Walk:
+class _SteppedCall:
     """Call divided into blocks of steps."""
 
     def __init__(self, call: SteppedArguments) -> None:
@@ -182,34 +182,38 @@ def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
 
 
 def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
-    walk, results = _Walk(call), _empty_results(call, keep)
+    stepped, results = _SteppedCall(call), _empty_results(call, keep)
     results.last_h.copy_(call.first[0])
     for target, part in zip(results.last, call.first[1:], strict=True):
         target.copy_(part)
     state = (results.last_h, *results.last.unbind(0))
-    for number in steps_of(range(len(walk.blocks))):
-        begin, end = walk.blocks[number]
+    for number in steps_of(range(len(stepped.blocks))):
+        begin, end = stepped.blocks[number]
         if keep:
             for target, part in zip(results.kept, state[1:], strict=True):
                 target[number] = part
-        reads = walk.read_product(walk.read(begin, end))
+        reads = stepped.read_product(stepped.read(begin, end))
         for step in steps_of(range(end - begin)):
-            arguments = walk.step(begin + step, reads[step], walk.recurrent_product(state[0]), state)
-            walk.run.step_forward_into(arguments, state, results.outputs[begin + step])
+            arguments = stepped.step(begin + step, reads[step], stepped.recurrent_product(state[0]), state)
+            stepped.run.step_forward_into(arguments, state, results.outputs[begin + step])
     return results
 
 
 class _SteppedSums:
     """Gradients that are summed over all blocks."""
 
-    def __init__(self, walk: _Walk) -> None:
-        exact = walk.exact if len(walk.blocks) > 1 else walk.input.dtype
-        self.input, self.hidden = (torch.empty_like(part, dtype=exact) for part in (walk.input, walk.hidden))
-        self.read_bias, self.recurrent_bias = walk.input.new_zeros(2, len(walk.input), dtype=exact).unbind(0)
-        rows = walk.run.rows_of_sums(walk.call.inputs.shape[1])
-        self.extra = [part.new_zeros(rows, part.shape[0]) for part in walk.extra]
-        self.inputs = torch.empty_like(walk.call.inputs, memory_format=torch.contiguous_format)
-        self._to_inputs = Product(walk.input.t(), calls=len(walk.blocks))
+    def __init__(self, stepped: _SteppedCall) -> None:
+        exact = stepped.exact if len(stepped.blocks) > 1 else stepped.input.dtype
+        self.input, self.hidden = (
+            torch.empty_like(part, dtype=exact) for part in (stepped.input, stepped.hidden)
+        )
+        self.read_bias, self.recurrent_bias = stepped.input.new_zeros(
+            2, len(stepped.input), dtype=exact
+        ).unbind(0)
+        rows = stepped.run.rows_of_sums(stepped.call.inputs.shape[1])
+        self.extra = [part.new_zeros(rows, part.shape[0]) for part in stepped.extra]
+        self.inputs = torch.empty_like(stepped.call.inputs, memory_format=torch.contiguous_format)
+        self._to_inputs = Product(stepped.input.t(), calls=len(stepped.blocks))
         self._fresh = True
 
     def add(
@@ -225,10 +229,10 @@ class _SteppedSums:
 
 
 def _states(
-    walk: _Walk, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
+    stepped: _SteppedCall, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
 ) -> Tensor:
     """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H)."""
-    begin, end = walk.blocks[number]
+    begin, end = stepped.blocks[number]
     others = kept.new_empty(end - begin + 1, len(kept), *before.shape[1:])
     others[0] = kept[:, number]
     if not len(kept):
@@ -237,30 +241,30 @@ def _states(
     for step in steps_of(range(end - begin)):
         state = before[step], *others[step].unbind(0)
         after = unseen[0], *others[step + 1].unbind(0)
-        arguments = walk.step(begin + step, reads[step], recurrents[step], state)
-        walk.run.step_forward_into(arguments, after, unseen[1])
+        arguments = stepped.step(begin + step, reads[step], recurrents[step], state)
+        stepped.run.step_forward_into(arguments, after, unseen[1])
     return others
 
 
 def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incoming) -> Gradients:
-    walk = _Walk(call)
-    sums = _SteppedSums(walk)
-    to_h = Product(walk.hidden.t(), calls=walk.steps)
+    stepped = _SteppedCall(call)
+    sums = _SteppedSums(stepped)
+    to_h = Product(stepped.hidden.t(), calls=stepped.steps)
     doutputs, dlast = incoming["outputs"], incoming["last"]
     gradients = incoming["last_h"], *([None] * (len(call.first) - 1) if dlast is None else dlast.unbind(0))
     dstate = tuple(
         torch.zeros_like(part) if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
         for part, gradient in zip(call.first, gradients, strict=True)
     )
-    for number in steps_of(range(len(walk.blocks))[::-1]):
-        begin, end = walk.blocks[number]
-        read, before = walk.read(begin, end), previous(results.outputs, call.first[0], begin, end)
-        reads, recurrents = walk.read_product(read), walk.recurrent_product(before)
-        states = _states(walk, results.kept, number, reads, recurrents, before)
+    for number in steps_of(range(len(stepped.blocks))[::-1]):
+        begin, end = stepped.blocks[number]
+        read, before = stepped.read(begin, end), previous(results.outputs, call.first[0], begin, end)
+        reads, recurrents = stepped.read_product(read), stepped.recurrent_product(before)
+        states = _states(stepped, results.kept, number, reads, recurrents, before)
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
         for step in steps_of(range(end - begin)[::-1]):
-            walk.run.step_backward_into(
-                walk.step(
+            stepped.run.step_backward_into(
+                stepped.step(
                     begin + step, reads[step], recurrents[step], (before[step], *states[step].unbind(0))
                 ),
                 (before[step], *states[step + 1].unbind(0)),

@@ -19,7 +19,7 @@ CHUNK_BYTES = 64 << 20
 """Bytes of each of the two buffers for the logits of a chunk, in the compute type."""
 
 
-def walk_slice(
+def losses_of_slice(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,

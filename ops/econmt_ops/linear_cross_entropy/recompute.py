@@ -114,7 +114,7 @@ def _slices_vocabulary(call: CrossEntropyArguments) -> bool:
     return suits and large and call.backend == "triton" and triton.serves(call.hidden)
 
 
-def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntropySums | None) -> Tensor:
+def _losses(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntropySums | None) -> Tensor:
     """Computes the losses (N,) in the accumulate type, and adds the gradients of their sum to ``sums`` if given.
 
     ``factors`` weights the rows in the gradients: (N,), or a scalar for kernels that slice the vocabulary; None: 1.
@@ -123,8 +123,10 @@ def _walk(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntro
     if call.backend == "triton" and triton.serves(hidden):
         from econmt_ops.linear_cross_entropy import row_chunks, word_slices  # import triton
 
-        walk = word_slices.walk if _slices_vocabulary(call) else row_chunks.walk
-        return walk(call, factors, None if sums is None else sums.take())
+        gradients = None if sums is None else sums.take()
+        if _slices_vocabulary(call):
+            return word_slices.losses_by_slices(call, factors, gradients)
+        return row_chunks.losses_by_chunks(call, factors, gradients)
     kernel = losses_for(hidden, call.backend)
     losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
     to_logits = Product(weight, call.bias, calls=1, like=hidden)
@@ -155,7 +157,7 @@ def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     if call.hidden.dtype == torch.float16 and sums is not None:
         divisor = divisor * _FLOAT16_FACTOR
         factors = counted.new_full(call.targets.shape, _FLOAT16_FACTOR)
-    losses = _walk(call, factors, sums)
+    losses = _losses(call, factors, sums)
     loss = losses if call.reduction == "none" else losses.sum()
     loss = loss / counted if call.reduction == "mean" else loss
     return _results(call, loss, sums, divisor)
@@ -183,7 +185,7 @@ def _backward_by_row(
     call: CrossEntropyArguments, _results: CrossEntropyResults, incoming: Incoming
 ) -> Gradients:
     sums = _CrossEntropySums(call)
-    _walk(call, incoming["loss"], sums)
+    _losses(call, incoming["loss"], sums)
     dhidden, dweight, dbias = sums.results()
     return {"hidden": dhidden, "weight": dweight, "bias": dbias}
 

@@ -119,7 +119,9 @@ class ChunkProducts:
             add_rows(dbias, padded, part.start == 0)
 
 
-def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None) -> Tensor:
+def losses_by_chunks(
+    call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None
+) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:

@@ -77,7 +77,7 @@ class _Slices:
         return even(part.stop - part.start, self._buffer.dtype)
 
     def _kept(self, number: int) -> Tensor:
-        """Returns the memory of a slice whose logits stay: at the end of the gradient, not yet written."""
+        """Returns the memory of a slice whose logits are kept: at the end of the gradient, which is written last."""
         begin = self._spare.numel() - (self.kept - number) * self._size
         return self._spare[begin : begin + self._size]
 
@@ -126,7 +126,9 @@ class _HiddenSum:
         self._result[self._half :] = second
 
 
-def walk(call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None) -> Tensor:
+def losses_by_slices(
+    call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None
+) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
     Args:

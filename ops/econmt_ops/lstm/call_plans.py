@@ -124,7 +124,7 @@ def add_plan(
     inputs: Any,
     layers: Sequence[Any],
 ) -> None:
-    """Remembers how a call runs by the chosen candidate, where a launch of ours or, for `econmt_ops.LSTM`, cuDNN does.
+    """Caches the launch plan of a call that runs as a persistent kernel or in cuDNN.
 
     ``key`` is what `key_of` returned, ``available`` the implementations by name, ``dtype`` the compute type.
     """

@@ -46,9 +46,6 @@ class LSTMArguments(NamedTuple):
         reverse: per direction, True to walk from the last step to the first.
         stash: the level, see `econmt_ops.core.chunks.STASHES`. backend: see `econmt_ops.backends.steps_for`.
         gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
-        products: type of the recurrence's products in a persistent kernel, "bfloat16", "float16" or "float32"; then
-            the lists of first states may be empty for zeros. "": the layer runs step by step.
-        together: for a persistent kernel, see `LayerSettings`.
     """
 
     inputs: Tensor
@@ -62,9 +59,7 @@ class LSTMArguments(NamedTuple):
     reverse: list[bool]
     gate_gradient: Tensor | None
     stash: str
-    backend: str = "triton"
-    products: str = ""
-    together: str = "auto"
+    backend: str
 
 
 class LSTMResults(NamedTuple):
@@ -89,7 +84,7 @@ def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
     inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
     steps, batch = (inputs if call.places is None else call.places).shape[:2]
     accumulate = accumulate_dtype(inputs.dtype)
-    blocks = 0 if call.products else len(split_blocks(steps, batch, hidden, accumulate, stash=call.stash))
+    blocks = len(split_blocks(steps, batch, hidden, accumulate, stash=call.stash))
     cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
     return LSTMResults(

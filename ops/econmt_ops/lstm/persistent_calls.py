@@ -1,35 +1,76 @@
-"""Calls of the layer operator by persistent kernels.
+"""The operator of torch.library for a layer by persistent kernels, for calls that torch.compile or others look into.
 
-Sizes: D directions, B batch, T steps, H hidden. Time is the first axis.
+Sizes: D directions, B batch, T steps, I input size, H hidden. Time is the first axis.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from econmt_ops.dispatch.registration import Gradients, Incoming
-from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results
+import torch
+from torch import Tensor
+
+from econmt_ops.core.chunks import reaches
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.lstm.direction import LSTMResults
 from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
+from econmt_ops.products.repeated import Inputs, UniqueRows
+from econmt_ops.products.stack import StackOptions
 
 
-def _tensors(call: LSTMArguments) -> LayerTensors:
-    layers = zip(call.weights, call.recurrents, call.biases, strict=True)
-    weights = [part.contiguous() for layer in layers for part in layer]
-    state = (torch.stack(call.first_h), torch.stack(call.first_c)) if call.first_h else None
-    return LayerTensors(call.inputs, weights, state, call.lengths, call.places)
+class PersistentArguments(NamedTuple):
+    """Arguments of one layer that runs forwards, backwards, or in both directions into one output.
+
+    Attributes:
+        inputs: (T, B, I); with ``places`` distinct rows (N, I).
+        weights: Input weights (4H, I), recurrent weights (4H, H) and bias (4H,) of each direction.
+        first: h, then c, of each direction before its walk, (B, H) each; empty for zeros.
+        lengths: (B,), or None. places: (T, B), row index of each position; or None.
+        gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
+        reverse, stash, products, together: See `LayerSettings`.
+    """
+
+    inputs: Tensor
+    weights: list[Tensor]
+    first: list[Tensor]
+    lengths: Tensor | None
+    places: Tensor | None
+    gate_gradient: Tensor | None
+    reverse: list[bool]
+    stash: str
+    products: torch.dtype
+    together: str
 
 
-def _plan_of_call(call: LSTMArguments, tensors: LayerTensors, keep: bool) -> LayerPlan:
-    products = getattr(torch, call.products)
-    settings = LayerSettings(call.inputs.dtype, products, call.stash, tuple(call.reverse), call.together)
-    return plan_of(settings, tensors, keep)
+def _empty(call: PersistentArguments, keep: bool) -> LSTMResults:
+    """Allocates the results; tensors that are not kept have no steps."""
+    directions, hidden, space = len(call.reverse), call.weights[1].shape[1], call.inputs.new_empty
+    steps, batch = (call.inputs if call.places is None else call.places).shape[:2]
+    cells, gates = (steps if keep and reaches(call.stash, level) else 0 for level in ("cells", "gates"))
+    return LSTMResults(
+        space(steps, batch, directions * hidden),
+        space(directions, cells, batch, hidden, dtype=torch.float32),
+        space(directions, gates, batch, 4 * hidden),
+        space(directions, batch, hidden),
+        space(directions, batch, hidden, dtype=torch.float32),
+    )
 
 
-def run_forward(call: LSTMArguments, keep: bool) -> LSTMResults:
-    """Runs a call of the layer operator."""
-    tensors = _tensors(call)
-    plan, empty = _plan_of_call(call, tensors, keep), empty_results(call, False)
+def _planned(call: PersistentArguments, keep: bool) -> tuple[LayerPlan, LayerTensors]:
+    weights, directions = [part.contiguous() for part in call.weights], len(call.reverse)
+    state = None
+    if call.first:
+        state = torch.stack(call.first[:directions]), torch.stack(call.first[directions:])
+    tensors = LayerTensors(call.inputs, weights, state, call.lengths, call.places)
+    reverse = tuple(call.reverse)
+    settings = LayerSettings(call.inputs.dtype, call.products, call.stash, reverse, call.together)
+    return plan_of(settings, tensors, keep), tensors
+
+
+def _forward(call: PersistentArguments, keep: bool) -> LSTMResults:
+    (plan, tensors), empty = _planned(call, keep), _empty(call, False)
     results, _ = plan.forward(tensors, empty.outputs)
     gates = empty.gates
     if plan.keeps_sums:
@@ -37,20 +78,55 @@ def run_forward(call: LSTMArguments, keep: bool) -> LSTMResults:
     return results._replace(cells=results.cells if plan.keeps_cells else empty.cells, gates=gates)
 
 
-def run_backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
-    """Returns the gradients of a call of the layer operator by name."""
-    tensors = _tensors(call)
-    plan = _plan_of_call(call, tensors, True)
+def _backward(call: PersistentArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
+    plan, tensors = _planned(call, True)
     needs = True, *[call.gate_gradient is None] * len(tensors.weights)
     dresults = [incoming[name] for name in ("outputs", "last_h", "last_c")]
     results = results._replace(gates=results.gates.flatten(0, 2))
     gradients = plan.backward(tensors, results, dresults, needs)
     return {
         "inputs": gradients.inputs,
-        "weights": gradients.weights[::3],
-        "recurrents": gradients.weights[1::3],
-        "biases": gradients.weights[2::3],
-        "first_h": gradients.first_h,
-        "first_c": gradients.first_c.unbind(0) if call.first_c else [],
+        "weights": gradients.weights,
+        "first": [*gradients.first_h, *gradients.first_c.unbind(0)] if call.first else [],
         "gate_gradient": None if call.gate_gradient is None else gradients.sums.view_as(call.gate_gradient),
     }
+
+
+_layer = RecurrentOperator(
+    "econmt_ops::persistent_lstm_layer",
+    PersistentArguments,
+    LSTMResults,
+    forward=_forward,
+    fake=_empty,
+    backward=_backward,
+    saves=lambda _: (*PersistentArguments._fields, "outputs", "cells", "gates"),
+    constants=lambda call: () if call.gate_gradient is None else ("weights",),
+)
+
+
+def run_layer(
+    inputs: Inputs,
+    weights: list[Tensor],
+    first: Sequence[tuple[Tensor, Tensor]],
+    options: StackOptions,
+    settings: LayerSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs one layer; returns outputs (B, T, D H), and h and c (D, B, H) after each row's last step.
+
+    ``weights`` are those of `PersistentArguments`, ``first`` (h, c) of each direction; empty for zeros.
+    """
+    results = _layer(
+        PersistentArguments(
+            inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
+            weights,
+            [*(h for h, _ in first), *(c for _, c in first)],
+            options.lengths,
+            inputs.places.t() if isinstance(inputs, UniqueRows) else None,
+            options.gate_gradient,
+            list(settings.reverse),
+            settings.stash,
+            settings.products,
+            settings.together,
+        )
+    )
+    return results.outputs.transpose(0, 1), results.last_h, results.last_c

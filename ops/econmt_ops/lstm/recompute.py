@@ -21,7 +21,6 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm import persistent_calls
 from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results
 from econmt_ops.products.low_rank import layers_of_tensors, tensors_of_layers
 from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
@@ -41,8 +40,6 @@ def _directions(call: LSTMArguments) -> list[Direction]:
 
 
 def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
-    if call.products:
-        return persistent_calls.run_forward(call, keep)
     directions, results = _directions(call), empty_results(call, keep)
     outputs = results.outputs.chunk(len(directions), 2)
     for number, (direction, part) in enumerate(zip(directions, outputs, strict=True)):
@@ -58,8 +55,6 @@ def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
 
 
 def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
-    if call.products:
-        return persistent_calls.run_backward(call, results, incoming)
     directions = _directions(call)
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]
@@ -112,18 +107,19 @@ _layer = RecurrentOperator(
 )
 
 
-def run_layer(
+def _run_layer(
     inputs: Inputs,
     weights: Sequence[AnyLSTMWeights],
     first: Sequence[tuple[Tensor, Tensor]],
     options: StackOptions,
     reverse: Sequence[bool],
-    **how: str,
+    stash: str,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
     At padded positions h is 0: a reversed direction with lengths must start from zero, and the last h of a forward
-    direction has to be taken from the outputs. ``how`` are the last arguments of the operator.
+    direction has to be taken from the outputs.
     """
     matrices, recurrents, biases = tensors_of_layers(weights)
     results = _layer(
@@ -138,7 +134,8 @@ def run_layer(
             inputs.places.t() if isinstance(inputs, UniqueRows) else None,
             list(reverse),
             options.gate_gradient,
-            **how,
+            stash,
+            backend,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c
@@ -158,11 +155,12 @@ def lstm(
     # Rows are reversed in memory only if an initial state has to pass the padding before it.
     in_memory = options.reverse and lengths is not None and not options.from_zero
     walks_back = options.reverse and not in_memory
-    how = {"stash": stash, "backend": backend}
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        outputs, last_h, last_c = run_layer(read, [layers[number]], [(h, c)], options, [walks_back], **how)
+        outputs, last_h, last_c = _run_layer(
+            read, [layers[number]], [(h, c)], options, [walks_back], stash, backend
+        )
         if lengths is not None and not walks_back:
             return outputs, (last_of(outputs, h, lengths), last_c[0])
         return outputs, (last_h[0], last_c[0])
@@ -187,8 +185,6 @@ def bidirectional_lstm(
     h = values_of(inputs).new_zeros(batch, hidden)
     zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
     options, layers = StackOptions(lengths), [forward, backward]
-    outputs, last_h, last_c = run_layer(
-        inputs, layers, [zero, zero], options, ways, stash=stash, backend=backend
-    )
+    outputs, last_h, last_c = _run_layer(inputs, layers, [zero, zero], options, ways, stash, backend)
     forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

@@ -18,7 +18,7 @@ from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_ker
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.lstm import recompute
+from econmt_ops.lstm import persistent_calls, recompute
 from econmt_ops.lstm.eager_layer import is_plain, run_layer
 from econmt_ops.lstm.persistent_layer import plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
@@ -47,7 +47,7 @@ def products_type(inputs: Tensor) -> torch.dtype | None:
 
 def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
     """Returns `products_type`, or None if no launch fits the device."""
-    from econmt_ops.backends.triton.partition import plan
+    from econmt_ops.backends.triton.partition import divide
 
     values = values_of(inputs)
     products = products_type(values)
@@ -55,7 +55,7 @@ def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype
         return None
     batch = len(inputs.places if isinstance(inputs, UniqueRows) else inputs)
     limits = limits_of(values.device)
-    fits = (plan(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
+    fits = (divide(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
     return products if all(partition is not None for partition in fits) else None
 
 
@@ -79,15 +79,14 @@ def _run_layer(
         lengths = lengths.to(values_of(inputs).device, non_blocking=True).contiguous()
     weights: list[Any] = [part for layer in layers for part in layer]
     parts = [part for pair in state for part in pair]
+    settings = LayerSettings(values_of(inputs).dtype, products, stash, tuple(reverse), together)
     if isinstance(inputs, Tensor) and options.gate_gradient is None and is_plain([inputs, *weights, *parts]):
-        settings = LayerSettings(inputs.dtype, products, stash, tuple(reverse), together)
         h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
         first = None if h is None or c is None else (h, c)
         keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
         tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
         return run_layer(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
-    how = {"stash": stash, "products": str(products).removeprefix("torch."), "together": together}
-    return recompute.run_layer(inputs, layers, state, options._replace(lengths=lengths), reverse, **how)
+    return persistent_calls.run_layer(inputs, weights, state, options._replace(lengths=lengths), settings)
 
 
 def lstm(

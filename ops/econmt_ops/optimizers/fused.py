@@ -11,10 +11,17 @@ from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings
-from econmt_ops.optimizers.checks import check_clipping, check_settings, checked_parameters
 from econmt_ops.optimizers.loss_scale import LossScale
 from econmt_ops.optimizers.stochastic_rounding import salt_of, update_in_float32
-from econmt_ops.optimizers.updates import Update, adam_tensors, gradient_values, norms_of
+from econmt_ops.optimizers.updates import (
+    Update,
+    adam_tensors,
+    check_clipping,
+    check_settings,
+    checked_parameters,
+    gradient_values,
+    norms_of,
+)
 
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""

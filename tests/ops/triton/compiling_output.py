@@ -26,7 +26,7 @@ from tests.ops.triton.compiling import report
 
 
 def losses(dtype: torch.dtype, vocabulary: int) -> None:
-    """With label smoothing and gradients; rows as `walk` pads them."""
+    """With label smoothing and gradients; rows as `losses_by_chunks` pads them."""
     stride = -(-vocabulary // 64) * 64
     logits, values = torch.zeros(2, stride, dtype=dtype), torch.zeros(2)
     targets = torch.zeros(2, dtype=torch.int64)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt_ops.backends.triton.partition import Partition, plan
+from econmt_ops.backends.triton.partition import Partition, divide
 from econmt_ops.backends.triton.persistent import backward_launch, forward_launch
 from econmt_ops.dispatch.device_limits import H200, DeviceLimits
 from econmt_ops.dispatch.rule import rules_only
@@ -102,7 +102,7 @@ def walk_of(capability: int, name: str) -> Walk | None:
     back, ring, directions = "back" in options, "float16" in options, 2 if "both" in options else 1
     limits = limits_of_card(capability, int(multiprocessors))
     products = torch.float16 if ring else torch.bfloat16
-    found = plan(batch, hidden, products, limits, back=back, directions=directions)
+    found = divide(batch, hidden, products, limits, back=back, directions=directions)
     if found is None:
         return None
     return Walk(found, batch, hidden, directions, back, ring, "resets" in options)

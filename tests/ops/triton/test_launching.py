@@ -163,7 +163,7 @@ def test_estimates_and_hooks_see_every_launch(
     launch(1, [tensor])
     with rules_only("cuda"):
         launch(1, [tensor])
-    monkeypatch.setattr(launching, "_is_watched", lambda hook: True)
+    monkeypatch.setattr(launching, "_has_functions", lambda hook: True)
     launch(1, [tensor])
     assert len(kernel.compiled) == 3
     assert not kernel.remembered

@@ -12,9 +12,8 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import layer_gradients, partition
 from econmt_ops.backends.triton.partition import Partition
-from econmt_ops.lstm import persistent_layer, recompute, reference, triton
+from econmt_ops.lstm import persistent_calls, persistent_layer, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
-from econmt_ops.lstm.direction import LSTMArguments
 from econmt_ops.products.repeated import UniqueRows
 from econmt_ops.products.stack import StackOptions
 from tests.ops.simulated_gpu import simulated_gpu
@@ -200,7 +199,7 @@ def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, t
     """As layers of 1,024 units do; here of two teams, the second with units that are not there."""
     ahead = Partition(16, 16, 4, 32, 132)
     back = Partition(16, rows, 4, 32, 132, 64 // (16 * team), rows > 8, team=team)
-    monkeypatch.setattr(partition, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
+    monkeypatch.setattr(partition, "divide", lambda *_, back, ours=(ahead, back), **__: ours[back])
     hidden = 16 * team + 3
     _check(device, rows + 1, 2, 4, hidden, lengths=[2, 0, *[1] * (rows - 1)], reverse=True, state=True)
 
@@ -240,17 +239,10 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = LSTMArguments(
-        inputs,
-        *([part] for part in (*weights, *state)),
-        lengths,
-        None,
-        [True],
-        None,
-        "cells",
-        products="float32",
+    layer = persistent_calls.PersistentArguments(
+        inputs, [*weights], state, lengths, None, None, [True], "cells", torch.float32, "auto"
     )
-    torch.library.opcheck(recompute._layer.forward, (*layer, True))
+    torch.library.opcheck(persistent_calls._layer.forward, (*layer, True))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])

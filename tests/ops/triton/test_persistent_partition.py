@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from econmt_ops.backends.triton.partition import Partition, candidates, launches_of, plan
+from econmt_ops.backends.triton.partition import Partition, candidates, divide, launches_of
 from econmt_ops.dispatch.device_limits import H200, DeviceLimits, limits_of
 from tests.ops.simulated_gpu import simulated_gpu
 
@@ -37,7 +37,7 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
     )
     for batch, hidden, directions in sizes:
         for products in (torch.bfloat16, torch.float32):
-            found = plan(batch, hidden, products, limits, back=back, directions=directions)
+            found = divide(batch, hidden, products, limits, back=back, directions=directions)
             if found is None:
                 assert hidden >= 250
                 continue
@@ -75,7 +75,7 @@ def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
         ((256, 1024), (16, 128, 8), (16, 128, 8)),
     ):
         for backward, wanted in ((False, ahead), (True, back)):
-            found = plan(batch, hidden, torch.bfloat16, H200, back=backward)
+            found = divide(batch, hidden, torch.bfloat16, H200, back=backward)
             assert found is not None
             assert found[:3] == wanted
 
@@ -92,21 +92,21 @@ def test_groups_share_the_rows_evenly() -> None:
 
 
 def test_what_fits_no_device_is_not_served() -> None:
-    assert plan(64, 1601, torch.bfloat16, H200, back=False) is None
-    assert plan(64, 1024, torch.bfloat16, DEVICES["a seventh of an H200"], back=True) is None
-    assert plan(64, 1024, torch.bfloat16, DEVICES["RTX 3090"], back=False) is None
+    assert divide(64, 1601, torch.bfloat16, H200, back=False) is None
+    assert divide(64, 1024, torch.bfloat16, DEVICES["a seventh of an H200"], back=True) is None
+    assert divide(64, 1024, torch.bfloat16, DEVICES["RTX 3090"], back=False) is None
     assert not list(candidates(2048, torch.bfloat16, H200, back=True))
 
 
 def test_directions_together_or_apart() -> None:
     shared = {"products": torch.bfloat16, "limits": H200, "back": False, "directions": 2}
-    together = plan(64, 512, together=True, **shared)  # type: ignore[arg-type]
-    apart = plan(64, 512, together=False, **shared)  # type: ignore[arg-type]
+    together = divide(64, 512, together=True, **shared)  # type: ignore[arg-type]
+    apart = divide(64, 512, together=False, **shared)  # type: ignore[arg-type]
     assert together is not None
     assert apart is not None
     assert together.launches(2, 64, 512) == 1
     assert apart.launches(2, 64, 512) == 2
-    assert plan(192, 1024, together=True, **shared) is None  # type: ignore[arg-type]
+    assert divide(192, 1024, together=True, **shared) is None  # type: ignore[arg-type]
 
 
 def test_launches_in_turn_where_not_all_rows_fit() -> None:
@@ -125,7 +125,7 @@ def test_the_largest_layers_of_small_cards(multiprocessors: int, largest: int) -
     served = [
         hidden
         for hidden in range(64, 1025, 64)
-        if all(plan(32, hidden, torch.bfloat16, limits, back=back) for back in (False, True))
+        if all(divide(32, hidden, torch.bfloat16, limits, back=back) for back in (False, True))
     ]
     assert max(served) == largest
     assert served == list(range(64, largest + 1, 64))
@@ -134,15 +134,15 @@ def test_the_largest_layers_of_small_cards(multiprocessors: int, largest: int) -
 def test_walks_that_would_take_longer_than_single_steps_are_not_divided() -> None:
     """384 rows of 512 units need a launch for every 32 of them on a card with 34 multiprocessors."""
     limits = RTX_3090._replace(multiprocessors=34)
-    assert plan(32, 512, torch.bfloat16, limits, back=False) is not None
-    assert plan(384, 512, torch.bfloat16, limits, back=False) is None
+    assert divide(32, 512, torch.bfloat16, limits, back=False) is not None
+    assert divide(384, 512, torch.bfloat16, limits, back=False) is None
 
 
 @pytest.mark.parametrize("device", ["RTX 3050", "RTX 4060", "RTX 5070", "A100"])
 def test_two_directions_have_a_partition_where_one_has(device: str) -> None:
     for batch, hidden, back in itertools.product((17, 64, 100, 384), range(32, 800, 96), (False, True)):
         one, both = (
-            plan(batch, hidden, torch.bfloat16, DEVICES[device], back=back, directions=count)
+            divide(batch, hidden, torch.bfloat16, DEVICES[device], back=back, directions=count)
             for count in (1, 2)
         )
         assert one is None or both is not None

@@ -177,7 +177,7 @@ def test_values_and_gradients_of_any_size(name: str, device: str) -> None:
 def test_teams(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = Partition(16, 16, 4, 32, 132)
     back = Partition(16, 8, 4, 32, 132, 2, False, team=2)
-    monkeypatch.setattr(partition, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
+    monkeypatch.setattr(partition, "divide", lambda *_, back, ours=(ahead, back), **__: ours[back])
     case = Case(device, hidden=35)
     CASES[name](case)
     case.check()

@@ -25,13 +25,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(recurrence_gluon, "SPAN", SPAN)
     monkeypatch.setattr(recurrence_gluon, "RADIX", RADIX)
     found: list[int] = []
-    plan = recurrence_gluon.plan
+    grid_of = recurrence_gluon.grid_of
 
-    def planned(like: Tensor) -> recurrence_gluon.TilePlan:
-        found.append(plan(like).tiles)
-        return plan(like)
+    def planned(like: Tensor) -> recurrence_gluon.TileGrid:
+        found.append(grid_of(like).tiles)
+        return grid_of(like)
 
-    monkeypatch.setattr(recurrence_gluon, "plan", planned)
+    monkeypatch.setattr(recurrence_gluon, "grid_of", planned)
     return found
 
 

@@ -14,7 +14,7 @@ from econmt.parallel.pipeline.output import Slice, split_cross_entropy
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels
 from econmt_ops.linear_cross_entropy import rank_slices as kernels
 from econmt_ops.linear_cross_entropy import row_chunks
-from econmt_ops.linear_cross_entropy.rank_slices import walk_slice
+from econmt_ops.linear_cross_entropy.rank_slices import losses_of_slice
 from tests.ops.triton.test_cross_entropy import TOLERANCE, arguments, by_torch, results
 
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -70,7 +70,9 @@ def _shares(given: dict[str, Any], sizes: list[int], smoothing: float, scale: Te
                 torch.empty_like(weight[rows]).fill_(math.nan),
                 None if own_bias is None else torch.empty_like(own_bias).fill_(math.nan),
             )
-            losses = walk_slice(hidden, weight[rows], own_bias, labels, told.rank(rank), scale, gradients)
+            losses = losses_of_slice(
+                hidden, weight[rows], own_bias, labels, told.rank(rank), scale, gradients
+            )
             found.append([losses, *(part for part in gradients if part is not None)])
     return found
 

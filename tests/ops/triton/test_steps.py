@@ -8,6 +8,7 @@ from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.backends.protocol import (
+    AttentionBackward,
     AttentionGradients,
     AttentionInputs,
     AttentionKernels,
@@ -91,7 +92,7 @@ def test_steps_of_attention(kind: str, device: str) -> None:
         dboth, dscores = torch.empty_like(both), torch.empty_like(weights)
         contexts = torch.bmm(weights.transpose(0, 1), projected).transpose(0, 1)
         for step in range(steps):
-            attention.backward(
+            back = AttentionBackward(
                 queries[step],
                 contexts[step],
                 weights[step],
@@ -101,6 +102,7 @@ def test_steps_of_attention(kind: str, device: str) -> None:
                 dboth[step],
                 dscores[step],
             )
+            attention.backward(back)
         dprojected = attention.projected_gradient(weights, dboth[..., size:])
         return [outputs, weights, again, dboth, dscores, dprojected], attention.gradients(queries, dscores)
 

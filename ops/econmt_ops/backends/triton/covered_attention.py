@@ -17,7 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.protocol import AttentionGradients, AttentionInputs, CoverageInputs, CoverageStep
+from econmt_ops.backends.protocol import (
+    AttentionBackward,
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    CoverageInputs,
+    CoverageStep,
+)
 from econmt_ops.backends.triton.attention import AttentionLauncher
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh, tanh_of
@@ -256,8 +263,8 @@ def covered_sum(query, dscores, covered, score, gain, shift, key, before, dkeys,
         tl.store(part, tl.load(part, mask=known, other=0.0) + tl.sum(dk * c[:, None], 0), mask=known)
 
 
-class TritonCoveredAttention:
-    """`econmt_ops.backends.protocol.AttentionKernels` with coverage.
+class TritonCoveredAttention(AttentionKernels):
+    """`AttentionKernels` with coverage.
 
     Args:
         inputs: Keys, values and weights; lengths on their device.
@@ -334,45 +341,32 @@ class TritonCoveredAttention:
         }
         self._sums = {name: zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
 
-    def backward(
-        self,
-        query: Tensor,
-        context: Tensor,
-        weights: Tensor,
-        output: Tensor,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dboth: Tensor,
-        dscores: Tensor,
-        coverage: CoverageStep | None = None,
-        dcoverage: Tensor | None = None,
-        dstate: Tensor | None = None,
-    ) -> None:
+    def backward(self, step: AttentionBackward) -> None:
         """Implements `AttentionKernels.backward`, for one step."""
-        assert coverage is not None
-        assert dcoverage is not None
+        assert step.coverage is not None
+        assert step.dcoverage is not None
         if not self._sums:
             self._begin_sums()
-        sums, (before, after, state) = self._sums, coverage
+        sums, (before, after, state) = self._sums, step.coverage
         coverage_backward[(self._batch,)](
-            before, after, weights, self._shares, self._attention, state, self._recurrent, dweights, self._lengths,
-            dcoverage, sums["dbefore"], sums["dweights"], sums["drecurrents"], sums["coverage_shares"],
-            sums["coverage_attention"], sums["coverage_recurrent"], dstate, self._positions,
-            *map(row_stride, (weights, state, dweights, dstate)), **self._spans,
+            before, after, step.weights, self._shares, self._attention, state, self._recurrent, step.dweights,
+            self._lengths, step.dcoverage, sums["dbefore"], sums["dweights"], sums["drecurrents"],
+            sums["coverage_shares"], sums["coverage_attention"], sums["coverage_recurrent"], step.dstate,
+            self._positions, *map(row_stride, (step.weights, state, step.dweights, step.dstate)), **self._spans,
         )  # fmt: skip
         self._take_keys(before)
-        dquery, dshare = dboth[:, : self._size], dboth[:, self._size :]
+        dquery, dshare = step.dboth[:, : self._size], step.dboth[:, self._size :]
         self._kernels.backward(
-            query, weights, context, output if self._squashes else None, doutputs, sums["dweights"], dquery,
-            dshare if self._squashes else None, dscores,
+            step.query, step.weights, step.context, step.output if self._squashes else None, step.doutputs,
+            sums["dweights"], dquery, dshare if self._squashes else None, step.dscores,
         )  # fmt: skip
         kernels = self._kernels
         covered_sum[self._grid](
-            query, dscores, self._covered, kernels.score, kernels.gain, kernels.shift, self._key, before, sums["keys"],
-            sums["parts"], sums["coverage_key"], sums["dbefore"], self._positions, row_stride(query),
-            row_stride(dscores), FAST=kernels.fast, **self._tiles,
+            step.query, step.dscores, self._covered, kernels.score, kernels.gain, kernels.shift, self._key, before,
+            sums["keys"], sums["parts"], sums["coverage_key"], sums["dbefore"], self._positions,
+            row_stride(step.query), row_stride(step.dscores), FAST=kernels.fast, **self._tiles,
         )  # fmt: skip
-        dcoverage.copy_(sums["dbefore"])
+        step.dcoverage.copy_(sums["dbefore"])
 
     def coverage_gradients(self) -> dict[str, Tensor]:
         """Implements `AttentionKernels.coverage_gradients`."""
@@ -383,10 +377,6 @@ class TritonCoveredAttention:
         if self._kind != "sum":
             found |= {name: self._sums[name].sum(0) for name in ("coverage_attention", "coverage_recurrent")}
         return found
-
-    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Implements `AttentionKernels.projected_gradient`."""
-        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:  # noqa: ARG002 - summed already
         """Implements `AttentionKernels.gradients`."""

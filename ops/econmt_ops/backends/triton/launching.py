@@ -34,7 +34,7 @@ _INTERPRETED = interpreted()
 """True if the kernels of this package run in Triton's interpreter."""
 
 
-def _is_watched(hook: Any) -> bool:
+def _has_functions(hook: Any) -> bool:
     """Returns True if functions are to be called at launches: a list of them, or one in some versions of Triton."""
     return bool(getattr(hook, "calls", hook))
 
@@ -68,8 +68,8 @@ class Launch:
             integers: arguments that are in ``do_not_specialize``, below 2^31.
             divisible: further integers, for multiples of 16 of which Triton compiles kernels of their own.
         """
-        watched = _is_watched(knobs.runtime.launch_enter_hook)
-        if MODE.device is not None or _INTERPRETED or compiles_only() or watched:
+        hooked = _has_functions(knobs.runtime.launch_enter_hook)
+        if MODE.device is not None or _INTERPRETED or compiles_only() or hooked:
             self._kernel[(programs,)](*tensors, *integers, *divisible, **self._constants)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]

@@ -103,7 +103,7 @@ class Partition(NamedTuple):
 
 
 @functools.cache
-def plan(
+def divide(
     batch: int,
     hidden: int,
     products: torch.dtype,
@@ -159,13 +159,13 @@ def partition_of(
     together: str,
     back: bool,
 ) -> Partition:
-    """Returns how a walk is parted: `plan` for a layer that some launch serves.
+    """Returns the division of a layer that at least one launch serves; see `divide`.
 
     ``together``: "yes" or "no", whether all directions share a launch; "auto": whichever is faster.
     """
     shares = {"yes": True, "no": False, "auto": None}[together]
     limits = limits_of(device)
-    partition = plan(batch, hidden, products, limits, back=back, directions=directions, together=shares)
+    partition = divide(batch, hidden, products, limits, back=back, directions=directions, together=shares)
     assert partition is not None, "a layer that no launch can serve"
     return partition
 

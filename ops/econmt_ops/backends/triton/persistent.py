@@ -75,7 +75,7 @@ def _constants(
 
 @functools.cache
 def counters_of(partition: Partition, directions: int, batch: int, hidden: int) -> tuple[int, int]:
-    """Returns how many integers the counters of a walk take: of groups of rows, and in all.
+    """Returns the number of counters of a walk, an integer each: those of groups of rows, and all of them.
 
     There is a counter for each direction and group of rows, and one for each team of those.
     """

@@ -327,7 +327,7 @@ RADIX = 8
 """Tiles of a group, and groups of a block."""
 
 
-class TilePlan(NamedTuple):
+class TileGrid(NamedTuple):
     """Division of a call into programs.
 
     Attributes:
@@ -375,19 +375,19 @@ def serves(*tensors: Tensor) -> bool:
     )
 
 
-def plan(like: Tensor) -> TilePlan:
+def grid_of(like: Tensor) -> TileGrid:
     """Divides (B, T, H) into programs."""
     rows, steps, hidden = like.shape
     units = _LINE // like.dtype.itemsize
     most = SPAN if limits_of(like.device).shared >= _LARGE else SPAN // 2
     span = max(_UNROLL.value, min(most, triton.next_power_of_2(-(-steps // WARPS))))
-    return TilePlan(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
+    return TileGrid(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
 
 
 def forward(call: RecurrenceArguments) -> Tensor:
     """Returns the outputs; see `recurrence.forward`."""
     decay, inputs, initial = call.decay, call.inputs, call.initial
-    cut = plan(inputs)
+    cut = grid_of(inputs)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     scan_forward[(cut.lines * cut.tiles,)](
         decay, inputs, None if initial is None else initial.contiguous(), call.lengths, outputs, cut.words(inputs),
@@ -400,7 +400,7 @@ def forward(call: RecurrenceArguments) -> Tensor:
 def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial, from the outputs in place of the inputs."""
     decay, outputs, initial = call.decay, call.inputs, call.initial
-    cut = plan(decay)
+    cut = grid_of(decay)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
     dinitial = decay.new_empty(decay.shape[0], decay.shape[2], dtype=torch.float32)
     scan_backward[(cut.lines * cut.tiles,)](

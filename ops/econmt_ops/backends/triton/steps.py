@@ -12,6 +12,7 @@ from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.backends.protocol import (
+    AttentionBackward,
     AttentionGradients,
     AttentionInputs,
     AttentionKernels,
@@ -28,8 +29,8 @@ def _rows(block: Tensor) -> Tensor:
     return block.reshape(-1, block.shape[-1])
 
 
-class TritonAttention:
-    """`econmt_ops.backends.protocol.AttentionKernels` by `econmt_ops.backends.triton.attention`.
+class TritonAttention(AttentionKernels):
+    """`AttentionKernels` by `econmt_ops.backends.triton.attention`.
 
     Args:
         inputs: keys, values and weights; lengths on their device.
@@ -57,44 +58,21 @@ class TritonAttention:
         self._kernels.forward(_rows(queries), None, _rows(weights))
         return weights
 
-    def backward(
-        self,
-        query: Tensor,
-        context: Tensor,
-        weights: Tensor,
-        output: Tensor,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dboth: Tensor,
-        dscores: Tensor,
-        coverage: CoverageStep | None = None,
-        dcoverage: Tensor | None = None,
-        dstate: Tensor | None = None,
-    ) -> None:
+    def backward(self, step: AttentionBackward) -> None:
         """Implements `AttentionKernels.backward`; a block in one launch."""
-        assert coverage is None
-        assert dcoverage is None
-        assert dstate is None
-        dboth = _rows(dboth)
+        assert step.coverage is None
+        dboth = _rows(step.dboth)
         self._kernels.backward(
-            _rows(query),
-            _rows(weights),
-            _rows(context),
-            _rows(output) if self._squashes else None,
-            [_rows(part) for part in doutputs],
-            None if dweights is None else _rows(dweights),
+            _rows(step.query),
+            _rows(step.weights),
+            _rows(step.context),
+            _rows(step.output) if self._squashes else None,
+            [_rows(part) for part in step.doutputs],
+            None if step.dweights is None else _rows(step.dweights),
             dboth[:, : self._size],
             dboth[:, self._size :] if self._squashes else None,
-            _rows(dscores),
+            _rows(step.dscores),
         )
-
-    def coverage_gradients(self) -> dict[str, Tensor]:
-        """Implements `AttentionKernels.coverage_gradients`; there is none."""
-        return {}
-
-    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Implements `AttentionKernels.projected_gradient`."""
-        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
         """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
