@@ -330,7 +330,7 @@ class TrainedModel:
         limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
         if long_lines not in ("cut", "skip", None):
             raise InputError(f"long_lines {long_lines!r}: expected cut or skip")
-        options = self.search_options(search)
+        options = self._options(search, language_model)
         if language_model is not None and search.get("lm_weight") is None:
             options = options.changed(lm_weight=LM_WEIGHT)
         options = options.changed(
@@ -406,6 +406,10 @@ class TrainedModel:
 
             options = model.search_options({"beam_size": 10, "length_penalty_alpha": 0.8})
         """
+        return self._options(search, None)
+
+    def _options(self, search: Mapping[str, Any], language_model: Path | str | None) -> SearchOptions:
+        """Returns the options of a search, which may have a language model; see :meth:`search_options`."""
         if not isinstance(search, Mapping):
             raise InputError(f"search {search!r}: expected options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in search.items() if value is not None}
@@ -418,7 +422,8 @@ class TrainedModel:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        _refuse_idle({**changes, "sample": options.sample, "top_k": top_k}, options)
+        given = {**changes, "sample": options.sample, "top_k": top_k, "language_model": language_model}
+        _refuse_idle(given, options)
         return options
 
 

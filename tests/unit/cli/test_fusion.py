@@ -119,7 +119,7 @@ def test_what_is_refused(
         assert (told.code, told.out) == (2, "")
         assert wanted in told.err
         assert told.err.count("\n") == 1
-    with pytest.raises(InputError, match="lm_weight needs a language model"):
+    with pytest.raises(InputError, match="lm_weight has no effect without language_model"):
         econmt.load(word_model, device="cpu").translate(["a"], lm_weight=0.5)
     monkeypatch.setattr(TrainedModel, "_shortlists", lambda *_: object())
     with pytest.raises(InputError, match="language_model cannot be combined with restrict_lexicon"):
