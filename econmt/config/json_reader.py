@@ -17,7 +17,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufe
 
 
 class Record(BaseModel):
-    """Base class of the schema of such a file: checks types strictly, ignores unknown keys of later versions."""
+    """Base class of the schema of a JSON file: checks types strictly, ignores unknown keys of later versions."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
