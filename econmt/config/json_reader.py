@@ -77,6 +77,10 @@ def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = Fal
 def read_json(kind: type[SectionType], path: Path, advice: str) -> SectionType:
     """Reads a JSON file and validates it against ``kind``.
 
+    Args:
+        kind: class of the content, for example a subclass of :class:`Record`.
+        path: the file. advice: what errors tell the user to do.
+
     Raises:
         InputError: if it is unreadable or invalid; one line with the file, the key and ``advice``.
         FileNotFoundError: if there is no such file.
