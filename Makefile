@@ -78,7 +78,8 @@ docs: reference $(state)/documented
 	@echo "open build/docs/index.html"
 
 clean:
-	rm -rf .venv build dist econmt.egg-info ops/build */*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis ops/econmt_ops/backends/c/*.so
+	rm -rf .venv build dist econmt.egg-info */build */*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	  ops/econmt_ops/backends/c/*.so runtime/econmt_runtime/*.so
 
 # What installing reads, the C library's sources among it: an edit of them builds it again.
 sources := pyproject.toml setup.py ops/setup.py $(wildcard ops/econmt_ops/backends/c/*.[ch])

@@ -17,6 +17,7 @@ include_patterns = [
     "docs/**.md",
     "ops/**.md",
     "memory/**.md",
+    "runtime/README.md",
     "scripts/bench/compare/README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
+
+_PACKAGES = os.path.join(__path__[0], "_packages")  # noqa: PTH118  importing econmt takes no time
+if os.path.isdir(_PACKAGES) and _PACKAGES not in sys.path:  # noqa: PTH112
+    # econmt.pth names the folder, too, but is not read in folders of PYTHONPATH.
+    sys.path.append(_PACKAGES)
 
 __version__ = "0.1.0"
 __all__ = [

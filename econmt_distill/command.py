@@ -9,24 +9,30 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
-from econmt import errors
-from econmt.checkpoint.hub import FILES, FOREIGN_FILES, local_model
-from econmt.config import limits
-from econmt.config.json_reader import json_text
-from econmt.data.files import notice
-from econmt.errors import InputError, printable
-from econmt.options.option_groups import argument, option, recipe_option
-from econmt.options.shared_options import DataDirOption, OverridesArgument, refuse_idle
-from econmt.training.interrupts import Interrupted
+from econmt.api import InputError, limits
+from econmt.api.checked_json import json_text
+from econmt.api.commands import (
+    DataDirOption,
+    Interrupted,
+    OverridesArgument,
+    argument,
+    is_quiet,
+    notice,
+    option,
+    print_table,
+    printable,
+    recipe_option,
+    refuse_idle,
+    table_console,
+)
+from econmt.api.saved_model import local_model
 from econmt_distill.measuring import DistillationResults
 from econmt_distill.stages import Distillation, Distilled
 from econmt_distill.stages import distill as run
 from econmt_distill.student import StudentChoice
-from econmt_distill.teachers import TeacherChoice
-from econmt_memory.report.layout import print_table, table_console
+from econmt_distill.teachers import DOWNLOADED, TeacherChoice
 
 
 @dataclass(frozen=True)
@@ -169,9 +175,9 @@ def distill(
         text.data_dir,
     )
     try:
-        distilled = run(wanted, Console(stderr=True, highlight=False, quiet=errors.quiet))
+        distilled = run(wanted, quiet=is_quiet())
     except Interrupted as interrupted:
-        errors.talk(f"econmt: {printable(interrupted)}")
+        print(f"econmt: {interrupted}", file=sys.stderr)
         raise typer.Exit(interrupted.exit_code) from interrupted
     except KeyboardInterrupt:
         notice(f"stopped; run the same command to go on in {student.output}")
@@ -181,7 +187,7 @@ def distill(
     else:
         print_table(table_console(), results_table(distilled.results))
     sys.stdout.flush()
-    if not errors.quiet:
+    if not is_quiet():
         _print_commands(distilled)
 
 
@@ -209,7 +215,7 @@ def _teacher(
         return TeacherChoice(command=teaching.command)
     assert folder is not None
     choice = TeacherChoice(
-        local_model(folder, [*FILES, *FOREIGN_FILES]),
+        local_model(folder, DOWNLOADED),
         None,
         teaching.beam_size,
         1,
@@ -255,4 +261,4 @@ def _print_commands(distilled: Distilled) -> None:
         f"  econmt translate -m {int8} --restrict-lexicon {lexicon}",
         f"  econmt serve -m {int8}",
     ):
-        errors.talk(printable(line))
+        print(printable(line), file=sys.stderr)

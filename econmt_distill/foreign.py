@@ -16,9 +16,8 @@ from typing import Any
 import sentencepiece
 import torch
 
-from econmt.decoding.batches import batches_by_length
-from econmt.engine.devices import resolve_device
-from econmt.errors import EconmtError, InputError
+from econmt.api import EconmtError, InputError, resolve_device
+from econmt.api.translation import batches_by_length
 from econmt_distill.teachers import DEFAULT_BEAM, GPU_BATCH, Done, TeacherChoice
 
 LONGEST = 500

@@ -7,13 +7,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from econmt.checkpoint.tensor_files import write_text
-from econmt.config.json_reader import Record, json_text, read_json
-from econmt.data.fingerprints import describe, is_as_described
+from econmt.api.checked_json import Record, json_text, read_json
+from econmt.api.files import describe, is_as_described, write_atomically
 
 
 class InputFile(Record):
-    """File that was read: its path and its description by :mod:`econmt.data.fingerprints`."""
+    """File that was read: its path and its description by :func:`econmt.api.files.describe`."""
 
     path: str
     size: int
@@ -88,6 +87,6 @@ def read_inputs(path: Path, remove: Path) -> StageInputs | None:
         return None
 
 
-def write_inputs(path: Path, inputs: StageInputs) -> None:
-    """Writes the inputs to a file."""
-    write_text(path, json_text(inputs.model_dump(), indent=1) + "\n")
+def write_record(path: Path, record: Record) -> None:
+    """Writes inputs, or results that contain them, to a file."""
+    write_atomically(path, f"{json_text(record.model_dump(), indent=1)}\n".encode())

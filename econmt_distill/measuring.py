@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.tensor_files import write_text
-from econmt.config.json_reader import Record, json_text, read_json
-from econmt.config.recipe import Recipe
-from econmt.data.batching.store import open_prepared, store_folder
-from econmt.evaluation.metrics import bleu, recipe_tokenizer
-from econmt_distill.inputs import StageInputs, differences, take_inputs
+from econmt.api import SavedModel, Score, evaluate
+from econmt.api.checked_json import Record, read_json
+from econmt.api.files import read_lines
+from econmt.api.recipes import Recipe, held_out_text, recipe_tokenizer
+from econmt_distill.inputs import StageInputs, differences, take_inputs, write_record
 from econmt_distill.packing import PackedStudent
 from econmt_distill.shards import Shards
-from econmt_distill.teachers import TeacherChoice, model_files
+from econmt_distill.teachers import TeacherChoice
 from econmt_distill.timing import timed
 
 SAMPLE = 200
@@ -66,31 +64,30 @@ def measure(
         teacher: The teacher. recipe: The student's recipe. packed: The student's forms.
         say: Called with the current activity.
     """
-    path, store = output / "results.json", store_folder(recipe)
-    split: Literal["test", "valid"] = "valid" if recipe.data.test is None else "test"
-    source, target = (store / f"{split}.{side}.txt" for side in ("source", "target"))
-    student = ModelFolder(recipe.output)
+    path, text, student = output / "results.json", held_out_text(recipe), SavedModel(recipe.output)
     teacher = replace(teacher, nbest_size=1)
     try:
         before = read_json(DistillationResults, path, f"delete {path} and run the command again")
     except FileNotFoundError:
         before = None
     files = {
-        "source": source,
-        "target": target,
+        "source": text.source,
+        "target": text.target,
         **teacher.files,
-        "student": student.best,
+        "student": student.parameters,
         "lexicon": packed.lexicon,
     }
     inputs = take_inputs(teacher.settings, files, None if before is None else before.inputs)
     if before is not None and not differences(before.inputs, inputs):
         return before
-    shards = Shards(output / "test", teacher, source, None, replace=True)
-    shards.translate(lambda text: say(f"the teacher on the {split} text: {text}"))
-    text = open_prepared(store)
-    lines, references = text.test_text[:2] if split == "test" else text.valid_text[:2]
-    tokenizer = recipe_tokenizer(recipe).name
-    score = bleu([best[0] for _, best in shards], references, tokenizer)
+    shards = Shards(output / "test", teacher, text.source, None, replace=True)
+    shards.translate(lambda doing: say(f"the teacher on the {text.kind} text: {doing}"))
+    lines, references = list(read_lines(text.source)), list(read_lines(text.target))
+
+    def bleu(translations: Sequence[str]) -> Score:
+        return evaluate(translations, references, ["bleu"], tokenize=recipe_tokenizer(recipe).name)["bleu"]
+
+    score = bleu([best[0] for _, best in shards])
     sample = lines[:: max(1, len(lines) // SAMPLE)]
     say(f"timing {teacher.name} on one core with {len(sample):,} lines")
     speed = timed(teacher, sample).words_per_second
@@ -98,34 +95,33 @@ def measure(
     models = [
         MeasuredModel(name=teacher.name, form="teacher", bleu=score.value, bytes=size, words_per_second=speed)
     ]
-    trained = TeacherChoice(folder=student.path, precision="float32")
+    trained = TeacherChoice(folder=student.folder, precision="float32")
     runtime = [path for path in packed.runtime.rglob("*") if path.is_file()]
     forms: list[tuple[str, TeacherChoice | Path, Path, Iterable[Path]]] = [
-        ("student", trained, student.path, model_files(student.path)),
+        ("student", trained, student.folder, student.files),
         ("student, 8 bits", packed.runtime, packed.runtime, runtime),
     ]
     for form, model, folder, needed in forms:
         say(f"timing {folder} on one core with {len(lines):,} lines")
         result = timed(model, lines)
-        quality = bleu(result.texts, references, tokenizer).value
         models.append(
             MeasuredModel(
                 name=str(folder),
                 form=form,
-                bleu=quality,
+                bleu=bleu(result.texts).value,
                 bytes=total_bytes(needed),
                 words_per_second=result.words_per_second,
             )
         )
     results = DistillationResults(
-        text=str(recipe.data.test or recipe.data.valid),
-        corpus="test" if split == "test" else "validation",
+        text=text.prefix,
+        corpus=text.kind,
         sentences=len(lines),
         signature=score.signature,
         models=models,
         inputs=inputs,
     )
-    write_text(path, json_text(results.model_dump(), indent=1) + "\n")
+    write_record(path, results)
     return results
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import NamedTuple
 
-from econmt.evaluation.metrics import sentence_bleu
-from econmt.parallel.orphans import end_with_parent
+from sacrebleu.metrics.bleu import BLEU
 
 _FEW = 16
 """Chunks that take less time than starting processes."""
@@ -32,7 +32,7 @@ def nearest(lists: Sequence[Sequence[str]], references: Sequence[str], tokenizer
         lists: translations of each sentence. references: reference of each.
         tokenizer: sacreBLEU's name of the tokenizer.
     """
-    metric = sentence_bleu(tokenizer)
+    metric = BLEU(effective_order=True, tokenize=tokenizer)
     chosen = []
     for texts, reference in zip(lists, references, strict=True):
         scores = (
@@ -60,8 +60,7 @@ def choose(
             yield chunk, _chosen(chunk, tokenizer)
         return
     waiting: deque[tuple[Candidates, Future[list[int]]]] = deque()
-    parent = str(os.getpid())
-    with ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent, (parent,)) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), _end_with_parent) as pool:
         for chunk in chain(head, stream):
             waiting.append((chunk, pool.submit(_chosen, chunk, tokenizer)))
             if len(waiting) > 2 * processes:
@@ -69,6 +68,18 @@ def choose(
                 yield first, future.result()
         for first, future in waiting:
             yield first, future.result()
+
+
+def _end_with_parent() -> None:
+    """Makes a process end with the one that started it, even if that is killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _chosen(chunk: Candidates, tokenizer: str) -> list[int]:

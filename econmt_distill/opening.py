@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from econmt.api import load
-from econmt.api.language_model import refuse_language_model
-from econmt.data.files import notice
-from econmt.errors import InputError
+from econmt.api import InputError, load
+from econmt.api.commands import notice
 from econmt_distill.foreign import CTranslate2Teacher, TransformersTeacher
 from econmt_distill.programs import ProgramTeacher
 from econmt_distill.teachers import GPU_BATCH, Done, Teacher, TeacherChoice
@@ -34,7 +32,6 @@ class ModelTeacher:
         model = load(
             choice.folder, device=choice.device, precision=choice.precision, threads=choice.threads or "auto"
         )
-        refuse_language_model(model, choice.folder)
         if model.vocabularies.factors:
             raise InputError(f"{choice.folder}: needs source factors, which a text to distil does not have")
         self._doubts: list[str] = []

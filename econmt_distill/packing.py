@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.checkpoint.folder import ModelFolder
-from econmt.config.recipe import Recipe
-from econmt.data.text.corpus import find_corpus
-from econmt.export.lexicon import make_lexicon
-from econmt.export.quantize import quantize_model
-from econmt.export.runtime import export_runtime
-from econmt_distill.inputs import differences, read_inputs, take_inputs, write_inputs
+from econmt.api import SavedModel
+from econmt.api.export import export_runtime, make_lexicon, quantize_model
+from econmt.api.recipes import Recipe, find_corpus
+from econmt_distill.inputs import differences, read_inputs, take_inputs, write_record
 
 
 class PackedStudent(NamedTuple):
@@ -48,9 +45,9 @@ def pack(
         InputError: The runtime does not support the student, or a file cannot be written.
     """
     packed = PackedStudent(output / "lexicon", output / "int8", output / "runtime")
-    folder, record = ModelFolder(recipe.output), output / "packed.json"
+    student, record = SavedModel(recipe.output), output / "packed.json"
     recorded = read_inputs(record, record)
-    inputs = take_inputs({"--shortlist": str(shortlist)}, {"student": folder.best}, recorded)
+    inputs = take_inputs({"--shortlist": str(shortlist)}, {"student": student.parameters}, recorded)
     if recorded is not None and not differences(recorded, inputs) and all(path.exists() for path in packed):
         return packed
     record.unlink(missing_ok=True)  # from here on the forms are incomplete
@@ -60,15 +57,10 @@ def pack(
     data = recipe.pairs
     corpora = [find_corpus(prefix, data.source, data.target, search, progress=False) for prefix in data.train]
     make_lexicon(
-        folder.path,
-        packed.lexicon,
-        data,
-        corpora,
-        top_k=shortlist,
-        say=lambda text: say(f"lexicon: {text}"),
+        student.folder, packed.lexicon, corpora, top_k=shortlist, say=lambda text: say(f"lexicon: {text}")
     )
-    quantize_model(folder.path, packed.int8, say=say)
+    quantize_model(student.folder, packed.int8, say=say)
     say(f"writing {packed.runtime}")
     export_runtime(packed.int8, packed.runtime, "int8", packed.lexicon)
-    write_inputs(record, inputs)
+    write_record(record, inputs)
     return packed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from econmt.data.text.corpus import decode_line
-from econmt.errors import InputError
-from econmt.parallel.user_programs import ProgramError, UserProgram, program_words, start_program
+from econmt.api import InputError
+from econmt.api.files import decode_line
+from econmt.api.programs import ProgramError, UserProgram, program_words, start_program
 from econmt_distill.teachers import Done
 
 

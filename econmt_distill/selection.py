@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.checkpoint.tensor_files import write_text
-from econmt.config.json_reader import Record, read_json
-from econmt.data.files import whole_folder, writing
-from econmt.data.text.corpus import read_lines
-from econmt.errors import InputError
-from econmt.evaluation.metrics import tokenizer_of
-from econmt_distill.inputs import StageInputs, differences, read_inputs, take_inputs, write_inputs
+from econmt.api import InputError
+from econmt.api.checked_json import Record, read_json
+from econmt.api.files import read_lines, whole_folder
+from econmt.api.recipes import tokenizer_of
+from econmt_distill.inputs import StageInputs, differences, read_inputs, take_inputs, write_record
 from econmt_distill.nearest import Candidates, choose
 from econmt_distill.shards import INPUTS_FILE, Shards
 
@@ -91,10 +88,10 @@ def make_text(
             f"--output, or delete {student} to train again"
         )
     if recorded is None or differences(recorded, inputs):
-        with writing(folder), whole_folder(folder) as partial:
+        with whole_folder(folder) as partial:
             statistics = _write(partial / _PREFIX, shards, languages, references, processes, say)
-            write_text(partial / _STATISTICS, json.dumps(statistics.model_dump()) + "\n")
-            write_inputs(partial / INPUTS_FILE, inputs)
+            write_record(partial / _STATISTICS, statistics)
+            write_record(partial / INPUTS_FILE, inputs)
     try:
         statistics = read_json(
             TextStatistics, folder / _STATISTICS, f"delete {folder} and run the command again"

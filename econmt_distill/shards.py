@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from econmt.data.files import notice, write_atomically
-from econmt.data.text.corpus import count_lines, read_lines
-from econmt.engine.devices import resolve_device
-from econmt.errors import InputError
-from econmt_distill.inputs import differences, read_inputs, take_inputs, write_inputs
+from econmt.api import InputError, resolve_device
+from econmt.api.commands import notice
+from econmt.api.files import count_lines, read_lines, write_atomically
+from econmt_distill.inputs import differences, read_inputs, take_inputs, write_record
 from econmt_distill.opening import open_teacher
 from econmt_distill.teachers import TeacherChoice
 
@@ -74,7 +73,7 @@ class Shards:
                 f"--output, or delete {folder} to translate again"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_inputs(folder / INPUTS_FILE, inputs)
+        write_record(folder / INPUTS_FILE, inputs)
         self.digest = inputs.digest
         lines = count_lines(source)
         if not lines:

@@ -5,28 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 
-from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.resume import changed_keys
-from econmt.config.recipe import Recipe, find_recipe
-from econmt.data.files import notice, writing
-from econmt.data.progress_bars import seen, status_line
-from econmt.data.text.corpus import count_lines, find_corpus, read_lines, search_path
-from econmt.engine.devices import resolve_device
-from econmt.engine.outside_memory import limit_workspaces, outside_meter
-from econmt.engine.threads import usable_cores
-from econmt.errors import InputError
-from econmt.export.runtime import check_supported
-from econmt.training.initialization import parameters_to_start_from
-from econmt.training.run import check_run, run_recipe
-from econmt_distill.inputs import read_inputs, write_inputs
+from econmt.api import InputError, SavedModel, check_training, train
+from econmt.api.commands import notice, status_line, usable_cores
+from econmt.api.export import check_supported
+from econmt.api.files import count_lines, locked_folder, read_lines
+from econmt.api.recipes import Recipe, find_corpus, find_recipe, search_path
+from econmt_distill.inputs import read_inputs, write_record
 from econmt_distill.measuring import DistillationResults, measure
 from econmt_distill.packing import PackedStudent, pack
 from econmt_distill.selection import MODEL, different_lines, make_text
@@ -72,13 +62,13 @@ class Distilled(NamedTuple):
     recipe: Recipe
 
 
-def distill(wanted: Distillation, console: Console) -> Distilled:
+def distill(wanted: Distillation, *, quiet: bool = False) -> Distilled:
     """Makes a student of a teacher, or goes on where an earlier call with the same inputs was stopped.
 
     Finished shards are not translated again, training resumes, and later stages redo what is missing.
 
     Args:
-        wanted: The inputs. console: Console for the messages of training.
+        wanted: The inputs. quiet: True to print nothing of training.
 
     Raises:
         InputError: An input cannot be used, or differs from that of the work in the folder.
@@ -87,31 +77,29 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
     """
     output, teacher = wanted.output, wanted.teacher
     search = [output.resolve(), *search_path(find_recipe(wanted.student.recipe).parent, wanted.data_dir)]
-    model, trained_on = ModelFolder(output / MODEL), output / TRAINED_ON
+    model, trained_on = SavedModel(output / MODEL), output / TRAINED_ON
     text_folder = (output / TEXT).parent
 
     def recipe_with(ratio: float) -> Recipe:
         suffixes = _suffixes(wanted.source, wanted.target)
-        return wanted.student.load(model.path, TEXT, teacher.recipe, suffixes, ratio)
+        return wanted.student.load(model.folder, TEXT, teacher.recipe, suffixes, ratio)
 
     recipe = recipe_with(1.0)
     _check_early(wanted, recipe, search)
-    if not model.commits():  # later the file may be gone
-        parameters_to_start_from(recipe)
-    _begin_gpu(recipe)
-    with _locked(output):
+    _check_folder(output)
+    with locked_folder(output):
         with status_line() as say:
             shards = Shards(output / TRANSLATIONS, teacher, wanted.source, wanted.shard_lines)
-            if shards.missing() and not model.commits():
+            if shards.missing() and not model.is_begun:
                 # A program may have changed behind the same command.
                 shutil.rmtree(text_folder, ignore_errors=True)
             shards.translate(say)
             _free_gpu()
-            trained = read_inputs(trained_on, trained_on) if model.commits() else None
+            trained = read_inputs(trained_on, trained_on) if model.is_begun else None
             languages = recipe.pairs.source, recipe.pairs.target
             processes = teacher.threads or usable_cores()
             text = make_text(text_folder, shards, languages, wanted.target, trained, processes, say)
-        write_inputs(trained_on, text.inputs)
+        write_record(trained_on, text.inputs)
         recipe = recipe_with(text.statistics.ratio)
         _check_resumable(recipe, model)
         statistics = text.statistics
@@ -126,8 +114,8 @@ def distill(wanted: Distillation, console: Console) -> Distilled:
                     f"the reference itself is learnt for {kept:,} line{'s' * (kept > 1)}, longer than data.max_length "
                     "of the teacher or without a translation"
                 )
-        notice(f"training the student in {model.path}")
-        run_recipe(recipe, search, console=console)
+        notice(f"training the student in {model.folder}")
+        train(recipe, search=search, quiet=quiet)
         with status_line() as say:
             packed = pack(output, recipe, search, wanted.shortlist, say)
             results = measure(output, teacher, recipe, packed, say)
@@ -161,18 +149,10 @@ def _check_early(wanted: Distillation, recipe: Recipe, search: Sequence[Path]) -
             raise InputError(
                 f"{prefix}: the student's recipe names the distilled text so; give {Path(prefix).absolute()}"
             )
-    check_run(recipe)
     check_supported(recipe, Path(recipe.output))
+    check_training(recipe)
     for prefix in (*data.train[1:], data.valid, *filter(None, [data.test])):
-        find_corpus(prefix, data.source, data.target, search, progress=seen())
-
-
-def _begin_gpu(recipe: Recipe) -> None:
-    """Prepares a GPU as a training command does, before the teacher uses it."""
-    device = resolve_device(recipe.training.device)
-    if device.type == "cuda":
-        limit_workspaces(recipe.training.precision)
-        outside_meter(device)
+        find_corpus(prefix, data.source, data.target, search, progress=True)
 
 
 def _free_gpu() -> None:
@@ -182,12 +162,12 @@ def _free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
-def _check_resumable(recipe: Recipe, model: ModelFolder) -> None:
+def _check_resumable(recipe: Recipe, model: SavedModel) -> None:
     """Raises InputError if the student's training has begun with another recipe."""
-    if model.commits() and (changes := changed_keys(recipe, model)):
+    if model.is_begun and (changes := model.changed_keys(recipe)):
         raise InputError(
-            f"{model.path}: is trained with another recipe: {'; '.join(changes)}; give the same, another --output, or "
-            f"delete {model.path} to train again"
+            f"{model.folder}: is trained with another recipe: {'; '.join(changes)}; give the same, another --output, "
+            f"or delete {model.folder} to train again"
         )
 
 
@@ -198,15 +178,10 @@ def _suffixes(source: Path, target: Path | None) -> dict[str, str]:
     return {key: name.rpartition(".")[2] for key, name in names.items() if "." in name}
 
 
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Creates the folder and locks it against a second process."""
+def _check_folder(output: Path) -> None:
+    """Raises InputError if a folder holds files, but no distillation."""
     held = (
         [] if not output.is_dir() else sorted(path.name for path in output.iterdir() if path.name != ".lock")
     )
     if held and not {TRANSLATIONS, TRAINED_ON}.intersection(held):
         raise InputError(f"{output}: holds {held[0]} and no distillation; give another --output")
-    with writing(output):
-        output.mkdir(parents=True, exist_ok=True)
-    with ModelFolder(output).locked():
-        yield

@@ -7,19 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from econmt.config import limits
-from econmt.config.recipe import Recipe, find_recipe, load_recipe, read_recipe, shipped_recipes
-from econmt.config.yaml_reader import leaves
-from econmt.errors import InputError
+from econmt.api import InputError, limits
+from econmt.api.recipes import Recipe, find_recipe, load_recipe, read_recipe, shipped_recipes
 
 LONGEST_RATIO = 3.0
 """Factor by which a pair's ratio of lengths may differ from that of the whole text."""
-_FILTERS = {
-    "data.empty_lines": "skip",
-    "data.filters.identical": "drop",
-    "data.filters.duplicates": "pairs",
-    "data.filters.max_repeats": 3,
-}
+_FILTERS = {"identical": "drop", "duplicates": "pairs", "max_repeats": 3}
 
 
 @dataclass(frozen=True)
@@ -91,11 +84,14 @@ class StudentChoice:
             self._check_known({*given, *fixed, *(f"data.{key}" for key in known)})
             if self.recipe in shipped_recipes():
                 known["test"] = None  # another text of other languages
-        recipe_keys = {key for key, _ in leaves(plain, changed_only=True)}
         longest = min(round(LONGEST_RATIO * max(ratio, 1 / max(ratio, 1e-3)), 1), limits.OUTPUT_FACTOR)
-        filters = {**_FILTERS, "data.filters.max_length_ratio": longest}
+        chosen = plain.pairs.model_dump(exclude_defaults=True)
+        if "empty_lines" not in chosen:
+            known["empty_lines"] = "skip"
+        for key, value in {**_FILTERS, "max_length_ratio": longest}.items():
+            if key not in chosen.get("filters", {}):
+                known[f"filters.{key}"] = value
         defaults = {f"data.{key}": value for key, value in known.items()}
-        defaults |= {key: value for key, value in filters.items() if key not in recipe_keys}
         changes = {key: value for key, value in defaults.items() if key not in given} | fixed
         written = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()]
         return load_recipe(self.recipe, [*written, *self.overrides])

@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from econmt.checkpoint.checkpoints import parameter_file
-from econmt.checkpoint.folder import ModelFolder
-from econmt.config.recipe import Recipe
-from econmt.data.text.subwords import load_vocabularies, vocabulary_files
-from econmt.errors import InputError
-from econmt.export.model_folder import recipe_of
+from econmt.api import InputError, SavedModel
+from econmt.api.recipes import Recipe
+from econmt.api.saved_model import FILES
 
 Done = Callable[[int], object]
 """Function that is called with the number of lines translated since the last call."""
@@ -52,12 +49,8 @@ _KINDS: dict[str, Literal["econmt", "transformers", "ctranslate2"]] = {
 }
 """Kinds of models by a file that their folders have."""
 _MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".spm", ".model", ".txt")
-
-
-def model_files(folder: Path) -> list[Path]:
-    """Returns the files of a model folder of econmt that translation needs."""
-    made = ModelFolder(folder)
-    return [made.recipe, parameter_file(made, "best"), *vocabulary_files(folder)]
+DOWNLOADED = (*FILES, *(f"*{suffix}" for suffix in _MODEL_SUFFIXES if suffix != ".bin"), "model.bin")
+"""Patterns of the files of a model of any kind that are downloaded from the Hub."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +105,19 @@ class TeacherChoice:
 
     @property
     def recipe(self) -> Recipe | None:
-        """Recipe of a model folder of econmt; None for other teachers."""
-        if self.kind != "econmt":
+        """Recipe of a model folder of econmt; None for other teachers.
+
+        Raises:
+            InputError: The folder holds a language model.
+        """
+        if self.folder is None or self.kind != "econmt":
             return None
-        assert self.folder is not None
-        return recipe_of(ModelFolder(self.folder), "econmt distill")
+        recipe = SavedModel(self.folder).recipe
+        if recipe is not None and recipe.task != "translation":
+            raise InputError(
+                f"{self.folder}: holds a language model; econmt distill takes a translation model"
+            )
+        return recipe
 
     @property
     def files(self) -> dict[str, Path]:
@@ -124,7 +125,7 @@ class TeacherChoice:
         if self.folder is None:
             return {}
         if self.kind == "econmt":
-            paths = model_files(self.folder)
+            paths = SavedModel(self.folder).files
         else:
             paths = [path for path in sorted(self.folder.iterdir()) if path.suffix in _MODEL_SUFFIXES]
         return {f"the teacher's {path.name}": path for path in paths}
@@ -150,7 +151,7 @@ class TeacherChoice:
         if recipe is None:
             return None
         assert self.folder is not None
-        vocabularies, most = load_vocabularies(self.folder), recipe.pairs.max_length
+        vocabularies, most = SavedModel(self.folder).vocabularies, recipe.pairs.max_length
 
         def longer(*pair: str) -> bool:
             # A token has a byte or more, so that short lines need not be cut into tokens.

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import econmt_runtime
-from econmt.errors import EconmtError
-from econmt.parallel.user_programs import ProgramError, start_program
+from econmt.api import EconmtError
+from econmt.api.programs import ProgramError, start_program
 from econmt_distill.opening import open_teacher
 from econmt_distill.teachers import TeacherChoice
 

@@ -21,11 +21,15 @@ PACKAGE_DATA = {
 EXCLUDED_DATA = {"econmt_ops.backends.c": ["*.c", "[!k]*.h"]}
 
 
-def extensions(prefix: str = "") -> list[Extension]:
-    """Returns the C library; ``prefix`` leads from the folder of the running setup.py to this one."""
+def extensions(prefix: str = "", name: str = "econmt_ops.backends.c._kernels") -> list[Extension]:
+    """Returns the C library.
+
+    Args:
+        prefix: Path from the folder of the running setup.py to this one. name: Module that the library is installed as.
+    """
     folder = f"{prefix}econmt_ops/backends/c"
     library = Extension(
-        "econmt_ops.backends.c._kernels",
+        name,
         [f"{folder}/kernels.c"],
         # A source distribution holds them too.
         depends=[f"{prefix}setup.py", *sorted(map(str, Path(folder).glob("*.h")))],
@@ -50,7 +54,12 @@ class BuildKernels(build_ext):
     """Builds the C library with the compiler that Python was built with, or that of the environment variable CC.
 
     Without one the package is whole, only slower.
+
+    Attributes:
+        cost: What is lost without the library, in the words of the warning.
     """
+
+    cost = "training on the CPU will be slower"
 
     def build_extension(self, ext: Extension) -> None:
         """Builds it, or says in one line why not."""
@@ -60,8 +69,8 @@ class BuildKernels(build_ext):
             name = self.distribution.get_name()
             self.warn(str(error))
             self.warn(
-                f"{name} is installed without its C library, so training on the CPU will be slower; to build it, "
-                f"install gcc or set CC, then install {name} again"
+                f"{name} is installed without its C library, so {self.cost}; to build it, install gcc or set CC, then "
+                f"install {name} again"
             )
 
 

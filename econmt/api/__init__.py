@@ -11,7 +11,9 @@ Example::
 
 Invalid arguments raise :class:`econmt.errors.InputError`. Programs around a model find more in the modules of this
 package: :mod:`~econmt.api.requests` reads what clients send, :mod:`~econmt.api.text` has what texts are divided by,
-:mod:`~econmt.api.checked_json` reads and writes JSON, and :mod:`~econmt.api.commands` declares commands.
+:mod:`~econmt.api.checked_json` reads and writes JSON, and :mod:`~econmt.api.commands` declares commands. Programs
+that train and convert models have :mod:`~econmt.api.recipes`, :mod:`~econmt.api.export`, :mod:`~econmt.api.files` and
+:mod:`~econmt.api.programs`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from econmt.errors import EconmtError as EconmtError
 from econmt.errors import InputError as InputError
 
 if TYPE_CHECKING:
+    from econmt.api.interface import Outcome as Outcome
+    from econmt.api.interface import Score as Score
+    from econmt.api.interface import check_training as check_training
     from econmt.api.interface import evaluate as evaluate
     from econmt.api.interface import load as load
     from econmt.api.interface import train as train
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from econmt.api.translation import Translator as Translator
     from econmt.config import limits as limits
     from econmt.engine.devices import is_out_of_memory as is_out_of_memory
+    from econmt.engine.devices import resolve_device as resolve_device
 else:
 
     def __getattr__(name: str) -> object:

@@ -26,17 +26,20 @@ from pathlib import Path
 
 import torch
 
+from econmt import errors
 from econmt.api.interface import load
 from econmt.api.language_model import refuse_language_model
 from econmt.api.saved_model import SavedModel
 from econmt.api.translation import TrainedModel
 from econmt.config import limits as limits
 from econmt.data.files import notice as notice
-from econmt.data.progress_bars import status_line
+from econmt.data.progress_bars import status_line as status_line
 from econmt.data.text.corpus import read_lines as read_lines
 from econmt.engine.devices import give_back_library_pages, resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.engine.threads import crowded, missing_library
+from econmt.engine.threads import usable_cores as usable_cores
+from econmt.errors import printable as printable
 from econmt.options.option_groups import argument as argument
 from econmt.options.option_groups import option as option
 from econmt.options.option_groups import recipe_option as recipe_option
@@ -115,6 +118,11 @@ def precision_for_sentences(models: Sequence[Path], computing: Computing) -> str
 @functools.cache
 def _prefers_int8() -> bool:
     return int8_pays()
+
+
+def is_quiet() -> bool:
+    """Returns True if ``econmt --quiet`` was called, which prints warnings and results only."""
+    return errors.quiet
 
 
 def warn_of_slowness() -> None:

@@ -19,20 +19,25 @@ from econmt.api.translation import Translator as Translator
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import local_model
 from econmt.config import limits as limits
-from econmt.config.recipe import find_recipe, load_recipe, read_recipe
+from econmt.config.recipe import Recipe, find_recipe, load_recipe, read_recipe
 from econmt.data.text.corpus import search_path
 from econmt.engine.devices import is_out_of_memory as is_out_of_memory
-from econmt.engine.devices import resolve_device
+from econmt.engine.devices import resolve_device as resolve_device
+from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.errors import InputError
-from econmt.evaluation.metrics import METRICS, Score, corpus_score, make_metric
-from econmt.training.run import Outcome, run_recipe
+from econmt.evaluation.metrics import METRICS, corpus_score, make_metric
+from econmt.evaluation.metrics import Score as Score
+from econmt.training.initialization import parameters_to_start_from
+from econmt.training.run import Outcome as Outcome
+from econmt.training.run import check_run, run_recipe
 
 
 def train(
-    recipe: Path | str,
+    recipe: Recipe | Path | str,
     overrides: Sequence[str] | Mapping[str, object] = (),
     *,
     data_dir: Path | str | None = None,
+    search: Sequence[Path] | None = None,
     overwrite_output: bool = False,
     resume_with_changes: bool = False,
     verify: bool = False,
@@ -41,9 +46,11 @@ def train(
     """Trains a recipe, or resumes the run in its model folder, like ``econmt train``.
 
     Args:
-        recipe: YAML file, or name of a shipped recipe.
-        overrides: changes to the recipe, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
+        recipe: YAML file, name of a shipped recipe, or a recipe that is loaded already.
+        overrides: changes to the recipe, as ``["training.seed=2"]`` or ``{"training.seed": 2}``; none for a recipe that
+            is loaded already.
         data_dir: folder in which the text is searched, after the folder of the recipe.
+        search: all folders in which the text is searched; None: see :func:`econmt.api.recipes.search_path`.
         overwrite_output: if True, starts a new run even if the model folder holds one.
         resume_with_changes: if True, resumes even if the recipe differs from that of the run.
         verify: if True, reads the text and the prepared data completely to detect changes, instead of a sample.
@@ -61,8 +68,10 @@ def train(
 
         outcome = econmt.train("multi30k", {"training.max_updates": 3000, "output": "runs/short"})
     """
-    if not isinstance(recipe, (str, Path)):
+    if not isinstance(recipe, (str, Path, Recipe)):
         raise InputError(f"recipe {recipe!r}: expected a file or the name of a shipped recipe")
+    if isinstance(recipe, Recipe) and overrides:
+        raise InputError("overrides are for recipes that train reads; give them to load_recipe")
     if data_dir is not None and not isinstance(data_dir, (str, Path)):
         raise InputError(f"data_dir {data_dir!r}: expected a folder")
     if not isinstance(overrides, Mapping) and not is_list_of(overrides, str):
@@ -71,14 +80,45 @@ def train(
         # Overrides are parsed as YAML, of which JSON is a subset.
         values = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in overrides.items()}
         overrides = [f"{key}={value}" for key, value in values.items()]
+    if search is None:
+        beside = None if isinstance(recipe, Recipe) else find_recipe(recipe).parent
+        search = search_path(beside, None if data_dir is None else Path(data_dir))
     return run_recipe(
-        load_recipe(recipe, overrides),
-        search_path(find_recipe(recipe).parent, None if data_dir is None else Path(data_dir)),
+        recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides),
+        search,
         console=Console(stderr=True, highlight=False, quiet=quiet),
         overwrite_output=overwrite_output,
         resume_with_changes=resume_with_changes,
         verify=verify,
     )
+
+
+def check_training(recipe: Recipe) -> None:
+    """Checks everything that training a recipe needs, apart from its text, and prepares the GPU for it.
+
+    A program that works for hours before it trains learns in this way what would stop it then. Call it before other
+    work uses the GPU, whose memory outside of PyTorch is measured from here on.
+
+    Args:
+        recipe: recipe of :func:`econmt.api.recipes.load_recipe`.
+
+    Raises:
+        InputError: if the recipe cannot be trained: a device is missing, or, unless its run has begun, the parameters
+            that it starts from.
+
+    Example::
+
+        recipe = load_recipe("multi30k", ["output=runs/short"])
+        check_training(recipe)
+        train(recipe)
+    """
+    check_run(recipe)
+    if not SavedModel(recipe.output).is_begun:  # later the file may be gone
+        parameters_to_start_from(recipe)
+    device = resolve_device(recipe.training.device)
+    if device.type == "cuda":
+        limit_workspaces(recipe.training.precision)
+        outside_meter(device)
 
 
 def load(

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.hub import local_model
+from econmt.checkpoint.hub import FILES as FILES
+from econmt.checkpoint.hub import local_model as local_model
+from econmt.checkpoint.resume import changed_keys
 from econmt.checkpoint.tensor_files import read_metadata
 from econmt.config.data import Data
 from econmt.config.recipe import Recipe, read_recipe
+from econmt.data.text.subwords import load_vocabularies, vocabulary_files
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.export.model_folder import read_metrics
 
 
@@ -48,6 +52,40 @@ class SavedModel:
         recipe = self.recipe
         data = None if recipe is None else recipe.data
         return (data.source, data.target) if isinstance(data, Data) else None
+
+    @property
+    def vocabularies(self) -> Vocabularies:
+        """Vocabularies, which divide text into tokens as the model does."""
+        return load_vocabularies(self.folder)
+
+    @property
+    def parameters(self) -> Path:
+        """File of the best parameters, which need not exist."""
+        return self._files.best
+
+    @property
+    def files(self) -> list[Path]:
+        """Files that translation needs; raises InputError if there are no parameters."""
+        return [self._files.recipe, parameter_file(self._files, "best"), *vocabulary_files(self.folder)]
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the folder holds checkpoints, from which training resumes."""
+        return bool(self._files.commits())
+
+    def changed_keys(self, recipe: Recipe) -> list[str]:
+        """Compares a recipe with that of the folder's run.
+
+        Args:
+            recipe: recipe with which training could be resumed.
+
+        Returns:
+            The differing keys that matter for resuming, each with both values.
+
+        Raises:
+            InputError: if the folder has no recipe.
+        """
+        return changed_keys(recipe, self._files)
 
     @property
     def size(self) -> int:

@@ -20,6 +20,7 @@ from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary, read_glossary
 from econmt.data.text.subwords import fingerprint
 from econmt.data.text.vocabulary import normalized
+from econmt.decoding.batches import batches_by_length as batches_by_length
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.requests import check_request
 from econmt.decoding.search.beam import SearchOptions

@@ -13,10 +13,6 @@ FILES = ("recipe.yaml", "params.best.safetensors", "subwords*.model", "subwords*
 """Patterns of the files to download: all that translation needs."""
 
 
-FOREIGN_FILES = ("*.json", "*.safetensors", "*.spm", "*.model", "*.txt", "model.bin")
-"""Patterns of the files of translation models of transformers and CTranslate2."""
-
-
 def local_model(name: Path | str, files: Sequence[str] = FILES) -> Path:
     """Returns a model's folder: the given one, or a copy in huggingface_hub's cache of ``hf://OWNER/NAME[@REVISION]``.
 

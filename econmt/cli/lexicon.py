@@ -52,7 +52,7 @@ def lexicon(
     check_not_read(output, [path for corpus in sources for path in corpus.files])
     with status_line() as say:
         learnt = make_lexicon(
-            folder.path, output, data, sources, top_k=top_k, iterations=iterations, pairs=pairs, say=say
+            folder.path, output, sources, top_k=top_k, iterations=iterations, pairs=pairs, say=say
         )
     notice(f"learnt the translations of {learnt.words:,} words from {learnt.pairs:,} pairs")
     print(printable(output))

@@ -17,7 +17,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufe
 
 
 class Record(BaseModel):
-    """Base class of the schema of such a file: checks types strictly, ignores unknown keys of later versions."""
+    """Base class of the schema of a JSON file: checks types strictly, ignores unknown keys of later versions."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -76,6 +76,10 @@ def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = Fal
 
 def read_json(kind: type[SectionType], path: Path, advice: str) -> SectionType:
     """Reads a JSON file and validates it against ``kind``.
+
+    Args:
+        kind: class of the content, for example a subclass of :class:`Record`.
+        path: the file. advice: what errors tell the user to do.
 
     Raises:
         InputError: if it is unreadable or invalid; one line with the file, the key and ``advice``.

@@ -228,7 +228,11 @@ LARGEST_RECIPE = 1_000_000
 
 
 def find_recipe(name: Path | str) -> Path:
-    """Returns the file of a recipe given by path or by shipped name."""
+    """Returns the file of a recipe given by path or by shipped name.
+
+    Raises:
+        InputError: if there is no such file.
+    """
     path, shipped = Path(name), shipped_recipes()
     if path.is_file():
         return path

@@ -112,7 +112,14 @@ def _mode(path: Path) -> int | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name, syncs and renames it; creates its folder if needed; see :func:`writing`."""
+    """Writes a file under a temporary name, syncs and renames it; creates its folder if needed.
+
+    Args:
+        path: file to write or replace. content: its bytes.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as stream:

@@ -21,7 +21,11 @@ _BLOCKS = 256
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Returns the description of a file; reads it completely."""
+    """Returns the description of a file: a dictionary for JSON with size, time and checksums; reads it completely.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
     with _reading(path):
         status = path.stat()
         checksum = text_checksum(path, "sha256", compressed=False)
@@ -59,8 +63,13 @@ def sample(path: Path, key: str) -> str:
 def is_as_described(path: Path, description: Mapping[str, Any], *, verify: bool) -> bool:
     """Returns True if a file still has the described content.
 
-    ``verify`` reads the whole file even if size, time and sample are equal. A file with another time, such as a copy,
-    is always read.
+    Args:
+        path: the file. description: result of :func:`describe`.
+        verify: True reads the whole file even if size, time and sample are equal. A file with another time, such as a
+            copy, is always read.
+
+    Raises:
+        InputError: if it cannot be read.
     """
     checksum = str(description["sha256"])
     with _reading(path):

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.lexicons import write_lexicon
-from econmt.config.data import Data
 from econmt.data.text.corpus import Corpus, read_pairs
 from econmt.data.text.lexicon import learn_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies, sample_pairs
 from econmt.errors import InputError
+from econmt.export.model_folder import recipe_of
 
 PAIRS = 300_000
 """Default of the largest number of sentence pairs that a lexicon is learnt from."""
@@ -30,7 +31,6 @@ class LearntLexicon(NamedTuple):
 def make_lexicon(
     folder: Path,
     output: Path,
-    data: Data,
     corpora: Sequence[Corpus],
     *,
     top_k: int,
@@ -43,7 +43,6 @@ def make_lexicon(
     Args:
         folder: Model folder, whose vocabularies divide the text.
         output: File to write.
-        data: Data section of the model's recipe.
         corpora: Parallel text.
         top_k: Number of translations to keep of each source word.
         iterations: Number of iterations of expectation maximization.
@@ -51,8 +50,9 @@ def make_lexicon(
         say: Called with the current activity.
 
     Raises:
-        InputError: The text has no pair to learn from.
+        InputError: The folder holds no translation model, or the text has no pair to learn from.
     """
+    most = recipe_of(ModelFolder(folder), "econmt lexicon").pairs.max_length
     vocabularies = load_vocabularies(folder)
     say("reading the text")
     count = sum(1 for _ in _not_blank(corpora))
@@ -64,10 +64,10 @@ def make_lexicon(
         vocabularies.target.encode_many([pair[1] for pair in chosen]),
         strict=True,
     )
-    kept = [pair for pair in encoded if max(map(len, pair)) <= data.max_length]
+    kept = [pair for pair in encoded if max(map(len, pair)) <= most]
     if not kept:
         raise InputError(
-            f"{corpora[0].source}: no sentence pair of at most {data.max_length} tokens on each side "
+            f"{corpora[0].source}: no sentence pair of at most {most} tokens on each side "
             "(data.max_length); give text with shorter sentences"
         )
     doing = f"learning from {len(kept):,} pairs"

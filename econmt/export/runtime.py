@@ -74,6 +74,7 @@ def export_runtime(
     """Writes a folder that translates without PyTorch, or one compressed file.
 
     Args:
+        folder: Model folder.
         destination: Folder to create; if its name ends in ``.pyz``, zip file with the content of the folder.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
@@ -184,7 +185,14 @@ def _library() -> Path:
 
 
 def check_supported(recipe: Recipe, folder: Path) -> None:
-    """Raises InputError, which names ``folder``, if the runtime does not support a recipe's model or its search."""
+    """Checks that the runtime supports the model and the search of a recipe.
+
+    Args:
+        recipe: Recipe of a translation model. folder: Its model folder, which errors name.
+
+    Raises:
+        InputError: The runtime does not support a part of it.
+    """
     model, decoding = recipe.translation_model, recipe.decoding
     for part, cell in (("encoder", model.encoder.cell), ("decoder", model.decoder.cell)):
         if cell not in _CELLS:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.parallel.user_programs import ProgramError, program_words, start_program
+from econmt.data.user_programs import ProgramError, program_words, start_program
 
 
 class Judged(NamedTuple):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from econmt_runtime.translator import RuntimeTranslator as Translator
     from econmt_runtime.translator import load as load
 
+__version__ = "0.1.0"
 __all__ = ["RuntimeInputError", "Translation", "Translator", "load"]
 
 

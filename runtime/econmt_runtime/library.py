@@ -80,7 +80,8 @@ def start(package: Path | None = None) -> None:
     path = library_file(package)
     if path is None:
         raise RuntimeInputError(
-            "the C library _kernels is missing; export the model again where econmt_ops has its C library built"
+            "the C library _kernels is missing; install gcc, then econmt-runtime again from a checkout, or export the "
+            "model again where econmt_ops has its C library built"
         )
     try:
         library: Any = ctypes.CDLL(str(path))

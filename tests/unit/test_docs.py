@@ -21,7 +21,9 @@ from econmt.config.recipe import load_recipe, shipped_recipes
 from tests.conftest import ROOT, econmt_environment
 
 PAGES = sorted(
-    page for folder in ("", "docs/**/", "memory/**/", "ops/**/") for page in ROOT.glob(f"{folder}*.md")
+    page
+    for folder in ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
+    for page in ROOT.glob(f"{folder}*.md")
 )
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"recipes.md", "commands.md"}

@@ -71,13 +71,13 @@ STOREYS = {
     "api": "training export options",
     "cli": "bench api",
     "econmt_serve": "api",
-    "econmt_distill": "cli econmt_runtime",
+    "econmt_distill": "api econmt_runtime",
 }
 """Packages, and those just below each; a package may import these and whatever lies below them.
 
 The folders of econmt_ops are packages, too: ``ops.lstm`` is ``econmt_ops.lstm``.
 """
-USERS_OF_API = {"econmt_serve"}
+USERS_OF_API = {"econmt_distill", "econmt_serve"}
 """Packages that use the interface for programs, as packages of others do."""
 BASE = {"econmt", "econmt.elsewhere", "econmt.errors", "econmt.factored_ids"}
 OUTSIDE_OF_MODEL = {

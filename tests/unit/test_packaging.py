@@ -15,13 +15,17 @@ from pathlib import Path
 import pytest
 
 import econmt_ops
+import econmt_runtime
 from econmt import __version__
+from econmt.export.runtime import export_runtime
 from tests.conftest import ROOT, econmt_environment
+from tests.unit.training.tiny import Run, write_text
 
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-LIBRARY = f"econmt_ops/backends/c/_kernels{SUFFIX}"
-
+PACKAGES = "econmt/_packages/"
+"""Folder of the packages that are distributions of their own, too."""
+LIBRARY = f"{PACKAGES}econmt_ops/backends/c/_kernels{SUFFIX}"
 
 IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
 """What building and installing leave in a checkout."""
@@ -83,18 +87,19 @@ def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.Complete
 @pytest.mark.slow
 def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     names = held(wheel)
-    modules = {
-        file.relative_to(folder)
-        for folder in (ROOT, ROOT / "memory", ROOT / "ops", ROOT / "runtime")
+    modules = {file.relative_to(ROOT).as_posix() for file in ROOT.glob("econmt*/**/*.py")} | {
+        PACKAGES + file.relative_to(folder).as_posix()
+        for folder in (ROOT / "memory", ROOT / "ops", ROOT / "runtime")
         for file in folder.glob("econmt*/**/*.py")
     }
-    assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in modules}
+    assert {name for name in names if name.endswith(".py")} == modules
     recipes = {f"econmt/_recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
     assert len(recipes) >= 6
     assert recipes <= names
-    assert {"econmt/py.typed", "econmt_memory/py.typed", "econmt_ops/py.typed"} <= names
+    typed = {f"{PACKAGES}econmt_{name}/py.typed" for name in ("memory", "ops", "runtime")}
+    assert {"econmt.pth", "econmt/py.typed", *typed} <= names
     assert {name for name in names if name.endswith(".html")} == {
-        "econmt_memory/report/page.html",
+        f"{PACKAGES}econmt_memory/report/page.html",
         "econmt_serve/page/index.html",
         "econmt_serve/page/docs.html",
     }
@@ -104,20 +109,27 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
     kernels = {
-        file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops" / "econmt_ops").rglob("*.cu*")
+        PACKAGES + file.relative_to(ROOT / "ops").as_posix()
+        for file in (ROOT / "ops" / "econmt_ops").rglob("*.cu*")
     }
     assert {name for name in names if ".cu" in name} == kernels
     assert {Path(name).suffix for name in names} <= {
-        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h", ".cu", ".cuh")
+        *(".py", ".pth", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so", ".h", ".cu", ".cuh")
     }
-    assert {name for name in names if name.endswith(".h")} == {"econmt_ops/backends/c/kernels.h"}
+    assert {name for name in names if name.endswith(".h")} == {f"{PACKAGES}econmt_ops/backends/c/kernels.h"}
+
+
+def packaged(wheel: Path, package: str) -> set[str]:
+    """The files of a package in the wheel of all, by their names in a wheel of its own."""
+    return {name.removeprefix(PACKAGES) for name in held(wheel) if name.startswith(f"{PACKAGES}{package}/")}
 
 
 @pytest.mark.thorough
 def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: Path) -> None:
     copy_sources(tmp_path / "sources")
     ops, _ = build(tmp_path / "sources" / "ops", "wheel")
-    assert held(ops) == {name for name in held(wheel) if name.startswith("econmt_ops/")}
+    assert held(ops) == packaged(wheel, "econmt_ops")
+    assert not held(ops) & held(wheel)  # so that uninstalling one leaves the other whole
     with zipfile.ZipFile(ops) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
@@ -174,19 +186,78 @@ def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None
     assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["memory", "ops"])
+@pytest.fixture(scope="module")
+def runtime_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the runtime alone."""
+    folder = tmp_path_factory.mktemp("runtime")
+    copy_sources(folder)
+    return build(folder / "runtime", "wheel")[0]
+
+
+TRANSLATE = """
+import sys
+for name in ("econmt", "econmt_ops", "torch"):
+    sys.modules[name] = None  # importing it raises ImportError
+import econmt_runtime.library
+print(econmt_runtime.library.library_file())
+print([each.text for each in econmt_runtime.load(sys.argv[1]).translate(sys.argv[2:])])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason="needs a C compiler")
+def test_the_runtime_translates_alone(runtime_wheel: Path, tmp_path: Path) -> None:
+    write_text(tmp_path, {"train": 60, "valid": 6, "test": 12})
+    run = Run(tmp_path, tmp_path / "run")
+    run.train()
+    export_runtime(run.folder.path, tmp_path / "exported")
+    done = python_in(runtime_wheel, tmp_path, "-c", TRANSLATE, "exported", "a b", "c")
+    expected = [each.text for each in econmt_runtime.load(tmp_path / "exported").translate(["a b", "c"])]
+    library = f"{tmp_path}/site/econmt_runtime/_kernels{SUFFIX}"
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{library}\n{expected}\n", "")
+
+
+@pytest.mark.slow
+def test_the_runtime_is_a_distribution_of_its_own(wheel: Path, runtime_wheel: Path) -> None:
+    library = {f"econmt_runtime/_kernels{SUFFIX}"} if shutil.which(COMPILER) else set()
+    assert held(runtime_wheel) == packaged(wheel, "econmt_runtime") | library
+    assert not held(runtime_wheel) & held(wheel)
+    with zipfile.ZipFile(runtime_wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert re.findall("^(?:Name|Version|Requires-Dist): (.*)", metadata, re.MULTILINE) == [
+        "econmt-runtime", econmt_runtime.__version__, "numpy>=1.26", "sentencepiece>=0.2.0"
+    ]  # fmt: skip
+
+
+def test_a_source_distribution_of_the_runtime_says_that_it_has_no_library(tmp_path: Path) -> None:
+    copy_sources(tmp_path / "sources")
+    sdist, _ = build(tmp_path / "sources" / "runtime", "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    built, _ = build(tmp_path / sdist.name.removesuffix(".tar.gz"), "wheel")
+    assert built.name.endswith("-py3-none-any.whl")
+    assert "econmt_runtime/translator.py" in held(built)
+    code = "import sys; sys.modules['econmt_ops'] = None; import econmt_runtime.library as it; it.start()"
+    done = python_in(built, tmp_path, "-c", code)
+    assert "the C library _kernels is missing; install gcc, then econmt-runtime again" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["memory", "ops", "runtime"])
 def test_all_distributions_have_the_same_licence(name: str) -> None:
     assert (ROOT / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"
+WHICH = "import econmt_ops.backends.c as c; print(c.__file__, c.is_built())"
+WHICH_OF_ECONMT = f"import econmt; {WHICH}"
+"""As :data:`WHICH`, where a folder of PYTHONPATH is no place of .pth files."""
 
 
 @pytest.mark.slow
 def test_the_c_library_of_the_wheel_is_found(wheel: Path, tmp_path: Path) -> None:
-    done = python_in(wheel, tmp_path, "-c", WHICH)
+    done = python_in(wheel, tmp_path, "-c", WHICH_OF_ECONMT)
     built = shutil.which(COMPILER) is not None
-    expected = f"{tmp_path}/site/econmt_ops/backends/c/__init__.py {built}\n"
+    expected = f"{tmp_path}/site/{PACKAGES}econmt_ops/backends/c/__init__.py {built}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
@@ -196,8 +267,8 @@ def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(wheel: Path, 
     other, said = build(tmp_path / "sources", "wheel", compiler="no-such-compiler")
     assert held(other) == held(wheel) - {LIBRARY}
     assert said.count("econmt is installed without its C library") == 1
-    done = python_in(other, tmp_path, "-c", WHICH)
-    expected = f"{tmp_path}/site/econmt_ops/backends/c/__init__.py False\n"
+    done = python_in(other, tmp_path, "-c", WHICH_OF_ECONMT)
+    expected = f"{tmp_path}/site/{PACKAGES}econmt_ops/backends/c/__init__.py False\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 

@@ -19,6 +19,7 @@ import econmt
 from econmt.api import translation as translation_module
 from econmt.checkpoint.folder import ModelFolder
 from econmt.config.model import Model
+from econmt.config.recipe import load_recipe
 from econmt.data.text.glossary import Glossary
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.errors import InputError
@@ -225,12 +226,14 @@ def test_the_examples_of_the_documentation_run(
     (tmp_path / "test.en").write_text("a b\nc\n")
     write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8").replace("3000", "2").replace("* 1000", "* 3")
+    page = page.replace("data.empty_lines=skip", 'data.empty_lines=skip", "data.prepared=null')
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         exec(block, names)
     assert len(names["drawn"][0].hypotheses) == 4
     assert names["fast"][0].attention is None
     assert names["outcome"].training.update == 2
+    assert len(names["student"]) == 6
 
 
 def test_training_is_the_command_lines(
@@ -252,6 +255,11 @@ def test_training_is_the_command_lines(
     assert snapshot(folders[0]) == snapshot(folders[1])
     again = econmt.train(str(recipe), [*fewer, f"output={tmp_path / 'api'}"])
     assert again.results is None
+    loaded = load_recipe(recipe, [*fewer, f"output={tmp_path / 'loaded'}"])
+    econmt.train(loaded, search=[text], quiet=True)
+    assert snapshot(ModelFolder(tmp_path / "loaded")) == snapshot(folders[0])
+    with pytest.raises(InputError, match="give them to load_recipe"):
+        econmt.train(loaded, fewer)
     for wrong, message in (
         ("training.seed=2", "list of key=value"),
         (["training.sed=2"], "did you mean training.seed"),

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli.main import main
 from econmt_distill.teachers import TeacherChoice
-from tests.unit.cli.conftest import Call, _calling, _idle_machine, text, word_model  # noqa: F401
+from tests.unit.cli.conftest import _idle_machine, call, text, word_model  # noqa: F401
 
 STUDENT = """
 name: small
@@ -34,12 +33,6 @@ with pathlib.Path("calls").open("a") as calls:
 for line in lines:
     print(line.upper())
 """
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Runs ``econmt`` with arguments."""
-    return _calling(main, capsys, monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_a_program_teaches_and_the_same_command_goes_on(
 ) -> None:
     """Every stage is stopped once, before it begins; what came before is never done again."""
     command = words(program())
-    for stage in ("make_text", "run_recipe", "pack", "measure"):
+    for stage in ("make_text", "train", "pack", "measure"):
         with monkeypatch.context() as patch:
 
             def stopped(*_: Any, **__: Any) -> None:
@@ -253,7 +253,7 @@ def test_text_is_made_again_of_what_a_changed_program_translates(
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "run_recipe", stopped)
+    monkeypatch.setattr(stages, "train", stopped)
     assert call(*words(program())).code == 130
     shutil.rmtree(folder / "out/translations")
     assert call(*words(program("import sys\nfor line in sys.stdin: print(line.lower(), end='')"))).code == 130

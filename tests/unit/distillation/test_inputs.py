@@ -9,7 +9,7 @@ import pytest
 
 from econmt.errors import InputError
 from econmt_distill import inputs
-from econmt_distill.inputs import StageInputs, differences, read_inputs, take_inputs, write_inputs
+from econmt_distill.inputs import StageInputs, differences, read_inputs, take_inputs, write_record
 
 
 def take(folder: Path, recorded: StageInputs | None = None, **settings: str) -> StageInputs:
@@ -31,7 +31,7 @@ def test_files_are_described_by_their_content(folder: Path) -> None:
         name: (str(folder / path), 10, hashlib.sha256(f"text of {path}\n".encode()).hexdigest())
         for name, path in (("--source", "a"), ("--target", "b"))
     }
-    write_inputs(folder / "record", made)
+    write_record(folder / "record", made)
     assert read_inputs(folder / "record", folder) == made
     assert read_inputs(folder / "nothing", folder) is None
     (folder / "record").write_text("{}")

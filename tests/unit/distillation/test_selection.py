@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from sacrebleu.metrics.bleu import BLEU
 from econmt.errors import InputError
 from econmt_distill.nearest import Candidates, choose, nearest
 from econmt_distill.selection import make_text
+from tests.conftest import econmt_environment
 
 LISTS = [
     ("a dog runs", ["ein Hund", "ein Hund rennt schnell", "der Hund rennt schnell los"]),
@@ -135,3 +140,39 @@ def test_several_processes_choose_the_same_in_the_same_order() -> None:
     assert several == list(choose(iter(chunks), "13a", 1))
     assert [chunk for chunk, _ in several] == chunks
     assert {tuple(best) for _, best in several} == {(1, 0, 1)}
+
+
+KILLED = """
+import os, signal, sys
+from econmt_distill.nearest import Candidates, choose
+def chunks():
+    chunk = Candidates(["a"], [["b", "c"]], ["b"])
+    yield from [chunk] * 30
+    import multiprocessing
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    list(choose(chunks(), "13a", 2))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    environment = econmt_environment()
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "killed.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        children = process.stdout.readline().split()
+    assert len(children) == 2
+    for child in children:
+        try:
+            descriptor = os.pidfd_open(int(child))
+        except ProcessLookupError:
+            continue
+        assert select.select([descriptor], [], [], 60)[0], "it still runs"
+        os.close(descriptor)

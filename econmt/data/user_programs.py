@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from econmt.config import limits
+from econmt.data import program_supervisor
 from econmt.errors import EconmtError, InputError
-from econmt.parallel import supervisor
 
 _POLL = 0.2
 """Seconds between two calls of a function that may stop a program."""
@@ -80,7 +80,7 @@ def start_program(
         resources.callback(os.close, told)
         try:
             process = subprocess.Popen(  # noqa: S603  the user's own program
-                [sys.executable, "-I", "-S", supervisor.__file__, str(alive), str(status), *words],
+                [sys.executable, "-I", "-S", program_supervisor.__file__, str(alive), str(status), *words],
                 stdin=text,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if keep_errors else None,

@@ -21,7 +21,7 @@ def end_with_starter(alive: int) -> None:
 
 
 def main() -> None:
-    """Runs ``supervisor.py ALIVE STATUS PROGRAM ARGUMENTS``."""
+    """Runs ``program_supervisor.py ALIVE STATUS PROGRAM ARGUMENTS``."""
     alive, status, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     for descriptor in (alive, status):
         os.set_inheritable(descriptor, False)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from econmt.config import limits
-from econmt.parallel import user_programs
-from econmt.parallel.user_programs import ProgramError, program_words, start_program
+from econmt.data import user_programs
+from econmt.data.user_programs import ProgramError, program_words, start_program
 from tests.conftest import econmt_environment
 
 STARTER = """
 import sys
-from econmt.parallel.user_programs import start_program
+from econmt.data.user_programs import start_program
 with start_program(["sh", "-c", sys.argv[1]], ["a"]) as program:
     for _ in program.output():
         print("started", flush=True)
