@@ -42,18 +42,3 @@ def test_two_processes_are_timed(bench: Call, tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [row["division"] for row in rows] == ["alone", "2 data"]
-
-
-@pytest.mark.parametrize(
-    ("division", "processes", "left_out"), [("pipeline", "1,2", (2,)), ("both", "2,4", (2, 4))]
-)
-def test_a_division_that_cannot_be_measured_is_refused_with_the_reason(
-    bench: Call, division: str, processes: str, left_out: tuple[int, ...]
-) -> None:
-    ended = bench("parallel", "quickstart", "--processes", processes, "--division", division)
-    assert ended.code == 2
-    assert ended.err.splitlines() == [
-        f"parallel: division {division} of {count} processes is not measured: parallel.pipeline: 2 cannot be combined "
-        "with model.encoder.layers: 1 and model.decoder.layers: 1 (each stage needs a layer); change one of them"
-        for count in left_out
-    ]
