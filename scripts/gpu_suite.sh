@@ -13,7 +13,7 @@
 #   tests.txt          what pytest and compute-sanitizer say
 #   kernels.txt        gpu.{lstm,attention,output} of scripts.bench: a thousand equal repetitions, errors, times
 #   speed.txt          gpu.{step,search} of scripts.bench, econmt profile, train, bench select and layout, as tables
-#   steps.json         the rows of gpu.step
+#   steps.json         the rows of gpu.step, with machine, versions and commit
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
 #   profile.html       the page of the profile
 # What an earlier call left there is written over. SUITE_SECONDS is how long all may take (1150). Every command has a

@@ -21,7 +21,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 import econmt_memory as memory
 from econmt.bench.rows import Row
 from scripts.bench.frame import Bench
-from tests.unit.memory.account.models import CASES, Case, counted_peak
+from tests.unit.memory.account.models import CASES, LONG, Case, counted_peak
 
 SIZES = {
     "GPT": 4, "ResNet": 8, "encoder-decoder": 8, "ViT": 12, "LSTM classifier": 12, "GRU language model": 8,
@@ -31,11 +31,11 @@ SIZES = {
 """Sizes with which a step takes about 0.1 to 1 s on one core."""
 
 
-def make(name: str, device: str, size: int | None) -> Case:
-    """Makes a model with its training step."""
+def make(name: str, device: str, size: int | None, long: bool = False) -> Case:
+    """Makes a model with its training step, or with one that takes long on a GPU."""
     torch.manual_seed(0)
     with torch.device(device):
-        return CASES[name](size or SIZES[name])
+        return LONG[name]() if long else CASES[name](size or SIZES[name])
 
 
 def seconds_of(run: Callable[[], object], device: str) -> float:

@@ -10,8 +10,7 @@ of each counts. What a block costs once is apart: entering and leaving it, and r
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,14 +85,8 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--long", action="store_true", help="four models with batches that take a GPU 150 ms and more")
     given = bench.begin(words)
     torch.set_flush_denormal(True)
-    device = given.device.type
-    known: dict[str, Callable[[], Case]] = {name: partial(make, name, device, given.size) for name in CASES}
-
-    def long_case(name: str) -> Case:
-        torch.manual_seed(0)
-        with torch.device(device):
-            return LONG[name]()
-
-    cases = {name: partial(long_case, name) for name in LONG} if given.long else known
-    rows = (measure(name, cases[name](), device, given.rounds) for name in given.models or cases)
-    bench.report(rows, "overhead of a memory account")
+    device, names = given.device.type, given.models or (LONG if given.long else CASES)
+    cases = ((name, make(name, device, given.size, given.long)) for name in names)
+    bench.report(
+        (measure(name, case, device, given.rounds) for name, case in cases), "overhead of a memory account"
+    )

@@ -127,15 +127,11 @@ def main(words: Sequence[str] | None = None) -> None:
     add = bench.add_argument
     add("--pairs", type=int, default=10_000_000)
     add("--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch")
-    add("--cold", action="store_true", help="drop the files from the page cache before reading")
     given = bench.begin(words)
     with tempfile.TemporaryDirectory(prefix="econmt-measure-") as name:
         folder, began = Path(name), time.perf_counter()
         generate(folder, given.pairs)
         size, seconds = sum(path.stat().st_size for path in folder.iterdir()), time.perf_counter() - began
         print(f"wrote {given.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
-        if given.cold:
-            for path in folder.iterdir():
-                forget(path)
         code = f"from scripts.bench import data; data.print_figures({name!r}, {given.batches})"
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -180,7 +180,7 @@ class Bench(argparse.ArgumentParser):
                     job()
                     torch.cuda.synchronize()
             return True
-        command = [*command_of(self.name), *self._words, "--compile"]
+        command = [sys.executable, "-m", "scripts.bench", self.name, *self._words, "--compile"]
         workers = [subprocess.Popen([*command, str(number)]) for number in range(min(WORKERS, len(jobs)))]
         deadline = time.monotonic() + COMPILE_SECONDS
         for process in workers:
@@ -189,11 +189,6 @@ class Bench(argparse.ArgumentParser):
             except subprocess.TimeoutExpired:
                 process.kill()
         return False
-
-
-def command_of(name: str) -> list[str]:
-    """Returns the first words of the command that runs a benchmark in a process of its own."""
-    return [sys.executable, "-m", "scripts.bench", name]
 
 
 def print_wrapped(text: str) -> None:

@@ -84,12 +84,10 @@ def step_variants() -> list[Variant]:
         everything = Implementations.everywhere("recompute", stash)
         rows.append(Variant(f"all, {stash}", everything))
     if has_compiler():
-        mixed = Implementations("reference", "compiled", "compiled", "compiled", "gates")
-        rows.append(Variant("attention and output, compiled", mixed))
         for stash in ("gates", "outputs"):
             everything = Implementations.everywhere("compiled", stash)
             rows.append(Variant(f"all, {stash}, compiled", everything))
-    best = ("reference", "all, outputs", "attention and output, compiled", "all, gates, compiled")
+    best = ("reference", "all, outputs", "all, gates, compiled")
     return rows + [row._replace(precision=torch.bfloat16) for row in rows if row.name in best]
 
 

@@ -17,26 +17,23 @@ from econmt.data.batching.batches import rows_of_batch
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from scripts.bench import parallel_measure
-from scripts.bench.frame import Bench, print_wrapped
+from scripts.bench.frame import Bench
 from scripts.bench.parallel_measure import KINDS, Kind, Setting
 
 FULL_LENGTH = 50
 
 
-def numbers_of(option: str, text: str, most: int) -> list[int]:
-    """Reads whole numbers from 1, such as "1,2,4"; raises InputError for any other text."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and 1 <= int(part) <= most for part in parts):
-        raise InputError(f"{option} '{text}': give numbers from 1 to {most:,} with commas between, as 1,2,4")
-    return sorted({int(part) for part in parts})
+def numbers_of(text: str) -> list[int]:
+    """Reads whole numbers from 1, such as "1,2,4"; raises ValueError for any other text."""
+    numbers = sorted({int(part) for part in text.split(",")})
+    if numbers[0] < 1 or numbers[-1] > limits.THREADS:
+        raise ValueError(text)
+    return numbers
 
 
 def kinds_of(text: str) -> list[Kind]:
-    """Reads kinds of division, such as "data,pipeline,both"; raises InputError if one is unknown."""
-    names = [part.strip() for part in text.split(",")]
-    for name in names:
-        if name not in KINDS:
-            raise InputError(f"--division '{text}': give some of {', '.join(KINDS)} with commas between")
+    """Reads kinds of division, such as "data,pipeline"; raises ValueError if one is unknown."""
+    names = [KINDS[KINDS.index(name)] for name in text.split(",")]
     return [kind for kind in KINDS if kind in names]
 
 
@@ -65,27 +62,22 @@ def main(words: Sequence[str] | None = None) -> None:
     add = bench.add_argument
     add("recipe", help="recipe: a file, or a shipped name")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
-    add("--processes", default="1,2", metavar="N,N,...", help="processes to measure with (%(default)s)")
-    add("--division", default=",".join(KINDS), help="ways to divide: data, pipeline (of layers), both")
+    add("--processes", type=numbers_of, default=[1, 2], metavar="N,N,...", help="processes (%(default)s)")
+    text = "ways to divide: data, pipeline (of layers); default: both"
+    add("--division", type=kinds_of, default=list(KINDS), metavar="WAY,...", help=text)
     add("--batch", choices=("fixed", "grown"), default="fixed", help="the recipe's, or that for each rank")
     add("--length", type=int, help="positions of a row; no row has padding (50, or bptt)")
     add("--limit", type=float, default=180.0, help="seconds after which a measurement is given up")
     given = bench.begin(words)
-    kinds, numbers = kinds_of(given.division), numbers_of("--processes", given.processes, limits.THREADS)
-    _check_gpus(given.device, max(numbers))
+    _check_gpus(given.device, max(given.processes))
     recipe = load_recipe(given.recipe, given.overrides)
     precision = precision_of_run(recipe, given.device).name
     rows, grown = _full_rows(recipe, given.length), given.batch == "grown"
     setting = Setting(
         recipe, *rows, grown, given.device.type, given.threads, precision, given.seconds, given.limit
     )
-    wanted = parallel_measure.ways(numbers, kinds, parallel_measure.stack_of(recipe))
-    left_out = parallel_measure.left_out(recipe, numbers, kinds)
-    if max(numbers) > 1 and len(wanted) == 1:
-        raise InputError(*left_out)
     title = f"{recipe.name}, batch {given.batch}, {precision}"
     bench.print_header(title)
     figures = ("milliseconds", "tokens/s", "scaling", "exchange %", "MB sent", "peak MB")
+    wanted = parallel_measure.ways(given.processes, given.division)
     bench.report(parallel_measure.rows(setting, wanted, bench.say), title, ("division", "rows", *figures))
-    for line in left_out:
-        print_wrapped(line)

@@ -33,8 +33,8 @@ from econmt.training.pipelines import make_pipeline
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from scripts.bench.parallel_processes import together
 
-Kind = Literal["data", "pipeline", "both"]
-KINDS: tuple[Kind, ...] = ("data", "pipeline", "both")
+Kind = Literal["data", "pipeline"]
+KINDS: tuple[Kind, ...] = ("data", "pipeline")
 ROUNDS = 2
 """Number of times that each way is measured, in turns and by new processes; the faster counts."""
 
@@ -141,72 +141,28 @@ def timed_update(step: TrainingStep, device: torch.device) -> Callable[[AnyBatch
 
 
 class Way(NamedTuple):
-    """Division of updates among processes.
-
-    Attributes:
-        processes: number of processes.
-        kind: Division by rows (data), by layers (pipeline), or by both.
-        stages: stages of a pipeline.
-    """
+    """Number of processes, and division of updates among them by rows (data) or by layers (pipeline)."""
 
     processes: int
     kind: Kind
-    stages: int
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline."""
+        return self.processes if self.kind == "pipeline" else 1
 
     @property
     def division(self) -> str:
-        """Name for tables, such as "2 x 2 stages"."""
-        return division_text(self.processes // self.stages, self.stages)
+        """Name for tables, such as "2 stages"."""
+        if self.processes == 1:
+            return "alone"
+        return f"{self.processes} {'stages' if self.kind == 'pipeline' else 'data'}"
 
 
-def division_text(replicas: int, stages: int) -> str:
-    """Returns the name of a division, such as "alone", "4 data" or "2 x 2 stages"."""
-    if stages == 1:
-        return f"{replicas} data" if replicas > 1 else "alone"
-    return f"{replicas} x {stages} stages" if replicas > 1 else f"{stages} stages"
-
-
-def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[Way]:
-    """Returns one process alone, then the kinds of division of each number of processes.
-
-    ``layers`` are those over which a pipeline can be divided. A pipeline is as long as there are processes; "both" has
-    the longest pipelines of at most half of them.
-    """
-    chosen = [Way(1, "data", 1)]
-    for count in processes:
-        stages = [each for each in range(2, min(count, layers) + 1) if count % each == 0]
-        of_both = [each for each in stages if each < count]
-        if "data" in kinds and count > 1:
-            chosen.append(Way(count, "data", 1))
-        if "pipeline" in kinds and count in stages:
-            chosen.append(Way(count, "pipeline", count))
-        if "both" in kinds and of_both:
-            chosen.append(Way(count, "both", of_both[-1]))
-    return chosen
-
-
-def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) -> list[str]:
-    """Returns a line for each kind and number of several processes that :func:`ways` leaves out, with the reason."""
-    layers = stack_of(recipe)
-    measured = {(way.processes, way.kind) for way in ways(processes, kinds, layers)}
-    lines = []
-    for count in processes:
-        for kind in kinds:
-            if count == 1 or (count, kind) in measured:
-                continue
-            why = why_undivided(recipe, count if kind == "pipeline" else 2)
-            if kind != "pipeline":
-                why = why or f"{count} is no product of at least 2 pipelines and 2 to {layers} stages"
-            lines.append(f"division {kind} of {count} processes is not measured: {why}")
-    return lines
-
-
-def stack_of(recipe: Recipe) -> int:
-    """Returns the number of layers of a model's longer stack, which a pipeline divides."""
-    model = recipe.model
-    if isinstance(model, LanguageModelSection):
-        return model.layers
-    return max(model.encoder.layers, model.decoder.layers)
+def ways(processes: Sequence[int], kinds: Sequence[Kind]) -> list[Way]:
+    """Returns one process alone, then the kinds of division of each number of several processes."""
+    several = [count for count in processes if count > 1]
+    return [Way(1, "data"), *(Way(count, kind) for count in several for kind in kinds)]
 
 
 def rows(setting: Setting, wanted: Sequence[Way], say: Say) -> Iterator[Row]:
@@ -256,7 +212,6 @@ def _row(setting: Setting, way: Way) -> Row:
         "length": setting.length,
         "precision": setting.precision,
         "ranks": way.processes,
-        "kind": way.kind,
         "division": way.division,
     }
 

@@ -11,7 +11,6 @@ resets, on CPU   the same with resets on the CPU, so that the host does not wait
 none             econmt_ops.LSTM without resets
 padded           torch.nn.LSTM on the segments between resets, each a row, padded to the longest
 packed           torch.nn.LSTM on the same segments as a packed sequence
-stepped          torch.nn.LSTM, called once for each step with masked states
 torch, none      torch.nn.LSTM without resets
 
 What depends on the resets, such as the places of segments, is computed within each timed call.
@@ -61,19 +60,6 @@ def padded(module: nn.LSTM, packs: bool, inputs: Tensor, resets: Tensor) -> Tens
     return made[segment, place]
 
 
-def stepped(module: nn.LSTM, inputs: Tensor, resets: Tensor) -> Tensor:
-    """Runs one step at a time, with states that are zero after resets."""
-    shape, outputs = (1, len(inputs), module.hidden_size), []
-    h = c = inputs.new_zeros(shape)
-    for step, keep in enumerate((~resets).to(inputs.dtype).unbind(1)):
-        keep = keep.view(1, -1, 1)
-        output, (h, c) = module(
-            inputs[:, step : step + 1], (h.to(inputs.dtype) * keep, c.to(inputs.dtype) * keep)
-        )
-        outputs.append(output)
-    return torch.cat(outputs, 1)
-
-
 def ways_of(ours: econmt_ops.LSTM, theirs: nn.LSTM, on_cpu: Tensor) -> dict[str, Way]:
     """Returns the ways by name."""
     return {
@@ -82,7 +68,6 @@ def ways_of(ours: econmt_ops.LSTM, theirs: nn.LSTM, on_cpu: Tensor) -> dict[str,
         "none": lambda inputs, _: ours(inputs)[0],
         "padded": partial(padded, theirs, False),
         "packed": partial(padded, theirs, True),
-        "stepped": partial(stepped, theirs),
         "torch, none": lambda inputs, _: theirs(inputs)[0],
     }
 

@@ -14,7 +14,7 @@ from tests.conftest import SOURCES
 
 @pytest.mark.thorough
 def test_small_run() -> None:
-    command = [sys.executable, "-m", "scripts.bench", "data", "--cold"]
+    command = [sys.executable, "-m", "scripts.bench", "data"]
     run = subprocess.run(
         [*command, "--pairs", "3000", "--batches", "0"],
         env={**os.environ, "PYTHONPATH": SOURCES},

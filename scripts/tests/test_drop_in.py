@@ -18,7 +18,7 @@ def test_all_ways_to_reset_compute_the_same() -> None:
     begins, inputs = torch.rand(5, 7) < 0.3, torch.randn(5, 7, 3)
     made = {name: way(inputs, begins) for name, way in resets.ways_of(ours, theirs, begins).items()}
     assert not torch.allclose(made["none"], made["resets"])
-    for name in ("resets, on CPU", "padded", "packed", "stepped"):
+    for name in ("resets, on CPU", "padded", "packed"):
         torch.testing.assert_close(made[name], made["resets"])
     torch.testing.assert_close(made["none"], made["torch, none"])
 
@@ -27,7 +27,7 @@ def test_the_table_of_resets(measured: Measured) -> None:
     sizes = "--batch 4 --steps 6 --hidden 8 --rate 0.2 --device cpu --precision ieee --turns 2"
     rows = measured("resets", *sizes.split())
     assert [row["way"] for row in rows] == [
-        *("resets", "resets, on CPU", "none", "padded", "packed", "stepped", "torch, none")
+        *("resets", "resets, on CPU", "none", "padded", "packed", "torch, none")
     ]
     assert rows[0]["x resets"] == 1.0
     assert all(float(row["error"]) < 1e-6 for row in rows if "none" not in row["way"])

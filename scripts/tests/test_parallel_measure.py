@@ -15,7 +15,7 @@ import torch.distributed as dist
 from econmt.config.recipe import Recipe, load_recipe, read_recipe
 from econmt.errors import EconmtError
 from scripts.bench import parallel_measure
-from scripts.bench.parallel_measure import Setting, Way, _counting, left_out, stack_of, ways
+from scripts.bench.parallel_measure import Setting, Way, _counting, ways
 from scripts.bench.parallel_processes import together
 
 RECIPE = """
@@ -38,42 +38,11 @@ def setting(of: Recipe, *, grown: bool = False) -> Setting:
 
 
 def test_ways_of_several_processes() -> None:
-    alone = Way(1, "data", 1)
-    assert ways([1], ["data", "both"], 8) == [alone]
-    assert ways([2, 4], ["data"], 8) == [alone, Way(2, "data", 1), Way(4, "data", 1)]
-    assert ways([2, 4], ["pipeline", "both"], 8) == [
-        alone,
-        Way(2, "pipeline", 2),
-        Way(4, "pipeline", 4),
-        Way(4, "both", 2),
-    ]
-    assert ways([8], ["pipeline", "both"], 4) == [alone, Way(8, "both", 4)], "no more stages than layers"
-    assert ways([3, 6], ["both"], 2) == [alone, Way(6, "both", 2)]
-    assert [str(way.division) for way in ways([4], ["pipeline", "both"], 4)] == [
-        "alone",
-        "4 stages",
-        "2 x 2 stages",
-    ]
-
-
-def test_what_is_left_out_has_a_reason() -> None:
-    iwslt = load_recipe("iwslt")
-    assert left_out(iwslt, [1, 2, 4], ["data"]) == []
-    assert left_out(iwslt, [1], ["pipeline", "both"]) == []
-    lines = left_out(iwslt, [2, 3, 4], ["data", "pipeline", "both"])
-    no_product = "division both of {0} processes is not measured: {0} is no product of at least 2 pipelines and 2 to 2 stages"
-    too_many = (
-        "division pipeline of {0} processes is not measured: parallel.pipeline: {0} cannot be combined with "
-    )
-    assert [lines[0], lines[2]] == [no_product.format(count) for count in (2, 3)]
-    assert [
-        line.startswith(too_many.format(count)) for line, count in zip(lines[1::2], (3, 4), strict=True)
-    ] == [True] * 2
-
-
-@pytest.mark.parametrize(("name", "layers"), [("gnmt", 4), ("iwslt", 2), ("ptb", 2)])
-def test_layers_that_a_pipeline_divides(name: str, layers: int) -> None:
-    assert stack_of(load_recipe(name)) == layers
+    alone = Way(1, "data")
+    assert ways([1], ["data", "pipeline"]) == [alone]
+    found = ways([1, 2, 4], ["data", "pipeline"])
+    assert [way.division for way in found] == ["alone", "2 data", "2 stages", "4 data", "4 stages"]
+    assert [way.stages for way in found] == [1, 1, 2, 1, 4]
 
 
 def tell_place(job: dict[str, int]) -> dict[str, Any]:
@@ -147,7 +116,7 @@ def test_bytes_are_counted_as_a_ring_sends_them(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.thorough
 def test_two_processes_are_measured(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))
-    alone, both = parallel_measure.rows(there, ways([2], ["data"], 2), lambda _: None)
+    alone, both = parallel_measure.rows(there, ways([2], ["data"]), lambda _: None)
     assert (alone["scaling"], alone["MB sent"]) == (1.0, 0.0)
     for key in ("tokens/s", "scaling", "MB sent"):
         assert float(both[key]) > 0
@@ -165,7 +134,7 @@ training: {batch: {size: 8}, bptt: 12, max_updates: 1}
 
 def test_what_no_pipeline_can_train_is_told() -> None:
     there = setting(load_recipe("iwslt", ["model.decoder.cell=gru", "model.decoder.input_feeding=false"]))
-    (failed,) = parallel_measure.rows(there, [Way(2, "pipeline", 2)], lambda _: None)
+    (failed,) = parallel_measure.rows(there, [Way(2, "pipeline")], lambda _: None)
     assert "parallel.pipeline: 2 cannot be combined with" in str(failed["failure"])
 
 
@@ -173,7 +142,7 @@ def test_what_no_pipeline_can_train_is_told() -> None:
 def test_a_pipeline_of_two_processes(tmp_path: Path) -> None:
     (tmp_path / "text.yaml").write_text(TEXT)
     there = setting(read_recipe(tmp_path / "text.yaml"))
-    found = list(parallel_measure.rows(there, ways([2], ["pipeline"], 2), lambda _: None))
+    found = list(parallel_measure.rows(there, ways([2], ["pipeline"]), lambda _: None))
     assert [row["division"] for row in found] == ["alone", "2 stages"]
     assert "failure" not in found[1]
     assert 0 < float(found[1]["exchange %"]) <= 100
@@ -183,5 +152,5 @@ def test_a_pipeline_of_two_processes(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_way_that_fails_has_a_line_and_the_others_figures(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))._replace(limit=0.2)
-    rows = list(parallel_measure.rows(there, ways([1], [], 1), lambda _: None))
+    rows = list(parallel_measure.rows(there, ways([1], []), lambda _: None))
     assert [row.get("failure") for row in rows] == ["not ready within 0 s"]

@@ -29,7 +29,7 @@ MOST_LINES = {
     "memory": 5835,
     "runtime": 2300,
     "ops": 26613,
-    "scripts": 15607,
+    "scripts": 15436,
     "tests": 66586,
 }
 """Lines of Python below each folder; they may only fall."""

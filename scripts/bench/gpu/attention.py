@@ -9,6 +9,7 @@ steps. tests/ops/triton compares the kernels with float64.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,48 +22,30 @@ from econmt.bench.rows import Row
 from scripts.bench.frame import CUDA, FAILURES, Bench, brief, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
-    from econmt_ops.backends.triton import attention, cells
+    from econmt_ops.backends.triton import cells
     from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
 
 STEPS = 50
-SUM_TILES = [(32, 64), (16, 64), (32, 32), (16, 128), (64, 32)]
 
 
 class Case(NamedTuple):
-    """Configuration of a kernel."""
+    """Kernel and its sizes; ``plain`` is True for the kernel in plain Triton."""
 
     kind: str
     dtype: torch.dtype
     batch: int
     size: int
     positions: int
-    choice: Choice | None = None
-    tile: tuple[int, int] | None = None
-
-    @property
-    def how(self) -> str:
-        """Choice of the kernel's launch, or its tile."""
-        return "" if self.kind == "cell" else str(self.tile if self.choice is None else tuple(self.choice))
+    plain: bool = False
 
 
 def cases(batch: int, size: int, positions: list[int]) -> Iterator[Case]:
-    """Yields all configurations."""
-    few = [Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)]
-    for dtype, choices in (
-        (torch.bfloat16, [Choice(16), Choice(8), *few]),
-        (torch.float32, [Choice(8), *few]),
-    ):
-        for count in positions:
-            for choice in choices:
-                yield Case("additive", dtype, batch, size, count, choice)
-            for kind, choices_of_kind in (
-                ("norm", (Choice(8), Choice(16, 2))),
-                ("dot", (Choice(16), Choice(8))),
-            ):
-                for choice in choices_of_kind:
-                    yield Case(kind, dtype, batch, size, count, choice)
-            for tile in SUM_TILES:
-                yield Case("sum", dtype, batch, size, count, tile=tile)
+    """Yields all kernels."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for count, kind in itertools.product(positions, ("additive", "norm", "dot", "sum")):
+            yield Case(kind, dtype, batch, size, count)
+            if kind == "additive":
+                yield Case(kind, dtype, batch, size, count, plain=True)
         yield Case("cell", dtype, batch, size, 0)
 
 
@@ -81,7 +64,8 @@ class CaseTensors:
         keys, values = (draw(batch, positions, size).masked_fill(padding[..., None], 0.0) for _ in range(2))
         score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(CUDA)
         norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
-        self.kernels = AttentionLauncher(keys, values, score, norm, size**-0.5, lengths, case.choice)
+        choice = Choice(8, gluon=False) if case.plain else None
+        self.kernels = AttentionLauncher(keys, values, score, norm, size**-0.5, lengths, choice)
         self.values, self.both, self.doutput = values, draw(batch, 2 * size), draw(batch, size)
 
 
@@ -109,9 +93,7 @@ def attention_launches(case: Case) -> list[Callable[[], None]]:
 
 
 def sum_launches(case: Case) -> list[Callable[[], None]]:
-    """Returns the launch of the gradients that are summed over the steps, with the tile of the case."""
-    if case.tile is not None:
-        attention.SUM_ROWS, attention.SUM_WIDTH = case.tile[:1], case.tile[1]
+    """Returns the launch of the gradients that are summed over the steps."""
     query = torch.randn(STEPS * case.batch, case.size).to(CUDA, case.dtype)
     dscores = torch.randn(STEPS * case.batch, case.positions).to(CUDA)
     return [partial(KeyGradients(CaseTensors(case).kernels).add, query, dscores)]
@@ -139,7 +121,8 @@ def launches(case: Case) -> list[Callable[[], None]]:
 
 def row_of(case: Case) -> Row:
     """Times a case; a failure is a column of its row, so that the others are still timed."""
-    row: Row = {"kernel": case.kind, "dtype": str(case.dtype)[6:], "S": case.positions, "how": case.how}
+    name = f"{case.kind}, plain Triton" if case.plain else case.kind
+    row: Row = {"kernel": name, "dtype": str(case.dtype)[6:], "S": case.positions}
     try:
         count = 3 if case.kind == "sum" else STEPS
         times = [1000 * milliseconds({"": each}, 5, repeats=count)[""] for each in launches(case)]

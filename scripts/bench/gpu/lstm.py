@@ -72,7 +72,7 @@ def attempt(name: str, make: Callable[..., dict[str, Call]], *sizes: Any) -> Row
     try:
         torch.backends.cuda.matmul.allow_tf32 = True
         times = milliseconds(make(*sizes))
-        return {"what": name, "forward, ms": times["forward"], "both, ms": times["both"]}
+        return {"what": name, **{f"{way}, ms": f"{times[way]:.3f}" for way in ("forward", "both")}}
     except FAILURES as error:
         return {"what": name, "failure": brief(error)}
 

@@ -43,7 +43,7 @@ def timed(function: Callable[[], Any]) -> Row:
         function()
         torch.cuda.synchronize()
         peak = peak_bytes(function, CUDA) / MEBI
-        return {"ms": milliseconds({"": function})[""], "MiB": peak}
+        return {"ms": milliseconds({"": function})[""], "MiB": round(peak, 1)}
     except FAILURES as error:
         return {"failure": brief(error)}
 

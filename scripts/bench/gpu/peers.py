@@ -31,7 +31,6 @@ from torch.nn import functional
 import econmt_ops
 from econmt.bench.rows import Row
 from econmt_ops.dispatch.rule import captured
-from econmt_ops.linear_cross_entropy import recompute
 from scripts.bench.frame import CUDA, Bench, Call, in_turns, milliseconds
 from scripts.bench.layers import peak_bytes, relative
 
@@ -44,13 +43,6 @@ SEQUENCES = (
 """Batch, steps, hidden size and number of layers of the LSTM."""
 PRECISIONS = ("bfloat16", "tf32", "ieee")
 TURNS = 9
-LARGE = recompute.LARGE_VOCABULARY
-
-
-def by_econmt(large: int, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Computes the loss by econmt_ops, which divides vocabularies from ``large`` words on by words, not by rows."""
-    recompute.LARGE_VOCABULARY = large
-    return econmt_ops.linear_cross_entropy(hidden, weight, targets)
 
 
 def by_torch(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -61,9 +53,7 @@ def by_torch(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def losses() -> tuple[dict[str, Call], list[str]]:
     """Returns functions of hidden states, weight and targets, and the names of those that no graph can capture."""
     functions: dict[str, Call] = {
-        "ours": partial(by_econmt, LARGE),
-        "ours, by rows": partial(by_econmt, 1 << 62),
-        "ours, by words": partial(by_econmt, 0),
+        "econmt": econmt_ops.linear_cross_entropy,
         "torch": by_torch,
     }
     others: dict[str, Call] = {}

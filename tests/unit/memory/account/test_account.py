@@ -109,7 +109,7 @@ def test_the_line_that_made_a_feature_map() -> None:
         for tensor in account.ledger.largest
         if tensor.category == "feature maps"
     }
-    assert any(line.startswith("account_models.py:") and line.endswith(" in forward") for line in lines)
+    assert any(line.startswith("models.py:") and line.endswith(" in forward") for line in lines)
 
 
 def test_gradients_are_known_though_they_are_cleared_within_the_block() -> None:
