@@ -19,6 +19,7 @@ from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
 from econmt_ops.backends import BACKENDS
 from econmt_ops.backends.protocol import (
+    AttentionBackward,
     AttentionGradients,
     AttentionInputs,
     CoverageInputs,
@@ -53,25 +54,12 @@ class NoAttention:
         calls["weights"] += 1
         return queries.new_zeros(*queries.shape[:2], POSITIONS)
 
-    def backward(
-        self,
-        query: Tensor,
-        context: Tensor,
-        weights: Tensor,
-        output: Tensor,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dboth: Tensor,
-        dscores: Tensor,
-        coverage: CoverageStep | None,
-        dcoverage: Tensor | None,
-        dstate: Tensor | None,
-    ) -> None:
+    def backward(self, step: AttentionBackward) -> None:
         calls["attention backward"] += 1
-        assert all(part.stride(1) == 1 for part in (query, context, weights, output, *doutputs, dboth))
-        assert dweights is None
-        assert (coverage, dcoverage, dstate) == (None, None, None)
-        assert dscores.shape == (BATCH, POSITIONS)
+        assert all(part.stride(1) == 1 for part in (*step[:4], *step.doutputs, step.dboth))
+        assert step.dweights is None
+        assert (step.coverage, step.dcoverage, step.dstate) == (None, None, None)
+        assert step.dscores.shape == (BATCH, POSITIONS)
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
         calls["gradients"] += 1

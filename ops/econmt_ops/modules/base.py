@@ -31,16 +31,16 @@ class RecurrentModule(nn.RNNBase, ABC):
 
     Args:
         mode: "LSTM" or "GRU".
-        settings: Arguments of `torch.nn.RNNBase`.
+        settings: Further arguments of `torch.nn.RNNBase`, in order.
         residual: If True, each upper layer adds its input to its output.
         variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
         implementation: "auto" or the name of an implementation of the op.
     """
 
     def __init__(
-        self, mode: str, settings: dict[str, Any], *, residual: bool, variational: bool, implementation: str
+        self, mode: str, settings: tuple[Any, ...], residual: bool, variational: bool, implementation: str
     ) -> None:
-        super().__init__(mode, **settings)
+        super().__init__(mode, *settings)
         self.residual, self.variational, self.implementation = residual, variational, implementation
 
     def forward(

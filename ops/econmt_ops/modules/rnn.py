@@ -66,25 +66,12 @@ class LSTM(RecurrentModule):
         variational: bool = False,
         implementation: str = "auto",
     ) -> None:
-        settings = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "bias": bias,
-            "batch_first": batch_first,
-            "dropout": dropout,
-            "bidirectional": bidirectional,
-            "proj_size": proj_size,
-            "device": device,
-            "dtype": dtype,
-        }
         if proj_size and implementation not in ("auto", "reference"):
             raise ValueError(
                 f"LSTM: implementation must be auto with proj_size, whose layers are PyTorch's, got {implementation!r}"
             )
-        super().__init__(
-            "LSTM", settings, residual=residual, variational=variational, implementation=implementation
-        )
+        sizes = input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size
+        super().__init__("LSTM", (*sizes, device, dtype), residual, variational, implementation)
 
     def flatten_parameters(self) -> None:
         """Moves float32 parameters on a GPU into one buffer, as `torch.nn.LSTM` does: cuDNN reads it in place."""
@@ -199,20 +186,8 @@ class GRU(RecurrentModule):
     ) -> None:
         if proj_size is not None:
             raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
-        settings = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "bias": bias,
-            "batch_first": batch_first,
-            "dropout": dropout,
-            "bidirectional": bidirectional,
-            "device": device,
-            "dtype": dtype,
-        }
-        super().__init__(
-            "GRU", settings, residual=residual, variational=variational, implementation=implementation
-        )
+        sizes = input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0
+        super().__init__("GRU", (*sizes, device, dtype), residual, variational, implementation)
 
     def flatten_parameters(self) -> None:
         """Does nothing: the layers read the parameters where they are."""
