@@ -231,7 +231,6 @@ def write_texts(folder: Path) -> None:
         _write(folder / name, english[:4])
     for name, lines in (
         ("new.en", english),
-        ("test.txt", english),
         ("test_2016_flickr.en", english),
         ("test_2016_flickr.de", german),
         ("vlsp20-en-vi/news_valid.vi", german),
@@ -277,7 +276,6 @@ MODELS = {
     "quickstart": "train quickstart",
     "tatoeba-en-de": "train tatoeba",
     "wikitext2": "train wikitext2",
-    "wikitext2-awd": "train wikitext2-awd",
     "factored": "train multi30k output=runs/factored data.train=[talks/train] data.valid=talks/valid data.test=null "
     "data.source_factors=[pos,case] model.source_factors_num_embed=[4,2] model.source_factors_combine=concat",
 }
