@@ -32,11 +32,6 @@ def _check_task(recipe: Any) -> None:
     for kind, needed in zip((data_kind(recipe.data), model_kind(recipe.model)), needed_keys, strict=True):
         if (kind == "text") != text:
             raise ValueError(f"task: {recipe.task} needs {needed}")
-    initialization = recipe.model.initialization
-    if text and (initialization.source_embedding or initialization.target_embedding):
-        raise ValueError(
-            "model.initialization.source_embedding and target_embedding need task: translation; remove them"
-        )
     schema: type[BaseModel] = type(recipe)
     without_effect = marked_keys(schema, TRANSLATION if text else LANGUAGE_MODEL)
     for key, _ in leaves(recipe, changed_only=True):

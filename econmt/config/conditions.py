@@ -287,7 +287,6 @@ CONFLICTS = (
         for each in (_SEPARATE, one_of("data.subwords.type", "words"))
     ),
     Conflict(_SHARED, _SEPARATE),
-    Conflict(_SHARED, is_set("model.initialization.target_embedding"), "; source_embedding is that of both"),
     Conflict(is_set("data.source_factors"), is_set("data.tags"), ": a tag is a word without factors"),
     *(Conflict(_AT_ONCE, each) for each in _DECODER_OPTIONS),
     Conflict(one_of("model.decoder.input_feeding", True), _cell_without("feeding", "model.decoder.cell")),

@@ -37,6 +37,13 @@ REMOVED_KEYS: dict[str, tuple[object, str]] = {
     "model.dropout.source_words": (0.0, "remove it; model.dropout.embedding drops values of embeddings"),
     "model.dropout.target_words": (0.0, "remove it; model.dropout.embedding drops values of embeddings"),
     "model.initialization.rnn_h2h": ("default", _TRAIN_ANEW),
+    **{
+        f"model.initialization.{side}_embedding": (
+            None,
+            "remove it; training.initialize_from begins with embeddings of another model",
+        )
+        for side in ("source", "target")
+    },
     "model.attention.coverage.max_fertility": (2, _TRAIN_ANEW),
     "training.schedule.decay_interval": (None, "remove it; schedules cosine and linear decay smoothly"),
     "training.schedule.decay_start": (0, "remove it; schedules cosine and linear decay smoothly"),

@@ -89,14 +89,6 @@ class Initialization(Section):
         description="bound of the uniform distribution of embeddings and of an output layer tied to them; null: as "
         "weights",
     )
-    source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
-        None,
-        description="file of pretrained source embeddings: text (word2vec, GloVe, fastText); tokens not in it are "
-        "initialised randomly; relative to the working directory",
-    )
-    target_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
-        None, description="file of pretrained target embeddings, see source_embedding"
-    )
     forget_bias: float = Field(
         0.0,
         ge=-limits.WEIGHT,

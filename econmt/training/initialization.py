@@ -1,4 +1,4 @@
-"""Initializes a run's parameters from another model, and its embeddings from files of word vectors."""
+"""Initializes a run's parameters from another model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors
 from econmt.config.recipe import Recipe
 from econmt.data.text.subwords import fingerprint, load_vocabularies
-from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, Vocabulary
+from econmt.data.text.vocabulary import Vocabularies, Vocabulary
 from econmt.errors import InputError
 from econmt.model import TranslationModel
-from econmt.training.vector_files import read_vectors
 
 _ADVICE = "copy that model's model section into the recipe, or remove training.initialize_from"
 
@@ -26,15 +25,8 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
     """Returns the file of ``training.initialize_from`` after all checks that need no text; None without that key.
 
     Raises:
-        InputError: The file is missing, belongs to another kind of model, or is in the run's own output folder; or a
-            file of word vectors is missing.
+        InputError: The file is missing, belongs to another kind of model, or is in the run's own output folder.
     """
-    for side, vectors in _vector_files(recipe).items():
-        if not vectors.is_file():
-            raise InputError(
-                f"model.initialization.{side}_embedding {vectors}: no such file; its path is relative to the working "
-                "directory"
-            )
     named = recipe.training.initialize_from
     if named is None:
         return None
@@ -56,41 +48,27 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
 def initialize(
     model: nn.Module, recipe: Recipe, path: Path | None, vocabularies: Vocabularies, vocabulary: str
 ) -> list[str]:
-    """Loads a file's parameters and word vectors into a model; returns messages about them.
+    """Loads a file's parameters into a model; returns messages about them.
 
     ``path``: see :func:`parameters_to_start_from`. ``vocabulary``: fingerprint of the run's vocabularies.
 
     Raises:
-        InputError: Vocabulary, a parameter's name or shape, or a vector does not fit; the message names file and item.
+        InputError: Vocabulary, or a parameter's name or shape, does not fit; the message names file and item.
     """
-    notes = []
-    if path is not None:
-        tensors, metadata = read_tensors(path)
-        tensors = restored(tensors, path)
-        begin = f"initial parameters: update {metadata.get('update', '?')} of {path}"
-        if recipe.training.update_vocab and metadata.get("vocabulary") != vocabulary:
-            check_vocabulary(metadata, fingerprint(path.parent), path)
-            other_vocabularies = load_vocabularies(path.parent)
-            tensors, match_notes = _matched(model, tensors, other_vocabularies, vocabularies, path)
-            notes += [begin, *match_notes]
-        else:
-            check_vocabulary(metadata, vocabulary, path)
-            notes.append(begin)
-        load_parameters(model, tensors, path)
-    for side, vectors in _vector_files(recipe).items():
-        assert isinstance(model, TranslationModel)
-        side_vocabulary = getattr(vocabularies, side)
-        notes.append(
-            _give_vectors(getattr(model, f"{side}_embedding").weight, side_vocabulary, vectors, side)
-        )
+    if path is None:
+        return []
+    tensors, metadata = read_tensors(path)
+    tensors = restored(tensors, path)
+    notes = [f"initial parameters: update {metadata.get('update', '?')} of {path}"]
+    if recipe.training.update_vocab and metadata.get("vocabulary") != vocabulary:
+        check_vocabulary(metadata, fingerprint(path.parent), path)
+        other_vocabularies = load_vocabularies(path.parent)
+        tensors, match_notes = _matched(model, tensors, other_vocabularies, vocabularies, path)
+        notes += match_notes
+    else:
+        check_vocabulary(metadata, vocabulary, path)
+    load_parameters(model, tensors, path)
     return notes
-
-
-def _vector_files(recipe: Recipe) -> dict[str, Path]:
-    """Returns the files of word vectors by side; a language model's recipe names none."""
-    init = recipe.model.initialization
-    files = {"source": init.source_embedding, "target": init.target_embedding}
-    return {side: Path(name) for side, name in files.items() if name is not None}
 
 
 def _tokens(vocabulary: Vocabulary) -> list[str]:
@@ -149,16 +127,3 @@ def _matched(
         rows_of_ours[positions >= 0] = tensor[positions[positions >= 0]].to(rows_of_ours.dtype)
         mapped[name] = rows_of_ours
     return mapped, notes
-
-
-def _give_vectors(table: nn.Parameter, vocabulary: Vocabulary, path: Path, side: str) -> str:
-    """Copies the vectors of a file into the embeddings of its tokens; returns a message with their number."""
-    tokens = _tokens(vocabulary)
-    vectors_of = read_vectors(path, set(tokens) - set(SPECIAL_TOKENS), table.shape[1])
-    if not vectors_of:
-        raise InputError(f"{path}: has a vector for none of the {len(tokens):,} {side} tokens")
-    with torch.no_grad():
-        for number, token in enumerate(tokens):
-            if token in vectors_of:
-                table[number] = vectors_of[token]
-    return f"{side} embeddings: {len(vectors_of):,} of {len(tokens):,} from {path}, the others are random"

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 
 LONGEST_FUNCTION = 80
 LONGEST_MODULE = 500
-MOST_RECIPE_KEYS = 195
+MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
     "econmt": 40100,

@@ -127,7 +127,6 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
         ("ops.decoder=reference", "ops.decoder has no effect with task: language_model"),
         ("data={source: a, target: b, train: [x], valid: y}", "task: language_model needs data.text"),
         ("model={encoder: {}}", "needs model.size and model.layers"),
-        ("model.initialization.source_embedding=x", "need task: translation; remove them"),
         ("task=translation", "task: translation needs data.source"),
         (
             "training={max_updates: 3, averaging: {start: at-once}, schedule: {name: plateau-reduce}}",

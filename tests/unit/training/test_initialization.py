@@ -12,7 +12,6 @@ from econmt.checkpoint.tensor_files import read_tensors
 from econmt.data.batching.store import PreparedData
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
-from econmt.training.vector_files import read_vectors
 from tests.unit.training.tiny import Run
 
 MakeRun = Callable[..., Run]
@@ -148,59 +147,5 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     assert all(torch.equal(trainer.parameters[name], expected_others[name]) for name in others)
     second.train()
     assert "source vocabulary: 8 of 12 tokens are known there, other rows are random" in second.said()
-    with pytest.raises(InputError, match="update_vocab needs initialize_from"):
+    with pytest.raises(InputError, match="update_vocab: true has no effect without training.initialize_from"):
         make_run("training.update_vocab=true")
-
-
-def test_embeddings_come_from_a_file_of_vectors(make_run: MakeRun, tmp_path: Path) -> None:
-    file = tmp_path / "vectors.txt"
-    tokens, vectors = ["h", "nowhere", "a", "</s>"], torch.randn(4, 6)
-    rows = [" ".join([token, *map(repr, row)]) for token, row in zip(tokens, vectors.tolist(), strict=True)]
-    file.write_text("\n".join(["4 6", *rows, ""]))
-    key = f"model.initialization.source_embedding={file}"
-    run, plain = make_run(key, "training.max_updates=1"), make_run(name="plain")
-    given, drawn = run.trainer().parameters, plain.trainer().parameters
-    vocabulary = run.prepared().vocabularies.source
-    known = vocabulary.tokens(range(vocabulary.size))
-    for name, value in given.items():
-        expected = drawn[name].detach().clone()
-        if name == "source_embedding.weight":
-            expected[known.index("h")], expected[known.index("a")] = vectors[0], vectors[2]
-        assert torch.equal(value, expected)
-    run.train()
-    assert f"source embeddings: 2 of 12 from {file}, the others are random" in run.said()
-    # What was learnt is loaded and goes on without the file.
-    file.unlink()
-    assert make_run(key, "training.max_updates=2").train(resume_with_changes=True).update == 2
-
-
-def test_what_a_file_has_after_the_first_of_a_token_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "vectors.txt"
-    file.write_text("at 1 2\nat name@domain.com 3 4\n")
-    found = read_vectors(file, {"at"}, 2)
-    assert torch.equal(found["at"], torch.tensor([1.0, 2.0]))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "v.txt",
-            b"2 3\nh 1 2 3\n",
-            r"v\.txt:2: a vector of 3 values, but the embedding has 6; make them equal \(model\.embedding",
-        ),
-        ("v.txt", b"x 1 2\nh 1 2 three\n", r"v\.txt:2: a value is not a number"),
-        ("v.txt", b"h 1 2 3 4 5 nan\n", "not finite"),
-        ("v.txt", b"nothing 1 2 3 4 5 6\n", "has a vector for none of the 12 source tokens"),
-        ("v.txt", b"\xff\n", "not a file of vectors"),
-        (None, b"", "v: no such file"),
-    ],
-)
-def test_a_file_of_vectors_that_cannot_be_used(
-    make_run: MakeRun, tmp_path: Path, name: str | None, content: bytes, message: str
-) -> None:
-    file = tmp_path / (name or "v")
-    if name is not None:
-        file.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        make_run(f"model.initialization.source_embedding={file}").trainer()
