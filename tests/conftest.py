@@ -15,12 +15,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from econmt.engine.outside_memory import WORKSPACE
 from tests import extras
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = os.pathsep.join(str(ROOT / folder) for folder in (".", "ops", "memory", "runtime"))
 """The checkout's packages, as PYTHONPATH names them."""
+
+WORKSPACE = ":16:8"
+"""As `econmt.engine.outside_memory`, which is not imported: tests of econmt_ops run without econmt."""
 
 PATIENCE = 1800.0
 """Seconds after which a test fails that waits for something; none expects it sooner, since machines may be slow."""

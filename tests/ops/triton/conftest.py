@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.ops.triton.kernel_device import DEVICE
 
 
 def _let_numbers_be_indices() -> None:

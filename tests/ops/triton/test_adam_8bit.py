@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from econmt_ops.optimizers import eight_bit as optimizer_8bit
 from econmt_ops.optimizers.eight_bit import EightBitOptimizer
 from econmt_ops.optimizers.loss_scale import LossScale
-from tests.ops.triton.conftest import DEVICE
+from tests.ops.triton.kernel_device import DEVICE
 
 SHAPES = [(70, 300), (17, 256), (9, 1000), (3, 50, 40), (130, 33)]
 

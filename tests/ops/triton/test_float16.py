@@ -11,7 +11,7 @@ from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.every_op import calls, each_op
 from tests.ops.helpers import TOLERANCE, assert_close, to
 from tests.ops.test_float16 import HALF, scaled_gradients, without_dropout
-from tests.ops.triton.conftest import DEVICE
+from tests.ops.triton.kernel_device import DEVICE
 
 
 @pytest.mark.sampled(2)

@@ -12,7 +12,7 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from tests.ops.triton.conftest import DEVICE
+from tests.ops.triton.kernel_device import DEVICE
 
 SIZES = (
     "model.embedding=16",

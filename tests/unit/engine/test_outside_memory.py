@@ -22,6 +22,7 @@ from econmt.engine.outside_memory import (
     workspace_bytes,
 )
 from econmt_memory.measure.ledger import OutsideMemory
+from tests import conftest
 
 GPU = torch.device("cuda:1")
 
@@ -223,7 +224,7 @@ def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> No
             stacklevel=1,
         )
     assert not told
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE == conftest.WORKSPACE
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
     limit_workspaces("bfloat16")
     assert workspace_bytes(torch.float32) == (2 * 4096 + 8 * 16) << 10
