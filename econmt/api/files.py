@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from econmt.checkpoint.folder import ModelFolder
-from econmt.data import files
+from econmt.data.files import whole_folder as whole_folder
 from econmt.data.files import write_atomically as write_atomically
 from econmt.data.files import writing
 from econmt.data.fingerprints import describe as describe
@@ -22,30 +22,8 @@ from econmt.data.text.corpus import read_lines as read_lines
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Creates a folder to fill that appears at ``folder``, complete, only if the ``with`` block ends without error.
-
-    Args:
-        folder: the folder; one that exists is deleted then.
-
-    Raises:
-        InputError: if it cannot be written.
-
-    Example::
-
-        with whole_folder(Path("runs/text")) as partial:
-            (partial / "train.en").write_text("A dog .\\n")
-    """
-    with writing(folder), files.whole_folder(folder) as partial:
-        yield partial
-
-
-@contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Creates a folder if there is none, and locks it for this process until the ``with`` block or the process ends.
-
-    Args:
-        folder: the folder.
 
     Raises:
         InputError: if it cannot be created, or another process has locked it.

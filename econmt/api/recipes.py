@@ -20,7 +20,6 @@ from econmt.data.batching.store import store_folder
 from econmt.data.text.corpus import Corpus as Corpus
 from econmt.data.text.corpus import find_corpus as find_corpus
 from econmt.data.text.corpus import search_path as search_path
-from econmt.evaluation.metrics import Tokenizer as Tokenizer
 from econmt.evaluation.metrics import recipe_tokenizer as recipe_tokenizer
 from econmt.evaluation.metrics import tokenizer_of as tokenizer_of
 

@@ -132,29 +132,35 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
     An existing folder is then deleted; the caller checks that this is allowed. Leftovers of killed processes are
     removed first.
+
+    Raises:
+        InputError: if it cannot be written.
     """
-    folder = Path(os.path.realpath(folder))  # follow a link and replace the folder that it points to
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
-    partial.mkdir()
-    try:
-        yield partial
-        for path in (*partial.rglob("*"), partial):
-            _sync(path)
-        replaces = folder.is_dir()
-        if replaces:
-            folder.rename(old)
+    with writing(folder):
+        folder = Path(os.path.realpath(folder))  # follow a link and replace the folder that it points to
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        partial, old = (
+            folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old")
+        )
+        partial.mkdir()
         try:
-            partial.rename(folder)
-        except OSError:
+            yield partial
+            for path in (*partial.rglob("*"), partial):
+                _sync(path)
+            replaces = folder.is_dir()
             if replaces:
-                old.rename(folder)
-            raise
-        sync_folder(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+                folder.rename(old)
+            try:
+                partial.rename(folder)
+            except OSError:
+                if replaces:
+                    old.rename(folder)
+                raise
+            sync_folder(folder.parent)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_ta
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors, write_text
 from econmt.config.recipe import Recipe, read_recipe
-from econmt.data.files import whole_folder, writing
+from econmt.data.files import whole_folder
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.errors import InputError
 
@@ -70,7 +70,7 @@ def new_folder(source: Path, output: Path) -> Iterator[Path]:
     Raises:
         InputError: The folder cannot be written.
     """
-    with writing(output), whole_folder(output) as temporary:
+    with whole_folder(output) as temporary:
         for path in vocabulary_files(source):
             shutil.copyfile(path, temporary / path.name)
         yield temporary

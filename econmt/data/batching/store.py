@@ -20,7 +20,7 @@ from econmt.config.recipe import Data, Recipe, TextData
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
 from econmt.data.batching.token_store import TokenStore
-from econmt.data.files import notice, refuse_pipe, whole_folder, writing
+from econmt.data.files import notice, refuse_pipe, whole_folder
 from econmt.data.fingerprints import describe, is_as_described
 from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import (
@@ -415,7 +415,7 @@ def _build(
         raise InputError(
             f"{folder}: the folder contains other files{examples}; move them, or choose an empty or new folder"
         )
-    with writing(folder), whole_folder(folder) as partial:
+    with whole_folder(folder) as partial:
         meta = _write_store(data, partial, inputs, own, progress)
         meta["files"] = files
         meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}

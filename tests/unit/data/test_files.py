@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_renamed_leaves_the_one_before(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="Input/output error"), whole_folder(tmp_path / "folder") as partial:
+    with pytest.raises(InputError, match="Input/output error"), whole_folder(tmp_path / "folder") as partial:
         (partial / "new").write_bytes(b"")
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
         "folder",
