@@ -55,7 +55,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "encoder": {"size": 8, "layers": 2, "rank": 2, "bidirectional": "all"},
     },
     "tied": {"weight_tying": "trg_softmax"},
-    "widths": {"source_embedding": 5, "target_embedding": 9, "weight_tying": "trg_softmax"},
     "student": {
         "encoder": {"cell": "gru", "size": 6, "layers": 3, "residual": True},
         "decoder": {"cell": "ssru", "size": 7, "layers": 2, "input_feeding": False, "residual": True},
