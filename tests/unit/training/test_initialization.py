@@ -147,5 +147,7 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     assert all(torch.equal(trainer.parameters[name], expected_others[name]) for name in others)
     second.train()
     assert "source vocabulary: 8 of 12 tokens are known there, other rows are random" in second.said()
-    with pytest.raises(InputError, match="update_vocab: true has no effect without training.initialize_from"):
+    with pytest.raises(
+        InputError, match=r"update_vocab: true has no effect without training\.initialize_from"
+    ):
         make_run("training.update_vocab=true")
