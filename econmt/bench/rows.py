@@ -1,4 +1,4 @@
-"""Rows of a benchmark: timing of calls in turns, tables, CSV files that rows are appended to, and bar charts."""
+"""Rows of a benchmark: tables, CSV files that rows are appended to, and bar charts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import io
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from rich.table import Table
@@ -18,14 +18,11 @@ from rich.table import Table
 import econmt
 from econmt.checkpoint.tensor_files import write_text
 from econmt.errors import InputError
-from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.measurements import processor, sources
-from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Key = TypeVar("Key", bound=Hashable)
 Value = str | int | float
 Row = dict[str, Value]
 Say = Callable[[str], object]
@@ -136,35 +133,3 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=110, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-
-
-def in_graph(function: Callable[[], object], device: torch.device, calls: int = 1) -> Callable[[], object]:
-    """Captures ``calls`` calls of a function in a CUDA graph, after two outside; returns a function that replays it."""
-    capturer = Capturer(device)
-    with capturer.warming_up():
-        function()
-        function()
-    graph, results = capturer.capture(lambda: [function() for _ in range(calls)])
-
-    def replay(_: object = (function, results)) -> None:  # holds the tensors that the graph reads and writes
-        graph.replay()
-
-    return replay
-
-
-def time_in_turns(
-    functions: Mapping[Key, Callable[[], object]], seconds: float, device: torch.device
-) -> dict[Key, Timing]:
-    """Times functions in turns, each equally often, after a first call.
-
-    Args:
-        functions: functions by any key.
-        seconds: seconds for all of them; more if these do not suffice for a few calls of each.
-        device: device to synchronize with.
-    """
-    numbered = {str(number): function for number, function in enumerate(functions.values())}
-    while True:
-        timings = alternate(numbered, seconds, synchronize=synchronizer(device), drop=False)
-        if timings is not None:
-            return dict(zip(functions, timings.values(), strict=True))
-        seconds *= 2

@@ -1,19 +1,16 @@
-"""``econmt bench``: times matrix layouts, candidates of auto, and training steps on this machine."""
+"""``econmt bench``: times candidates of auto, and training steps on this machine."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Literal
 
 import typer
 
-from econmt.bench import layouts, selection, training
-from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.measuring import BenchSession, Dtypes, Seconds, dtypes_of
+from econmt.bench import selection, training
+from econmt.bench.rows import Row, Say
+from econmt.cli.measuring import BenchSession, Seconds
 from econmt.cli.workload import find_workload
 from econmt.config import limits
 from econmt.config.recipe import load_recipe
@@ -21,90 +18,25 @@ from econmt.data.files import notice
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.options.option_groups import argument, option, with_option_groups
-from econmt.options.shared_options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of, refuse_idle
+from econmt.options.shared_options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(
-    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps. Prints a table on a "
-    "terminal, and CSV into a pipe.",
-    epilog="\b\nExample:\n  econmt bench layout --paper\n  econmt bench training multi30k --csv training.csv",
+    help="Measure on this machine: what auto chooses, training steps. Prints a table on a terminal, CSV into a pipe.",
+    epilog="\b\nExample:\n  econmt bench select multi30k\n  econmt bench training multi30k --csv training.csv",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PROJECT_BENCHMARKS = ("lstm", "scan", "memory-task", "language-model", "parallel")
+PROJECT_BENCHMARKS = ("layout", "lstm", "scan", "memory-task", "language-model", "parallel")
 """Benchmarks of the project itself, which are available in a checkout of the source only."""
-
-
-@app.command("layout")
-@with_option_groups
-def layout_command(
-    context: typer.Context,
-    *,
-    recurrent: bool = option(
-        False, help="Time loops of products, as in an LSTM, instead of single products."
-    ),
-    paper: bool = option(False, help="Time only the published shape: X 64 x 512, W 2048 x 512."),
-    dtypes: Dtypes = ["float32", "bfloat16"],  # noqa: B006  typer copies it
-    graph: bool = option(
-        False, help="On a GPU: time calls in CUDA graphs, without the time of launching them."
-    ),
-    seconds: Seconds = option(0.5, help="Seconds for timing the candidates of one product."),
-    session: BenchSession,
-) -> None:
-    """Time matrix products in each memory layout and library. Both forward and backward products are timed.
-
-    \b
-    Example:
-      econmt bench layout --paper
-      econmt bench layout --csv layout.csv --plot layout.png
-      econmt bench layout --recurrent --dtype float32 --threads 1
-      econmt bench layout --device cuda --graph
-    """
-    if recurrent:
-        refuse_idle(context, "is for single products; leave out that or --recurrent", "paper")
-    types = dtypes_of(dtypes)
-    if graph and session.device.type != "cuda":
-        raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
-    with session.measuring() as say:
-        timer = layouts.LayoutTimer(types, session.device, seconds, say, graph=graph)
-        if recurrent:
-            rows = session.kept(timer.loops(layouts.RECURRENT))
-        else:
-            rows = session.kept(timer.products([layouts.PAPER] if paper else layouts.SHAPES))
-    columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
-    figures = ("milliseconds", "highest decile", "GFLOP/s")
-    session.results(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
-    label = ("dtype", "rows", "inputs", "what", "library", "layout")
-    session.draw(rows, label=label, value="GFLOP/s", title="layouts")
-
-
-@dataclass(frozen=True)
-class GridOptions:
-    """Options for measuring a grid of shapes instead of a recipe."""
-
-    grid: bool = option(
-        False,
-        help="Measure a grid of shapes: choose, measure all candidates again, and report the loss of the choice.",
-    )
-    part: str = option(
-        "1/1",
-        help="With --grid: measure only the shapes I, I + N, ..., so that N processes can share the grid.",
-        metavar="I/N",
-    )
-    limit: Seconds = option(75.0, help="With --grid: seconds after which no further shape is begun.")
-    summary: bool = option(
-        False, help="Join and summarize CSV files of --grid, which are given as arguments."
-    )
 
 
 @app.command("select")
 @with_option_groups
 def select_command(
-    context: typer.Context,
     *,
-    recipe: str | None = argument(None, help="Recipe: a YAML file or a shipped name; none with --grid."),
+    recipe: str = argument(..., help="Recipe: a YAML file or a shipped name."),
     overrides: OverridesArgument = None,
-    grid: GridOptions,
     batch: BatchChoice,
     compiled: bool = option(
         False, help="Include compiled candidates, which takes a minute, and remember the time of compiling."
@@ -118,37 +50,17 @@ def select_command(
     """Time all candidates for the ops of a recipe. Print what auto chooses and the loss of the others.
 
     A few positions of the bucket are timed, as a run does. The figures are cached, and runs of the recipe use them.
-    With --grid and --csv, shapes that the file contains are skipped, so that the same command resumes.
 
     \b
     Example:
       econmt bench select multi30k
       econmt bench select iwslt --bucket 50x50 --compiled
-      econmt bench select --grid --csv choices.csv
-      econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv 3.csv
-      econmt bench select --summary [1-8].csv
     """
-    if grid.grid + (recipe is not None) != 1 or (grid.summary and recipe is None):
-        raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
-    if not grid.grid:
-        refuse_idle(context, "is for --grid; give that, or leave it out", "part", "limit")
-    if recipe is None or grid.summary:
-        why = f"is for a recipe; leave it out with {'--summary' if grid.summary else '--grid'}"
-        refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
-    if grid.summary:
-        refuse_idle(context, "is for measuring; leave it out with --summary", "seconds", "plot")
-        _sum_up([Path(name) for name in (recipe or "", *(overrides or []))], session)
-        return
+    most = bytes_of("--byte-limit", byte_limit)
     with session.measuring() as say:
-        if recipe is None:
-            rows = _grid(session, grid, seconds, say)
-            label: tuple[str, ...] = selection.GridEntry._fields
-        else:
-            most = bytes_of("--byte-limit", byte_limit)
-            say(f"measuring the ops of {recipe}")
-            rows = _select(session, RecipeChoice(recipe, overrides), batch, seconds, compiled, most)
-            label = ("problem", "candidate")
-    session.draw(rows, label=label, value="regret", title="regret")
+        say(f"measuring the ops of {recipe}")
+        rows = _select(session, RecipeChoice(recipe, overrides), batch, seconds, compiled, most)
+    session.draw(rows, label=("problem", "candidate"), value="regret", title="regret")
 
 
 def _select(
@@ -180,40 +92,6 @@ def _select(
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
     notice(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
     return session.kept(rows)
-
-
-def _grid(session: BenchSession, options: GridOptions, seconds: float, say: Say) -> list[Row]:
-    """Measures the shapes of the grid that the file lacks; prints them, and a summary of all shapes."""
-    before = session.rows_before({"bench": "select-grid"})
-    done = {tuple(row[name] for name in selection.GridEntry._fields) for row in before}
-    entries = selection.part_of(selection.grid(), options.part)
-    missing = [entry for entry in entries if tuple(map(str, entry)) not in done]
-    rows = session.kept(selection.regrets(missing, session.device, seconds, options.limit, say))
-    columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    session.results(rows, (*selection.GridEntry._fields, *columns), "what auto chooses, measured again")
-    if (before or rows) and sys.stdout.isatty():
-        session.print(selection.summary([*before, *rows]), selection.SUMMARY, "loss of what auto chooses")
-    if len(rows) < len(missing):
-        resumes = "" if session.csv is None else "; the same command resumes"
-        notice(f"{len(missing) - len(rows)} shapes are left{resumes}")
-    return rows
-
-
-def _sum_up(files: Sequence[Path], session: BenchSession) -> None:
-    """Prints a summary of the grid's rows in files; writes them to the session's file if it has one."""
-    rows: list[dict[str, str]] = []
-    for path in files:
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-        rows += read_csv(path)[1]
-    shapes = selection.joined(rows)
-    if not shapes:
-        raise InputError(f"{files[0]}: no rows of econmt bench select --grid")
-    if session.csv is not None:
-        append_csv(session.csv, [dict(row) for row in shapes], {})
-    machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in shapes})
-    machine: Row = {"machine": "; ".join(machines)}
-    session.results(selection.summary(shapes), selection.SUMMARY, f"{machine['machine']}: regret", machine)
 
 
 @app.command("training")

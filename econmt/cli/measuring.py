@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import torch
-import typer
 from pydantic import Field
 
 from econmt.api.commands import warn_of_slowness
@@ -22,10 +20,6 @@ from econmt.options.option_groups import option
 from econmt.options.shared_options import AllCoresOption, DeviceOption, check_picture, check_writable
 from econmt_memory.report.layout import print_table, table_console
 
-Dtypes = Annotated[
-    list[Literal["float32", "bfloat16", "float16"]],
-    typer.Option("--dtype", help="Type of the operands; may be repeated."),
-]
 Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]
 
 
@@ -71,37 +65,15 @@ class BenchSession:
             self.interrupted = True
         return kept
 
-    def rows_before(self, fixed: Row) -> list[dict[str, str]]:
-        """Returns rows of the CSV file from this machine and these library versions with the values in ``fixed``."""
-        if self.csv is None:
-            return []
-        same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-        conditions = circumstances(self.device)
-        expected = {**fixed, **{name: conditions[name] for name in same}}
-        rows = read_csv(self.csv)[1]
-        return [
-            row for row in rows if all(row.get(name, "") == str(value) for name, value in expected.items())
-        ]
+    def results(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
+        """Prints rows on standard output, on a terminal some columns as a table, else whole as CSV.
 
-    def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
-        """Prints some columns of rows as a table; then raises KeyboardInterrupt if :meth:`kept` was interrupted."""
-        print_table(table_console(), table(rows, columns, title))
-        if self.interrupted:
-            raise KeyboardInterrupt
-
-    def results(
-        self, rows: Sequence[Row], columns: Iterable[str], title: str, fixed: Row | None = None
-    ) -> None:
-        """Prints rows on standard output: on a terminal as :meth:`print` does, else whole as CSV.
-
-        ``fixed`` are columns that all rows of the CSV have; by default the conditions of the measurement.
+        Then raises KeyboardInterrupt if :meth:`kept` was interrupted.
         """
         if sys.stdout.isatty():
-            self.print(rows, columns, title)
-            return
-        if rows:
-            more = self.conditions if fixed is None else fixed
-            sys.stdout.write(csv_text([{**row, **more} for row in rows]))
+            print_table(table_console(), table(rows, columns, title))
+        elif rows:
+            sys.stdout.write(csv_text([{**row, **self.conditions} for row in rows]))
         if self.interrupted:
             raise KeyboardInterrupt
 
@@ -109,8 +81,3 @@ class BenchSession:
         """Draws rows by :func:`econmt.bench.rows.draw`, if a picture is given."""
         if self.plot is not None:
             draw(rows, self.plot, label=label, value=value, title=title)
-
-
-def dtypes_of(names: Iterable[str]) -> list[torch.dtype]:
-    """Returns the types with these names."""
-    return [getattr(torch, name) for name in names]

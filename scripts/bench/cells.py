@@ -12,8 +12,8 @@ the forward pass, which keeps nothing, and of both passes with all gradients, in
 the processor (all threads), which other processes disturb little, or of the clock with --wall; on a GPU medians in CUDA
 graphs, as in a captured step. Outputs and all gradients are first compared with the definition in float64; the error is
 the largest |found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32.
-On a GPU kernels are compiled first, in several processes. With --grid the shapes are those of ``econmt bench select
---grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
+On a GPU kernels are compiled first, in several processes. With --grid the shapes are those of ``python -m scripts.bench
+choices``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
 then. With --named "auto" is timed beside every implementation with every stash level by name, both passes alone, and
 the shapes of --grid are 48. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products
 as large as the matrices. --only keeps the rows whose names contain one of its parts: "compiled" takes a minute to
@@ -33,12 +33,12 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.rows import Row
-from econmt.bench.selection import grid
 from econmt_ops import LowRank, LowRankLSTMWeights
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
+from scripts.bench.choices import grid
 from scripts.bench.frame import CPU, Bench, Call, in_turns, milliseconds
 from scripts.bench.layers import passes, relative, torch_lstm
 

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from rich.console import Console
 
-from econmt.bench.rows import Row, Say, append_csv, circumstances, in_graph, save_figure, table, time_in_turns
+from econmt.bench.rows import Row, Say, append_csv, circumstances, save_figure, table
 from econmt.data.progress_bars import status_line
 from econmt.engine.devices import resolve_device
 from econmt.errors import EconmtError
 from econmt_memory.report.layout import WIDTH, print_table
+from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 PROGRAM = "python -m scripts.bench"
@@ -216,6 +217,20 @@ def brief(error: Exception) -> str:
     return f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+def in_graph(function: Callable[[], object], device: torch.device, calls: int = 1) -> Callable[[], object]:
+    """Captures ``calls`` calls of a function in a CUDA graph, after two outside; returns a function that replays it."""
+    capturer = Capturer(device)
+    with capturer.warming_up():
+        function()
+        function()
+    graph, results = capturer.capture(lambda: [function() for _ in range(calls)])
+
+    def replay(_: object = (function, results)) -> None:  # holds the tensors that the graph reads and writes
+        graph.replay()
+
+    return replay
+
+
 def replayed(run: Call, device: torch.device) -> Call:
     """Returns a call that replays a CUDA graph on a GPU, so that launches do not count; else the call."""
     return in_graph(run, device) if device.type == "cuda" else run
@@ -229,16 +244,18 @@ def in_turns(
     seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Key, Timing]:
-    """Times calls in turns: ``turns`` samples of each, or as many as take ``seconds`` for all together."""
-    if not turns:
-        return time_in_turns(calls, seconds, device)
+    """Times calls in turns: ``turns`` samples of each, or as many as take ``seconds`` for all together.
+
+    Where ``seconds`` do not suffice for a few samples of each, they are doubled.
+    """
     numbered = {str(number): call for number, call in enumerate(calls.values())}
     wait = synchronizer(device)
-    timings = alternate(
-        numbered, math.inf, synchronize=wait, clock=clock, least=turns, most=turns, drop=False
-    )
-    assert timings is not None  # time is not limited
-    return dict(zip(calls, timings.values(), strict=True))
+    limits: dict[str, Any] = {"clock": clock, "least": turns, "most": turns} if turns else {}
+    while True:
+        timings = alternate(numbered, math.inf if turns else seconds, synchronize=wait, drop=False, **limits)
+        if timings is not None:
+            return dict(zip(calls, timings.values(), strict=True))
+        seconds *= 2
 
 
 def milliseconds(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.bench.rows import Row, Say, draw, in_graph
+from econmt.bench.rows import Row, Say, draw
 from econmt.config.recipe import Recipe, parse_recipe
 from econmt.engine.devices import reproducible
 from econmt.engine.graphs import GraphedStep
@@ -37,7 +37,7 @@ from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.capture import first_error
 from econmt_ops.dispatch.rule import can_run, captured
 from econmt_ops.dispatch.traits import implementations_of
-from scripts.bench.frame import Bench, Call, in_turns, ratio_of
+from scripts.bench.frame import Bench, Call, in_graph, in_turns, ratio_of
 
 HIDDEN, BATCHES, VOCABULARIES = (200, 650, 1500), (32, 64, 128), (10_000, 33_278)
 """The published grid; the vocabularies are those of PTB and WikiText-2."""

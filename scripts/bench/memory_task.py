@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, in_graph
+from econmt.bench.rows import Row, Say
 from econmt.engine.devices import reproducible
 from econmt.errors import InputError
-from scripts.bench.frame import Bench, draw_lines
+from scripts.bench.frame import Bench, draw_lines, in_graph
 
 PUBLISHED = (128, 512)
 """Symbols and units."""

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 import torch
 
-from econmt.bench.rows import in_graph
 from econmt.errors import InputError
 from scripts.bench import lstm, lstm_schedules
+from scripts.bench.frame import in_graph
 from scripts.bench.layers import by_torch, peak_bytes
 from tests.ops.helpers import assert_close
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.bench import rows as rows_module
 from econmt.errors import EconmtError, InputError
 from econmt_ops import linear_recurrence
 from econmt_ops.dispatch.timing import Timing
-from scripts.bench import scan
+from scripts.bench import frame, scan
 
 CPU = torch.device("cpu")
 SHAPE = scan.ScanShape(2, 30, 5)
@@ -49,7 +48,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         pairs = zip(functions, times, strict=True)
         return {name: Timing(time, time, time, (time,), time) for name, time in pairs}
 
-    monkeypatch.setattr(rows_module, "alternate", alternate)
+    monkeypatch.setattr(frame, "alternate", alternate)
     monkeypatch.setattr(scan, "LOOP_STEPS", 10)
     said: list[str] = []
     rows = list(scan.rows([SHAPE], [torch.bfloat16], CPU, said.append, seconds=1.0))

@@ -24,7 +24,7 @@ ONLY_PARSED = {
         "scripts.bench resets",
         "scripts.bench drop-in --device cuda",
         "scripts.bench options --device cuda",
-        "bench layout --device cuda --graph",
+        "scripts.bench layout --device cuda",
     ],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "python3 -m venv", "git clone"],
     "a text or a program of the reader's": [
@@ -46,7 +46,7 @@ ONLY_PARSED = {
 """Why some commands are not executed, and what they contain."""
 
 SLOW = re.compile(
-    r"econmt train .*--processes|scripts\.bench parallel |scripts\.kill_campaign |bench layout --recurrent"
+    r"econmt train .*--processes|scripts\.bench parallel |scripts\.kill_campaign |scripts\.bench (layout --recurrent|choices)"
 )
 """Commands that only slow tests execute: they start processes that import PyTorch, or have no small sizes.
 

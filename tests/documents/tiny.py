@@ -42,10 +42,8 @@ SHORT = {"data.max_length": "4", "training.max_buckets": "1", "training.bucket_w
 """Keys of translation for ``econmt profile``, which takes the longest sentences that a recipe allows."""
 LANGUAGE_MODELS = ("wikitext2", "wikitext2-awd", "ptb")
 BENCHES = {
-    "layout": "--seconds 0.01 --threads 1 --dtype float32",
     "training": "--length 4 --seconds 0.01 --threads 1",
     "select": "--bucket 4x4 --batch 2 --seconds 0.01 --threads 1",
-    "select --grid": "--part 1/140 --seconds 0.2 --threads 1",
 }
 """Options that replace those of ``econmt bench VERB``."""
 SCRIPTS = {
@@ -57,6 +55,8 @@ SCRIPTS = {
     "account": "--models LoRA --rounds 1 --size 1",
     "account-overhead": "--models LoRA --rounds 1 --size 1",
     "buckets": "",
+    "choices": "--part 1/140 --seconds 0.2 --threads 1",
+    "layout": "--seconds 0.01 --threads 1 --dtype float32 --device cpu",
     "cells": "--sizes 2x4x8 --ranks 2 --turns 1 --device cpu",
     "checksums": "--megabytes 1",
     "chunks": "--size 8 --turns 1",
@@ -95,14 +95,13 @@ def shrink(words: Sequence[str]) -> list[str]:
     if words[0] in ("train", "prepare") and len(words) > 1:
         words = [re.sub(r"rank=\d+", "rank=16", word.replace("device=cuda", "device=cpu")) for word in words]
         return _with_keys(words, _keys(words[1]))
-    if words[0] == "bench" and len(words) > 1 and words[1] in BENCHES and "--summary" not in words:
-        name = "select --grid" if "--grid" in words else words[1]
-        small = [] if "--simulate" in words else shlex.split(BENCHES[name])
+    if words[0] == "bench" and len(words) > 1 and words[1] in BENCHES:
+        small = [] if "--simulate" in words else shlex.split(BENCHES[words[1]])
         kept = _without(words[2:], small)
         recipe = next((word for word in kept if not word.startswith("-")), "")
         if words[1] == "training":
             small += [part for key, value in TRANSLATION.items() for part in ("--set", f"{key}={value}")]
-        if name == "select" and recipe:
+        if words[1] == "select" and recipe:
             return ["bench", words[1], *_with_keys(kept, _keys(recipe)), *small]
         return ["bench", words[1], *kept, *small]
     return list(words)

@@ -132,19 +132,6 @@ def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
     return divide_translation(model, StagePlacement(pairs, (*upper,), (*decoder,), *plan.chunks))
 
 
-def timed_stacks(
-    model: nn.Module, shape: Shape, precision: Precision, implementations: Implementations
-) -> list[tuple[list[Piece], int]]:
-    """Times the layers of each stack that a pipeline divides.
-
-    Returns:
-        For each stack its layers, bottom first, and its time steps.
-    """
-    timer = _LayerTimer(model, shape.rows, precision)
-    stacks = _stacks(model, shape, implementations)
-    return [(timer.pieces(stack), stack.steps) for stack in stacks if len(stack.layers)]
-
-
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
     """Measures the link between the first two stages for transfers of ``size`` bytes; all stages call this together."""
     seconds = []

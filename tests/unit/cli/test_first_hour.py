@@ -65,7 +65,7 @@ def test_options_of_translate_have_headings(call: Call) -> None:
     [
         ("econmt tr", {"train", "translate"}),
         ("econmt train --overw", {"--overwrite-output"}),
-        ("econmt bench la", {"layout"}),
+        ("econmt bench se", {"select"}),
         ("econmt train multi", {"multi30k"}),
     ],
 )

@@ -17,7 +17,7 @@ from tests.unit.training.tiny import write_recipe
 
 HELP = [
     *([name] for name in COMMANDS),
-    *(["bench", name] for name in ("layout", "select", "training")),
+    *(["bench", name] for name in ("select", "training")),
     *(["recipes", name] for name in ("list", "copy", "show", "validate")),
 ]
 SMALL = ("data.max_length=9", "training.batch.size=8")
@@ -58,12 +58,10 @@ def test_tables_of_measurements(call: Call, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # into a pipe benches write CSV
     recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
     profiled = ("profile", recipe, *SMALL)
-    quick = ("--seconds", 0.01, "--dtype", "float32")
     for words in (
         (*profiled, "--compare"),
         (*profiled, "--estimate", "--device", "cuda"),
         (*profiled, "--fit", "1MiB", "--bucket", "4x4", "--compare"),
-        ("bench", "layout", "--paper", *quick),
         ("bench", "select", recipe, *SMALL, "--seconds", 0.01),
         ("bench", "training", recipe, "--length", 3, "--seconds", 0.01, "--precision", "float32"),
         ("recipes", "list"),

@@ -148,6 +148,6 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     second.train()
     assert "source vocabulary: 8 of 12 tokens are known there, other rows are random" in second.said()
     with pytest.raises(
-        InputError, match=r"update_vocab: true has no effect without training.initialize_from"
+        InputError, match=r"update_vocab: true has no effect without training\.initialize_from"
     ):
         make_run("training.update_vocab=true")

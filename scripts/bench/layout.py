@@ -1,6 +1,11 @@
 """Times matrix products in each memory layout and library: X (N, I), W (O, I), Y = X W^T (N, O).
 
-"by rows" and "by columns" tell how activations are stored: (N, I), or (I, N) and so feature-major.
+    python -m scripts.bench layout --paper
+    python -m scripts.bench layout --recurrent --dtype float32 --threads 1
+    python -m scripts.bench layout --device cuda --graph
+
+Both forward and backward products are timed. "by rows" and "by columns" tell how activations are stored: (N, I), or (I,
+N) and so feature-major.
 """
 
 from __future__ import annotations
@@ -8,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.rows import Row, Say, in_graph, time_in_turns
+from econmt.bench.rows import Row
 from econmt.checkpoint.tensor_files import dtype_name
+from econmt.engine.devices import reproducible
 from econmt_ops.cells.lstm import forward as cell_forward
 from econmt_ops.linear import LAYOUTS
 from econmt_ops.products.packed import is_available
+from scripts.bench.frame import Bench, in_graph, in_turns
 
 PAPER = (64, 512, 2048)
 """N, I, O of the published comparison: 64 sentences, 512 units, four gates."""
@@ -37,49 +45,31 @@ _Functions = dict[tuple[str, str, str], Callable[[], object]]
 """Functions by operation, library and layout."""
 
 
-class LayoutTimer:
+class LayoutTimer(NamedTuple):
     """Times layouts on one device, ``seconds`` for the candidates of one product.
 
     ``graph`` times calls in CUDA graphs, where launching them costs nothing.
     """
 
-    def __init__(
-        self,
-        dtypes: Sequence[torch.dtype],
-        device: torch.device,
-        seconds: float,
-        say: Say,
-        *,
-        graph: bool = False,
-    ) -> None:
-        self._dtypes, self._device, self._seconds, self._say = dtypes, device, seconds, say
-        self._graph = graph
+    device: torch.device
+    seconds: float
+    graph: bool = False
 
-    def products(self, shapes: Sequence[tuple[int, int, int]]) -> Iterator[Row]:
-        """Times products of shapes (N, I, O), those of their backward pass, and `econmt_ops.linear` with both passes.
-
-        Yields:
-            A row for each layout, library and product.
-        """
-        cases = list(product(self._dtypes, shapes))
-        for number, (dtype, shape) in enumerate(cases, 1):
-            rows, inputs, outputs = shape
-            name = f"{rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}"
-            self._say(f"layout {number} of {len(cases)}: {name}")
-            for functions in _groups(rows, inputs, outputs, dtype, self._device):
+    def products(
+        self, dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, int, int]]
+    ) -> Iterator[Row]:
+        """Yields a row for each layout, library and product of N, I and O."""
+        for dtype, shape in product(dtypes, shapes):
+            for functions in _groups(*shape, dtype, self.device):
                 yield from self._rows(functions, shape, dtype)
 
-    def loops(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Row]:
-        """Times loops of :data:`STEPS` products of an LSTM's recurrence, alone and with the cell between them.
+    def loops(self, dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, int]]) -> Iterator[Row]:
+        """Yields a row for each layout, library and loop of a batch and hidden size; times are those of one step.
 
-        Yields:
-            A row for each layout, library, and loop (batch and hidden size); times are those of one step.
+        A loop has :data:`STEPS` products of an LSTM's recurrence, alone and with the cell between them.
         """
-        cases = list(product(self._dtypes, shapes))
-        for number, (dtype, (batch, hidden)) in enumerate(cases, 1):
-            name = f"{STEPS} steps, batch {batch}, hidden {hidden}, {dtype_name(dtype)}"
-            self._say(f"layout {number} of {len(cases)}: {name}")
-            for functions in _loops(batch, hidden, dtype, self._device):
+        for dtype, (batch, hidden) in product(dtypes, shapes):
+            for functions in _loops(batch, hidden, dtype, self.device):
                 yield from self._rows(functions, (batch, hidden, 4 * hidden), dtype, STEPS)
 
     def _rows(
@@ -88,27 +78,21 @@ class LayoutTimer:
         """Yields a row for each candidate; the times are those of one of its ``steps``."""
         rows, inputs, outputs = shape
         timed: Mapping[tuple[str, str, str], Callable[[], object]] = functions
-        if self._graph:
-            timed = {key: in_graph(call, self._device, REPLAYED) for key, call in functions.items()}
-        calls = steps * (REPLAYED if self._graph else 1)
-        timings = time_in_turns(timed, self._seconds, self._device)
-        for (what, library, layout), timing in timings.items():
+        if self.graph:
+            timed = {key: in_graph(call, self.device, REPLAYED) for key, call in functions.items()}
+        calls = steps * (REPLAYED if self.graph else 1)
+        for (what, library, layout), timing in in_turns(timed, self.device, seconds=self.seconds).items():
             passes = 3 if what == "forward and backward" else 1
             yield {
-                "bench": "layout",
-                "what": what,
                 "dtype": dtype_name(dtype),
                 "rows": rows,
                 "inputs": inputs,
                 "outputs": outputs,
-                **({"steps": steps} if steps > 1 else {}),
+                "what": what,
                 "library": library,
                 "layout": layout,
-                **({"launched": "in a graph"} if self._graph else {}),
                 "milliseconds": 1e3 * timing.median / calls,
-                "lowest decile": 1e3 * timing.low / calls,
                 "highest decile": 1e3 * timing.high / calls,
-                "samples": len(timing.samples),
                 "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
             }
 
@@ -268,3 +252,23 @@ def _library(dtype: torch.dtype, device: torch.device) -> str:
     if dtype == torch.bfloat16 and torch._C._has_mkldnn:
         return "oneDNN"
     return "MKL" if torch._C.has_mkl else "BLAS"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Runs the benchmark; see the module's docstring."""
+    bench = Bench(__doc__, device="auto", seconds=0.5)
+    add = bench.add_argument
+    add("--recurrent", action="store_true", help="time loops of products, as in an LSTM")
+    add("--paper", action="store_true", help="time only the published shape: X 64 x 512, W 2048 x 512")
+    add("--dtype", nargs="+", default=["float32", "bfloat16"], help="types of the operands (%(default)s)")
+    add("--graph", action="store_true", help="time calls in CUDA graphs, without the time of launching them")
+    given = bench.begin(words)
+    timer = LayoutTimer(bench.device, given.seconds, given.graph)
+    dtypes = [getattr(torch, name) for name in given.dtype]
+    with reproducible(bench.device, given.threads):
+        bench.print_header()
+        if given.recurrent:
+            rows = timer.loops(dtypes, RECURRENT)
+        else:
+            rows = timer.products(dtypes, [PAPER] if given.paper else SHAPES)
+        bench.report(rows, "layouts: X (rows, inputs), W (outputs, inputs)")
