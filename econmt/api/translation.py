@@ -291,24 +291,21 @@ class TrainedModel:
         self,
         search: Mapping[str, Any],
         *,
-        batch_size: int | None = None,
-        chunk_size: int | None = None,
-        max_input_length: int | None = None,
-        long_lines: Literal["cut", "skip"] | None = None,
         avoid: Sequence[str] = (),
         glossary: Glossary | Path | str | None = None,
         restrict_lexicon: Path | str | None = None,
         restrict_lexicon_topk: int | None = None,
         language_model: Path | str | None = None,
         warn: Callable[[str], None] | None = None,
+        **further: Any,
     ) -> Translator:
         """Returns a translator for a stream of lines.
 
         Args:
             search: search options by name, see :meth:`search_options`.
-            batch_size, chunk_size, max_input_length, long_lines: search options too; None: not changed.
             avoid, glossary, restrict_lexicon, restrict_lexicon_topk, language_model: see :meth:`translate`.
             warn: see :class:`~econmt.decoding.translator.Translator`.
+            further: further search options, such as ``batch_size`` and ``long_lines``.
 
         Example::
 
@@ -326,21 +323,11 @@ class TrainedModel:
             )
         if not isinstance(language_model, (Path, str, type(None))):
             raise InputError("language_model expects the folder of a language model")
-        limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
-        limits.check_whole("chunk_size", chunk_size, limits.LINES)
-        limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
-        if long_lines not in ("cut", "skip", None):
-            raise InputError(f"long_lines {long_lines!r}: expected cut or skip")
+        search = {**search, **further} if isinstance(search, Mapping) else search
         options = self._options(search, language_model)
         if language_model is not None and search.get("lm_weight") is None:
             options = options.changed(lm_weight=LM_WEIGHT)
-        options = options.changed(
-            batch_size=batch_size or options.batch_size,
-            chunk_size=chunk_size or options.chunk_size,
-            max_input_length=max_input_length or options.max_input_length,
-            long_lines=long_lines or options.long_lines,
-            avoid=tuple(avoid) or options.avoid,
-        )
+        options = options.changed(avoid=tuple(avoid) or options.avoid)
         self._incremental = self._incremental or [
             IncrementalModel(each, self.precision) for each in self.models
         ]
@@ -353,12 +340,11 @@ class TrainedModel:
                 self.vocabularies,
                 options,
                 self.device,
-                max_length=self.recipe.pairs.max_length,
+                data=self.recipe.pairs,
                 glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 fusion=self._fusion(language_model, options.lm_weight),
                 warn=warn,
-                languages=self.languages,
                 divide=self._divide(split=options.split_sentences, markup=options.markup),
             )
             self._translator = settings, made

@@ -25,15 +25,15 @@ from econmt.decoding.words import has_words
 from econmt.elsewhere import text_division
 from econmt.options.option_groups import option
 from econmt.options.search_options import (
-    FusedModel,
     HypothesisOptions,
     LineBatches,
     Sampling,
     SearchComputing,
+    SearchedModels,
     SearchKeys,
     WordRules,
 )
-from econmt.options.shared_options import ModelChoice, OutputOption, check_picture, refuse_idle
+from econmt.options.shared_options import OutputOption, check_picture, refuse_idle
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,12 @@ class TranslationOutput:
 
 def translate(
     context: typer.Context,
-    model: ModelChoice,
+    model: SearchedModels,
     text: TextInput,
     output: TranslationOutput,
     search: SearchKeys,
     hypotheses: HypothesisOptions,
     sampling: Sampling,
-    fused: FusedModel,
     lines: LineBatches,
     rules: WordRules,
     computing: SearchComputing,
@@ -103,9 +102,9 @@ def translate(
     """
     _check_options(context, text, output, sampling, rules)
     read = [text.input_file, *(text.input_factors or ()), *rules.files]
-    if fused.language_model is None:
+    if model.language_model is None:
         refuse_idle(context, "is of --language-model; give that too, or leave it out", "lm_weight")
-    models = [*model.models, *([] if fused.language_model is None else [fused.language_model])]
+    models = [*model.models, *([] if model.language_model is None else [model.language_model])]
     lines_out = line_output(output.output, read, models)
     loaded = load_models(model.models, computing, model.checkpoint)
     needs_attention = hypotheses.replace_unk, hypotheses.markup, text.split_sentences, output.needs_attention
@@ -122,14 +121,14 @@ def translate(
             "top_p": sampling.top_p,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
-            "lm_weight": 0.0 if fused.language_model is None else fused.lm_weight,
+            "lm_weight": 0.0 if model.language_model is None else model.lm_weight,
         },
         **asdict(lines),
         avoid=avoid,
         glossary=glossary,
         restrict_lexicon=rules.restrict_lexicon,
         restrict_lexicon_topk=rules.restrict_lexicon_topk,
-        language_model=fused.language_model,
+        language_model=model.language_model,
         warn=_warn,
     )
     data = loaded.recipe.pairs

@@ -84,18 +84,18 @@ class Translator:
         models: models on ``device`` that share the vocabularies; :class:`econmt.model.IncrementalModel` makes one of a
             trained model.
         vocabularies: source and target vocabulary.
-        max_length: maximum number of source tokens in training; longer lines cause a warning.
+        data: data section of the models' recipe: lines of more source tokens than ``max_length`` cause a warning, and
+            the languages say how capitals change.
         warn: called with a message about a doubtful input line.
-        poll: called between the steps of a search; an exception that it raises ends the search.
         glossary: terms with the translations that they get, by annotated sources or by constraints.
         shortlists: target words allowed for each sentence; None: all.
         fusion: language model for ``options.lm_weight``.
-        languages: codes of the source and target languages, by which capitals change.
         divide: divides lines into pieces, which are translated one by one, for the options ``markup`` and
             ``split_sentences``; None: lines are translated whole.
 
     Attributes:
         annotates: True if sources are annotated with the terms of glossaries.
+        poll: called between the steps of a search; an exception that it raises ends the search.
         factor_files: names of the files of source factors, for messages.
         searches: names of the searches that have run, see :func:`~econmt.decoding.search.native.search_name`.
     """
@@ -107,13 +107,11 @@ class Translator:
         options: SearchOptions,
         device: torch.device | str = "cpu",
         *,
-        max_length: int | None = None,
+        data: recipe.Data | None = None,
         warn: Callable[[str], None] | None = None,
-        poll: Callable[[], object] = lambda: None,
         glossary: Glossary | None = None,
         shortlists: Shortlists | None = None,
         fusion: ShallowFusion | None = None,
-        languages: tuple[str, str] = ("", ""),
         divide: Divide | None = None,
     ) -> None:
         self.options = options
@@ -121,12 +119,14 @@ class Translator:
         self.model = as_one(self.models, options.ensemble_mode)
         self.vocabularies = vocabularies
         self.device = torch.device(device)
-        self.max_length = max_length
+        self.data = data
+        self.max_length = None if data is None else data.max_length
+        self.languages = ("", "") if data is None else (data.source, data.target)
         self.warn = warn
         self.factor_files: Sequence[str] = ()
-        self.poll = poll
+        self.poll: Callable[[], object] = lambda: None
         self.searches: set[str] = set()
-        longest = max_length or recipe.Data.model_fields["max_length"].default
+        longest = self.max_length or recipe.Data.model_fields["max_length"].default
         self._tokens = options.batch_size * longest
         self._continuous: ContinuousSearch | None = None
         self._shortlists = shortlists
@@ -136,7 +136,6 @@ class Translator:
             raise InputError("language_model cannot be combined with restrict_lexicon; remove one of them")
         self._fusion = fusion
         self._glossary = glossary
-        self.languages = languages
         self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))
         if options.glossary_mode == "annotate" and not self.annotates:
             raise InputError(

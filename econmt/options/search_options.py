@@ -14,7 +14,7 @@ from econmt.data.text.glossary import Glossary, read_glossary
 from econmt.decoding.constraints.phrases import read_avoid_list
 from econmt.decoding.search.options import CHUNK_SIZE, LM_WEIGHT
 from econmt.options.option_groups import RecipeKeys, option, recipe_option
-from econmt.options.shared_options import Computing
+from econmt.options.shared_options import Computing, ModelChoice
 
 _BATCHES = ("batch_size", "max_input_length")
 SearchKeys = Annotated[
@@ -89,10 +89,9 @@ class Sampling(Drawing):
 
 
 @dataclass(frozen=True)
-class FusedModel:
-    """Language model that takes part in a search."""
+class SearchedModels(ModelChoice):
+    """Translation models, and a language model that takes part in their search."""
 
-    heading: ClassVar[str] = "Language model"
     language_model: Path | None = option(
         None,
         help="Folder of a language model with the target vocabulary, whose log-probability of each token is added to "

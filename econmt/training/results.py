@@ -228,7 +228,7 @@ def _draw_attention(
         translator.vocabularies,
         translator.options.changed(attention=True),
         translator.device,
-        max_length=translator.max_length,
+        data=translator.data,
     )
     (translation,) = attending.translate([requests[chosen]])
     assert translation.attention is not None

@@ -329,7 +329,9 @@ def make_translator(
     options = SearchOptions.from_recipe(recipe.decoding).changed(attention=False)
     if plan is not None:  # the plan has no memory for CUDA graphs
         options = options.changed(batch_size=plan.decoding_rows, continuous=False)
-    return Translator([model], vocabularies, options, device, max_length=recipe.pairs.max_length, poll=poll)
+    translator = Translator([model], vocabularies, options, device, data=recipe.pairs)
+    translator.poll = poll
+    return translator
 
 
 def report_checkpoint(

@@ -366,7 +366,7 @@ def test_in_a_pipe_it_is_said_what_takes_long(monkeypatch: pytest.MonkeyPatch) -
         (lambda model: econmt.load(model).translate(5), "a list of lines"),
         (lambda model: econmt.load(model).translate([b"a"]), "a list of lines"),
         (lambda model: econmt.load(model).translator(5), "search 5"),
-        (lambda model: econmt.load(model).translator({}, long_lines="x"), "long_lines 'x'"),
+        (lambda model: econmt.load(model).translator({}, long_lines="x"), "long_lines: must be one of"),
     ],
 )
 def test_python_is_told_of_wrong_kinds(

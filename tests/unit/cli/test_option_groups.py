@@ -20,7 +20,7 @@ from econmt.options.option_groups import (
     recipe_option,
     with_option_groups,
 )
-from econmt.options.search_options import FusedModel, HypothesisOptions, LineBatches, Sampling, SearchKeys
+from econmt.options.search_options import HypothesisOptions, LineBatches, Sampling, SearchedModels, SearchKeys
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,14 @@ def test_every_key_of_the_search_is_an_option_of_translate() -> None:
     keys = SearchKeys.__metadata__[0].names  # type: ignore[attr-defined]
     others = {
         field.name
-        for kind in (HypothesisOptions, Sampling, LineBatches, FusedModel)
+        for kind in (HypothesisOptions, Sampling, LineBatches, SearchedModels)
         for field in fields(kind)
-    } - {"language_model"}
+    } - {"models", "checkpoint", "language_model"}
     known = set(SearchOptions.model_fields)
     assert {f"decoding.{name}" for name in keys} == {
         key for key in RECIPE_FIELDS if key.startswith("decoding.")
     } - {"decoding.batch_size", "decoding.max_input_length"}
     assert set(keys) | others | {
-        "ensemble_mode",
         "attention",
         "avoid",
         "continuous",

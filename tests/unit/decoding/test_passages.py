@@ -14,7 +14,7 @@ from econmt_serve.text.division import divider
 from econmt_serve.text.passages import division, plain_passage
 from econmt_serve.text.sentences import sentence_spans
 from tests.unit.decoding.test_markup_reader import in_capitals
-from tests.unit.decoding.test_translator import Copying
+from tests.unit.decoding.test_translator import Copying, data_section
 
 WORDS = WordVocabulary([*SPECIAL_TOKENS, "A", "dog.", "Mr.", "Smith", "runs!", "It", "is", "3.5", "m."])
 
@@ -26,7 +26,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
         Vocabularies(WORDS, WORDS),
         SearchOptions(beam_size=2, split_sentences=True, **options),  # type: ignore[arg-type]
         warn=said.append,
-        max_length=3,
+        data=data_section(3),
         divide=divider(("en-US", target), split=True, markup=bool(options.get("markup"))),
     )
     return translator, said

@@ -22,6 +22,7 @@ from econmt.decoding.translator import Translator
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_avoidance import PIECES, Pieces
 from tests.unit.decoding.test_real_model import SIZE, VARIANTS, make_model
+from tests.unit.decoding.test_translator import data_section
 
 WORDS = [chr(ord("a") + at) for at in range(SIZE - len(SPECIAL_TOKENS))]
 BOTH = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *WORDS])] * 2)
@@ -31,7 +32,7 @@ LINES = ["a b c", "d", "h g f e d", "b e b", "s r q p o n m", "c c", "k l", "f a
 def translator(variants: Sequence[str], glossary: Glossary | None = None, **options: Any) -> Translator:
     models = [IncrementalModel(make_model(variant, seed)) for seed, variant in enumerate(variants, 4)]
     search = SearchOptions(**{"batch_size": 4, **options})
-    return Translator(models, BOTH, search, glossary=glossary, max_length=12)
+    return Translator(models, BOTH, search, glossary=glossary, data=data_section(12))
 
 
 def assert_equal(found: Translation, expected: Translation) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.config.recipe import Decoding
+from econmt.config.recipe import Data, Decoding
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.vocabulary import (
     EOS,
@@ -90,6 +90,12 @@ class CopyState:
 
     def keep(self, sentences: Tensor) -> CopyState:
         return CopyState(self.source[sentences], torch.searchsorted(sentences, self.owners), self.position)
+
+
+def data_section(max_length: int, languages: tuple[str, str] = ("en", "de")) -> Data:
+    """The data section of the recipe of a model."""
+    source, target = languages
+    return Data(source=source, target=target, train=["train"], valid="valid", max_length=max_length)
 
 
 def translator(model: object | None = None, **options: Any) -> Translator:
@@ -243,7 +249,7 @@ def test_a_recipe_gives_the_batch_size_and_the_search() -> None:
 
 def test_long_lines_are_translated_and_warned_of_by_number() -> None:
     warnings: list[str] = []
-    made = translator(max_length=4, warn=warnings.append, chunk_size=2)
+    made = translator(data=data_section(4), warn=warnings.append, chunk_size=2)
     lines = ["abc", "abcd", "abcdefgh", "a"]
     assert [translation.text for translation in made.translate(lines, "test.en")] == lines
     assert len(warnings) == 1
@@ -263,7 +269,7 @@ def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: s
 
 def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
     warnings: list[str] = []
-    made = translator(max_length=2, warn=warnings.append, chunk_size=9)
+    made = translator(data=data_section(2), warn=warnings.append, chunk_size=9)
     list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
     assert [line.partition(" ")[0] for line in warnings] == [
         "test.en:1:",
@@ -288,7 +294,7 @@ def test_a_very_long_line_cannot_run_away() -> None:
             return super().step(tokens, state._replace(prefixes=torch.zeros_like(state.prefixes)))
 
     search = SearchOptions(beam_size=1, max_output_factor=5.0)
-    (found,) = translator(Endless(), search=search, max_length=4).translate(["a" * 40])
+    (found,) = translator(Endless(), search=search, data=data_section(4)).translate(["a" * 40])
     assert len(found.tokens) == 50
     assert found.hypotheses[0].cut
 
@@ -350,9 +356,9 @@ def test_lines_in_capitals_follow_the_rules_of_their_language(
     glossary = Glossary({"ışık": "w5"})
     plain, steered = (
         next(
-            Translator([Copying()], both, options, languages=languages, glossary=each).translate(
-                ["IŞIK İZMİR"]
-            )
+            Translator(
+                [Copying()], both, options, data=data_section(100, languages), glossary=each
+            ).translate(["IŞIK İZMİR"])
         )
         for each in (None, glossary)
     )
@@ -469,6 +475,7 @@ def test_a_watch_ends_a_translation() -> None:
         raise Left
 
     for chosen in (False, True):
-        model = IncrementalModel(make_model("additive"))
+        made = translator(IncrementalModel(make_model("additive")), continuous=chosen)
+        made.poll = poll
         with pytest.raises(Left):
-            list(translator(model, continuous=chosen, poll=poll).translate(["hen"] * 70))
+            list(made.translate(["hen"] * 70))
