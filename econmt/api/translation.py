@@ -403,13 +403,15 @@ class TrainedModel:
         top_k = changes.pop("top_k", None)
         if changes.get("sample") is True:  # as on the command line; a number is the top k itself
             changes["sample"] = top_k or 0
+        elif top_k is not None:
+            raise InputError("top_k has no effect without sample=True; add that, or remove top_k")
         elif changes.get("sample") is False:
             del changes["sample"]
         try:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        given = {**changes, "sample": options.sample, "top_k": top_k, "language_model": language_model}
+        given = {**changes, "sample": options.sample, "language_model": language_model}
         _refuse_idle(given, options)
         return options
 

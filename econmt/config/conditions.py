@@ -191,11 +191,20 @@ SEARCH_RULES: dict[str, Rule] = {
     **RULES,
     **{
         f"decoding.{name}": Rule(_BEAM_SEARCH)
-        for name in ("coverage_penalty_weight", "word_penalty", "beam_prune", "beam_search_stop", "beam_size")
+        for name in (
+            "brevity_penalty_weight",
+            "coverage_penalty_weight",
+            "word_penalty",
+            "beam_prune",
+            "beam_search_stop",
+            "beam_size",
+        )
     },
-    **{f"decoding.{name}": Rule(SAMPLING) for name in ("top_k", "top_p", "temperature")},
+    "decoding.brevity_penalty_constant_length_ratio": Rule(
+        all_of(above_zero("decoding.brevity_penalty_weight"), _BEAM_SEARCH)
+    ),
+    **{f"decoding.{name}": Rule(SAMPLING) for name in ("top_p", "temperature")},
     "decoding.lm_weight": Rule(is_set("decoding.language_model")),
-    "decoding.restrict_lexicon_topk": Rule(is_set("decoding.restrict_lexicon")),
 }
 """Conditions of options that are given for one search, in addition to those of recipes."""
 
@@ -301,7 +310,6 @@ CONFLICTS = (
         Conflict(one_of("decoding.attention", False), is_set(f"decoding.{name}"))
         for name in ("replace_unk", "markup", "split_sentences")
     ),
-    Conflict(is_set("decoding.language_model"), is_set("decoding.restrict_lexicon")),
 )
 """Pairs of settings that cannot be combined."""
 

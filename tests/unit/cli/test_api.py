@@ -311,7 +311,14 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
     ("options", "message"),
     [
         ({"temperature": 0.5}, "temperature has no effect without sample"),
+        ({"top_p": 0.9}, "top_p has no effect without sample"),
+        ({"sample": 0, "top_k": 3}, "top_k has no effect without sample=True"),
+        ({"sample": 5, "top_k": 3}, "top_k has no effect without sample=True"),
         ({"sample": True, "beam_prune": 0.5}, "beam_prune has no effect without beam search"),
+        (
+            {"sample": True, "brevity_penalty_weight": 0.5},
+            "brevity_penalty_weight has no effect without beam search",
+        ),
         ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop has no effect without beam search"),
         (
             {"brevity_penalty_constant_length_ratio": 2.0},
