@@ -128,8 +128,7 @@ def test_top_p_draws_from_the_fewest_tokens_that_reach_the_share() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"top_p": 0.9}, "top_p is for sample"),
-        ({"ban_unk": True, "unk_penalty": 1.0}, "ban_unk and unk_penalty cannot be combined"),
+        ({"ban_unk": True, "unk_penalty": 1.0}, "ban_unk: true cannot be combined with unk_penalty: 1.0"),
         ({"repetition_penalty": 0.5}, "greater than or equal to 1"),
         ({"sample": 0, "top_p": 0.0}, "greater than 0"),
     ],

@@ -1,6 +1,6 @@
 // Adam and AdamW for many tensors in one launch, with the arithmetic of torch's fused kernels. Each gradient is read once:
 // counted in the norm, clipped and used. A block updates TILE values of one tensor. Values and gradients are float32; with
-// NARROW they are bfloat16, and values are rounded stochastically, as `econmt_ops.stochastic_rounding` does.
+// NARROW they are bfloat16, and values are rounded stochastically, as `econmt_ops.optimizers.stochastic_rounding` does.
 #include "device.cuh"
 
 #if NARROW

@@ -24,7 +24,7 @@ _POSITIONS = 8
 
 @triton.jit
 def derive(seed, index):
-    """Returns the seed of the index-th mask of a call, as `core.dropout.derive_seed`; the seed, if index < 0."""
+    """Returns the seed of the index-th mask of a call, as `products.dropout.derive_seed`; the seed, if index < 0."""
     state = seed.to(tl.uint64) + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
