@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from econmt.model.layers import RecurrentLayer, SeededDropout, initialize_linear
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, ContextGate, attentional_lstm
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.scopes import layer as account
+from econmt_ops.core.weights import State
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs
 
@@ -246,26 +248,36 @@ class ParallelDecoder(Decoder):
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         """See :meth:`Decoder.forward`."""
         seeds = self.draw_seeds() if seeds is None else seeds
-        weights = weights_of(self.layers)
-        how = implementations.recurrent("decoder")
-        outputs, (after,) = self.cell.run(inputs, weights[:1], how, state=state.layers[:1])
+        weights, how = weights_of(self.layers), implementations.recurrent("decoder")
+
+        def run(layer: int, read: Inputs) -> tuple[Tensor, State]:
+            one = slice(layer, layer + 1)
+            return self.cell.run(read, weights[one], how, state=state.layers[one])
+
+        outputs, (after,) = run(0, inputs)
         states = [after]
         with account("attention"):
-            contexts, alignment = self.attention(
-                outputs, memory.keys, memory.values, memory.lengths, implementations
-            )
-        contexts = contexts.to(outputs.dtype)
+            contexts, alignment = self.attend(outputs, memory, implementations)
         for layer in range(1, len(weights)):
             below = self.dropout(outputs, seeds[layer - 1])
-            joined = torch.cat([below, contexts], dim=-1)
-            outputs, (after,) = self.cell.run(
-                joined, weights[layer : layer + 1], how, state=state.layers[layer : layer + 1]
-            )
-            if self.config.residual:
-                outputs = outputs + below
+            outputs, (after,) = self.run_upper(below, contexts, partial(run, layer))
             states.append(after)
         combined = self.combined(outputs, contexts)
         return combined, alignment, AttentionalLSTMState(tuple(states), combined[:, -1])
+
+    def attend(
+        self, outputs: Tensor, memory: Memory, implementations: Implementations
+    ) -> tuple[Tensor, Tensor]:
+        """Returns contexts (B, T, E) and attention (B, T, S) of the bottom layer's outputs (B, T, H)."""
+        contexts, alignment = self.attention(outputs, *memory, implementations)
+        return contexts.to(outputs.dtype), alignment
+
+    def run_upper(
+        self, inputs: Tensor, contexts: Tensor, run: Callable[[Tensor], tuple[Tensor, Any]]
+    ) -> tuple[Tensor, Any]:
+        """Runs the recurrence ``run`` of an upper layer on the outputs below it after dropout and contexts."""
+        outputs, states = run(torch.cat([inputs, contexts], dim=-1))
+        return (outputs + inputs if self.config.residual else outputs), states
 
     def combined(self, outputs: Tensor, contexts: Tensor) -> Tensor:
         """Computes attentional hidden vectors (B, T, H) from top-layer outputs (B, T, H) and contexts (B, T, E)."""

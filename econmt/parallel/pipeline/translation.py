@@ -12,8 +12,9 @@ Shapes: B rows, S source positions, T target positions, C of a chunk, I embeddin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -282,26 +283,25 @@ class TranslationParts(Parts):
 
     def _attend(self, states: Tensor, keys: Tensor, values: Tensor) -> Sequence[Tensor]:
         """Computes the contexts (B, C, E) for the bottom layer's outputs (B, C, H)."""
-        lengths = self._batch.source_lengths
-        contexts, _ = self._model.decoder.attention(states, keys, values, lengths, self._implementations)
-        return (contexts.to(states.dtype),)
+        assert isinstance(self._model.decoder, ParallelDecoder)
+        memory = Memory(keys, values, self._batch.source_lengths)
+        return self._model.decoder.attend(states, memory, self._implementations)[:1]
 
     def _decoder_layer(
         self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int
     ) -> Callable[..., Sequence[Tensor]]:
         """Returns a function that runs a decoder layer on a chunk; it gives outputs, h and c."""
         decoder = self._model.decoder
+        assert isinstance(decoder, ParallelDecoder)
         seed = self._decoder_seeds[layer - 1] if layer else None
+        how = self._implementations.recurrent("decoder")
 
         def run(below: Tensor, *context_and_state: Tensor) -> Sequence[Tensor]:
+            *context, h, c = context_and_state
             read = self._drop_target(below, layer, self._target.begin(chunk), seed)
-            joined = torch.cat([read, context_and_state[0]], -1) if layer else read
-            outputs, (h, c) = stack[layer](
-                joined,
-                (context_and_state[-2], context_and_state[-1]),
-                **self._implementations.recurrent("decoder"),
-            )
-            return (outputs + read if layer and decoder.config.residual else outputs), h, c
+            recurrence: Callable[[Tensor], Any] = partial(stack[layer], state=(h, c), **how)
+            outputs, (h, c) = decoder.run_upper(read, context[0], recurrence) if layer else recurrence(read)
+            return outputs, h, c
 
         return run
 

@@ -178,20 +178,18 @@ def _cudnn_rnn(
     inputs: Tensor,
     states: Sequence[Tensor],
     weights: Sequence[Tensor],
-    biases: bool,
-    layers: int,
-    p: float,
-    train: bool,
-    bidirectional: bool,
+    settings: tuple[bool, int, float, bool, bool],
     *,
     batch_first: bool = False,
     batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
     """Runs all layers of a recurrent network in one call (cudnn/RNN.cpp, _cudnn_impl).
 
-    The weights lie in one buffer, as `torch.nn.RNNBase.flatten_parameters` puts them. Under autocast they are copied
+    ``settings`` are has_biases, num_layers, dropout, train and bidirectional of torch.lstm. The weights lie in one
+    buffer, as `torch.nn.RNNBase.flatten_parameters` puts them. Under autocast they are copied
     (native/RNN.cpp, _cudnn_rnn_cast_reflatten).
     """
+    biases, layers, p, train, bidirectional = settings
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         inputs, states = inputs.to(dtype), [state.to(dtype) for state in states]
@@ -202,8 +200,8 @@ def _cudnn_rnn(
     count = (4 if biases else 2) + (1 if projected else 0)
     with torch.autocast("cpu", enabled=False):
         buffer, sizes = weights[0].detach(), (_MODES[name], hidden, projected, layers)
-        settings = batch_first, p, train, bidirectional, list(batch_sizes), None
-        results = aten._cudnn_rnn(inputs, list(weights), count, buffer, h, c, *sizes, *settings)
+        others = batch_first, p, train, bidirectional, list(batch_sizes), None
+        results = aten._cudnn_rnn(inputs, list(weights), count, buffer, h, c, *sizes, *others)
     return tuple(results[: 2 if c is None else 3])
 
 
@@ -214,11 +212,11 @@ def _recurrent(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return list(hx) if isinstance(hx, list | tuple) else [hx]
 
     def padded(inputs: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
-        return _cudnn_rnn(name, inputs, states(hx), params, *settings[:-1], batch_first=settings[-1])
+        return _cudnn_rnn(name, inputs, states(hx), params, settings[:-1], batch_first=settings[-1])
 
     def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
         sizes = [data.shape[0] // len(batch_sizes)] * len(batch_sizes)
-        return _cudnn_rnn(name, data, states(hx), params, *settings, batch_sizes=sizes)
+        return _cudnn_rnn(name, data, states(hx), params, settings, batch_sizes=sizes)
 
     return padded, packed
 
