@@ -54,19 +54,6 @@ def test_the_layouts_of_a_product_are_the_same_product() -> None:
         assert {tuple(sorted(shape)) for shape in shapes} == {tuple(sorted(shapes[0]))}
 
 
-@pytest.mark.usefixtures("clock")
-def test_loops() -> None:
-    found = list(layout.LayoutTimer(CPU, 1.0).loops([torch.float32], [(4, 8)]))
-    assert {row["what"] for row in found} == {
-        "loop of products",
-        "loop of products and cells",
-        "loop of backward products",
-    }
-    # Times are those of one step.
-    assert [row["milliseconds"] for row in found] == pytest.approx([1000.0 / layout.STEPS] * len(found))
-    assert {row["outputs"] for row in found} == {32}
-
-
 def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
     calls: list[int] = []
@@ -79,10 +66,7 @@ def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     assert first["GFLOP/s"] == pytest.approx(work / float(first["milliseconds"]) / 1e6)
 
 
-@pytest.mark.parametrize("options", [(), ("--recurrent",)])
-def test_the_command(measured: Measured, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
+def test_the_command(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SHAPES", [(2, 3, 4)])
-    monkeypatch.setattr(layout, "RECURRENT", [(2, 3)])
-    rows = measured("layout", *options, "--dtype", "float32", "--seconds", "0.01", "--device", "cpu")
+    rows = measured("layout", "--dtype", "float32", "--seconds", "0.01", "--device", "cpu")
     assert {row["dtype"] for row in rows} == {"float32"}
-    assert any("loop" in row["what"] for row in rows) == bool(options)

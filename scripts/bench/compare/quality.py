@@ -108,10 +108,7 @@ class ToolkitRun:
         toolkit, marks = self.toolkit, self._options.marks
         command = toolkit.train_until(self._places, self._model, marks[-1])
         began: list[float] = []
-        variables = {
-            "COMPARE_MARKS": ",".join(map(str, marks)),
-            "COMPARE_MARKS_FOLDER": str(self._model),
-        }
+        variables = {"COMPARE_MARKS": ",".join(map(str, marks)), "COMPARE_MARKS_FOLDER": str(self._model)}
 
         def reading(line: str) -> Any:
             if line.startswith(BEGINS):
