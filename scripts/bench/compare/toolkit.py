@@ -15,6 +15,8 @@ from .measure import FailedError, Reading
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+PYTHON = "3.11"
+"""Version of Python of the toolkits' environments."""
 LAUNCHERS = HERE / "launchers"
 REQUIREMENTS = HERE / "requirements"
 SOURCE, TARGET = "en", "de"
@@ -68,12 +70,9 @@ class Toolkit(ABC):
     name: ClassVar[str]
     package: ClassVar[str]
     """Distribution whose version is reported; also the name of its file of requirements."""
-    python: ClassVar[str] = "3.11"
     build_first: ClassVar[tuple[str, ...]] = ()
     """Requirements installed before the others, to build ``build_without_isolation``."""
     build_without_isolation: ClassVar[str | None] = None
-    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Devices that its pinned packages support."""
     precision: ClassVar[str] = "float32"
     """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
@@ -140,21 +139,21 @@ class Toolkit(ABC):
         return output.read_text(encoding="utf-8").splitlines()
 
 
-def find_interpreter(version: str, given: str | None) -> Path:
-    """Finds an interpreter of a Python version such as 3.6: the given one, on the PATH, or installed by pyenv.
+def find_interpreter(given: str | None) -> Path:
+    """Finds an interpreter of the wanted version: the given one, on the PATH, or installed by pyenv.
 
     Raises:
         FailedError: There is none.
     """
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    on_path = [Path(path) for path in (shutil.which(f"python{version}"),) if path]
-    installed = sorted(home.glob(f"versions/{version}.*/bin/python"))
+    on_path = [Path(path) for path in (shutil.which(f"python{PYTHON}"),) if path]
+    installed = sorted(home.glob(f"versions/{PYTHON}.*/bin/python"))
     for candidate in [Path(given)] if given else [*on_path, *installed]:
         probe = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
         answer = subprocess.run(probe, capture_output=True, text=True, check=False)
-        if answer.returncode == 0 and answer.stdout.strip() == version:
+        if answer.returncode == 0 and answer.stdout.strip() == PYTHON:
             return candidate
-    raise FailedError(f"no Python {version} with the venv module; give one with --python {version}=PATH")
+    raise FailedError(f"no Python {PYTHON} with the venv module; give one with --python PATH")
 
 
 def install(toolkit: Toolkit, folder: Path, given: str | None) -> Path:
@@ -172,12 +171,11 @@ def install(toolkit: Toolkit, folder: Path, given: str | None) -> Path:
     if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
         return interpreter
     shutil.rmtree(place, ignore_errors=True)
-    base = find_interpreter(toolkit.python, given)
+    base = find_interpreter(given)
     place.parent.mkdir(parents=True, exist_ok=True)
     _step([str(base), "-m", "venv", str(place)])
     pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-deps"]
-    # Python 3.6 brings one too old for today's wheels; one newer than 24.0 refuses what fairseq asks for.
-    _step([*pip, f"pip=={'21.3.1' if toolkit.python == '3.6' else '24.0'}"])
+    _step([*pip, "pip==24.0"])  # a newer one refuses what fairseq asks for
     lines = wanted.splitlines()
     if toolkit.build_without_isolation is not None:
         early = [line for line in lines if line.split("==")[0].lower() in toolkit.build_first]
