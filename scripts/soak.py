@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from scripts.bench.compare.measure import end, process_tree, resident_bytes
+from scripts.bench.frame import draw_lines
 
 SECONDS_BETWEEN = 2.0
 FIRST_MINUTE = 2
@@ -118,22 +119,6 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
     return samples
 
 
-def draw(curves: dict[str, list[Sample]], picture: Path) -> None:
-    """Draws resident memory by time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for name, samples in curves.items():
-        minutes, megabytes = zip(*((each.seconds / 60, each.resident / 1e6) for each in samples), strict=True)
-        axes.plot(minutes, megabytes, label=name)
-    axes.set(xlabel="minutes", ylabel="resident memory, MB", title="Memory of a process by time")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(picture, dpi=100)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -152,7 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             curves = {given.csv.stem: run(given.command, given.minutes, given.csv, text)}
         else:
             curves = {path.stem: read(path) for path in given.csv}
-            draw(curves, given.picture)
+            lines = {
+                name: {each.seconds / 60: each.resident / 1e6 for each in curves[name]} for name in curves
+            }
+            title = "Memory of a process by time"
+            draw_lines(
+                lines, given.picture, axes=("minutes", "resident memory, MB"), title=title, log="", marker=""
+            )
         told = [verdict(name, samples) for name, samples in curves.items()]
     except (OSError, ValueError) as error:
         print(f"soak: {error}", file=sys.stderr)

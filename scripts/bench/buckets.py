@@ -4,8 +4,8 @@
     python -m scripts.bench buckets mine.yaml training.batch.size=128 --output prepared
 
 A figure is the work of a whole epoch relative to that of its pairs at their own lengths, with
-batches as large as their buckets and with batches cut to their longest pair. Further columns are the number of
-different shapes, and the share of pairs of sentences in one batch that share a batch in the next epoch too.
+batches as large as their buckets and with batches cut to their longest pair. A further column is the number
+of different shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST = (4, 8, 12, 16)
 POOL = 100
 """Batches of a pool that is drawn at random and then sorted by length."""
 ALL = 10**9
-COLUMNS = "batches", "shapes", "padded", "shapes if cut", "cut", "again together"
+COLUMNS = "batches", "shapes", "padded", "shapes if cut", "cut"
 """Columns of the table: padded to buckets, or cut to the longest pair."""
 
 
@@ -58,30 +58,15 @@ def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
             start += len(pairs)
 
 
-def again_together(batches: BatchIterator) -> float:
-    """Returns the share of pairs of sentences in one batch that share a batch in the next epoch too."""
-    epochs = []
-    for epoch in range(2):
-        state = {"epoch": epoch, "position": 0, "batches_per_epoch": batches.batches_per_epoch}
-        batches.load_state_dict(state)
-        batch_of = np.empty(len(batches.store), dtype=np.int64)
-        for number, (pairs, _) in enumerate(batches.plan()):
-            batch_of[pairs] = number
-        epochs.append(batch_of)
-    _, together = np.unique(epochs[0], return_counts=True)
-    _, both = np.unique(np.stack(epochs), axis=1, return_counts=True)
-    return float((both * (both - 1)).sum() / (together * (together - 1)).sum())
-
-
 def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tuple[str, ...]]:
     """Yields the rows of the table."""
     batch, store = recipe.training.batch, prepared.train
     longest = recipe.pairs.max_length
     padding = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
-    yield "no buckets, random batches", "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
+    yield "no buckets, random batches", "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed)
     padding = measure_padding(pooled(store, batch), work)
     name = f"sorted pools of {POOL} batches"
-    yield name, "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
+    yield name, "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed)
     kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
     kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
     kinds.append(("derived, as many as pay", Derived(MOST_PRICED, work, SHAPE_PRICE)))
@@ -89,7 +74,7 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
         batches = BatchIterator(prepared.train, batch, rule, recipe.training.seed, max_length=longest)
         padding = measure_padding(planned(batches, ALL), work)
         figures = f"{padding.shapes:,}", _percent(padding.padded), f"{padding.trimmed_shapes:,}"
-        yield name, *figures, _percent(padding.trimmed), f"{100 * again_together(batches):.0f} %"
+        yield name, *figures, _percent(padding.trimmed)
 
 
 def _percent(cost: float) -> str:

@@ -1,11 +1,12 @@
-"""Measures what ``auto`` loses: it chooses at each shape of a grid, and all candidates are measured again.
+"""Measures what ``auto`` loses on a grid of shapes.
 
     python -m scripts.bench choices --csv choices.csv
     python -m scripts.bench choices --part 3/8 --threads 2 --limit 3600 --csv 3.csv
     python -m scripts.bench choices --summary 1.csv 2.csv
 
-The regret of a choice is how much slower it is than the best candidate. Shapes that --csv has of this machine and these
-versions are skipped, so that the same command resumes.
+At each shape ``auto`` chooses, and then all candidates are measured again. The regret of a choice is how much slower it
+is than the best candidate. Shapes that --csv has of this machine and these versions are skipped, so that the same
+command resumes.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Times matrix products in each memory layout and library: X (N, I), W (O, I), Y = X W^T (N, O).
+"""Times matrix products in each memory layout.
 
     python -m scripts.bench layout --paper
     python -m scripts.bench layout --device cuda --graph
 
-Both forward and backward products are timed. "by rows" and "by columns" tell how activations are stored: (N, I), or (I,
-N) and so feature-major.
+The products of X (N, I) and W (O, I), Y = X W^T (N, O), are those of each library, forward and backward. "by rows" and
+"by columns" tell how activations are stored: (N, I), or (I, N) and so feature-major.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,45 +36,29 @@ _Functions = dict[tuple[str, str, str], Callable[[], object]]
 """Functions by operation, library and layout."""
 
 
-class LayoutTimer(NamedTuple):
-    """Times layouts on one device, ``seconds`` for the candidates of one product.
+def rows_of(
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[tuple[int, int, int]],
+    device: torch.device,
+    seconds: float,
+    graph: bool = False,
+) -> Iterator[Row]:
+    """Yields a row for each layout, library and product of N, I and O, which take ``seconds`` together.
 
     ``graph`` times calls in CUDA graphs, where launching them costs nothing.
     """
-
-    device: torch.device
-    seconds: float
-    graph: bool = False
-
-    def products(
-        self, dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, int, int]]
-    ) -> Iterator[Row]:
-        """Yields a row for each layout, library and product of N, I and O."""
-        for dtype, shape in product(dtypes, shapes):
-            for functions in _groups(*shape, dtype, self.device):
-                yield from self._rows(functions, shape, dtype)
-
-    def _rows(self, functions: _Functions, shape: tuple[int, int, int], dtype: torch.dtype) -> Iterator[Row]:
-        """Yields a row for each candidate."""
-        rows, inputs, outputs = shape
-        timed: Mapping[tuple[str, str, str], Callable[[], object]] = functions
-        if self.graph:
-            timed = {key: in_graph(call, self.device, REPLAYED) for key, call in functions.items()}
-        calls = REPLAYED if self.graph else 1
-        for (what, library, layout), timing in in_turns(timed, self.device, seconds=self.seconds).items():
-            passes = 3 if what == "forward and backward" else 1
-            yield {
-                "dtype": dtype_name(dtype),
-                "rows": rows,
-                "inputs": inputs,
-                "outputs": outputs,
-                "what": what,
-                "library": library,
-                "layout": layout,
-                "milliseconds": 1e3 * timing.median / calls,
-                "highest decile": 1e3 * timing.high / calls,
-                "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
-            }
+    calls = REPLAYED if graph else 1
+    for dtype, (rows, inputs, outputs) in product(dtypes, shapes):
+        for functions in _groups(rows, inputs, outputs, dtype, device):
+            timed = {key: in_graph(call, device, calls) if graph else call for key, call in functions.items()}
+            for (what, library, layout), timing in in_turns(timed, device, seconds=seconds).items():
+                passes = 3 if what == "forward and backward" else 1
+                yield {
+                    "dtype": dtype_name(dtype), "rows": rows, "inputs": inputs, "outputs": outputs, "what": what,
+                    "library": library, "layout": layout, "milliseconds": 1e3 * timing.median / calls,
+                    "highest decile": 1e3 * timing.high / calls,
+                    "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
+                }  # fmt: skip
 
 
 def _groups(
@@ -166,9 +149,8 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--dtype", nargs="+", default=["float32", "bfloat16"], help="types of the operands (%(default)s)")
     add("--graph", action="store_true", help="time calls in CUDA graphs, without the time of launching them")
     given = bench.begin(words)
-    timer = LayoutTimer(bench.device, given.seconds, given.graph)
     dtypes = [getattr(torch, name) for name in given.dtype]
     with reproducible(bench.device, given.threads):
         bench.print_header()
-        rows = timer.products(dtypes, [PAPER] if given.paper else SHAPES)
+        rows = rows_of(dtypes, [PAPER] if given.paper else SHAPES, given.device, given.seconds, given.graph)
         bench.report(rows, "layouts: X (rows, inputs), W (outputs, inputs)")

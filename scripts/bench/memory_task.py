@@ -24,7 +24,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -35,7 +34,7 @@ import econmt_ops
 from econmt.bench.rows import Row, Say
 from econmt.engine.devices import reproducible
 from econmt.errors import InputError
-from scripts.bench.frame import Bench, draw_lines, in_graph
+from scripts.bench.frame import Bench, in_graph
 
 PUBLISHED = (128, 512)
 """Symbols and units."""
@@ -287,7 +286,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--seed", type=int, action="append", help="seed of a run; may be repeated (1)")
     add("--updates", type=int, default=1_000_000, help="most updates of a run (%(default)s)")
     add("--limit", type=float, default=1800.0, help="most seconds of a run (%(default)s)")
-    add("--plot", type=Path, help="picture of the speed-up of an update over the LSTM's, by length")
     given = bench.begin(words)
     names = sorted(given.cell.split(","), key=lambda name: name != SERIAL)
     if unknown := [name for name in names if name not in CELLS]:
@@ -307,11 +305,3 @@ def main(words: Sequence[str] | None = None) -> None:
     with reproducible(given.device, given.threads), torch.enable_grad():
         measured = rows(settings, given.device, bench.say, limit=given.limit, updates=given.updates)
         bench.report(measured, f"memory task: {SURE} right in a row", (*columns, *figures))
-    if given.plot is not None:
-        lines: dict[str, dict[int, float]] = {}
-        for row in bench.rows:
-            if "speed-up" in row:
-                line = lines.setdefault(f"{row['cell']}, {row['hidden']} units", {})
-                line[int(row["steps"])] = float(row["speed-up"])
-        axes = "steps", f"speed-up over {SERIAL}"
-        draw_lines(lines, given.plot, axes=axes, across={SERIAL: 1.0})

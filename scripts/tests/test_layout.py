@@ -34,7 +34,7 @@ def by(rows: list[layout.Row], *names: str) -> set[tuple[object, ...]]:
 
 @pytest.mark.usefixtures("clock")
 def test_layouts() -> None:
-    found = list(layout.LayoutTimer(CPU, 1.0).products([torch.float32, torch.bfloat16], [(4, 6, 8)]))
+    found = list(layout.rows_of([torch.float32, torch.bfloat16], [(4, 6, 8)], CPU, 1.0))
     assert by(found, "dtype", "rows", "inputs", "outputs") == {("float32", 4, 6, 8), ("bfloat16", 4, 6, 8)}
     assert {row["what"] for row in found} == {"forward", "backward, X", "backward, W", "forward and backward"}
     assert {(row["milliseconds"], row["highest decile"]) for row in found} == {(1000.0, 2000.0)}
@@ -61,7 +61,7 @@ def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls) == 2 + 7
     again()
     assert len(calls) == 2 + 7
-    (first, *_) = layout.LayoutTimer(CPU, 0.2, graph=True).products([torch.float32], [(2, 3, 4)])
+    (first, *_) = layout.rows_of([torch.float32], [(2, 3, 4)], CPU, 0.2, graph=True)
     work = 2 * 2 * 3 * 4
     assert first["GFLOP/s"] == pytest.approx(work / float(first["milliseconds"]) / 1e6)
 

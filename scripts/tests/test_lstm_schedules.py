@@ -59,14 +59,6 @@ def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> Non
 CPU, FLOAT32 = torch.device("cpu"), [torch.float32]
 
 
-def test_launched_calls_are_timed_if_wanted() -> None:
-    for launched in (False, True):
-        (row,) = lstm.rows(SHAPE, [BATCH], FLOAT32, STAGES[:1], CPU, str, 1, launched)
-        times = [name for name in row if "launched" in name]
-        assert times == (["forward, launched, ms", "forward and backward, launched, ms"] if launched else [])
-        assert all(float(row[name]) > 0 for name in times)
-
-
 def test_rows_of_the_ablation() -> None:
     said: list[str] = []
     stages = STAGES[:2] + STAGES[-1:]
