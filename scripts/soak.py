@@ -141,9 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 name: {each.seconds / 60: each.resident / 1e6 for each in curves[name]} for name in curves
             }
             title = "Memory of a process by time"
-            draw_lines(
-                lines, given.picture, axes=("minutes", "resident memory, MB"), title=title, log="", marker=""
-            )
+            draw_lines(lines, given.picture, axes=("minutes", "resident memory, MB"), title=title, marker="")
         told = [verdict(name, samples) for name, samples in curves.items()]
     except (OSError, ValueError) as error:
         print(f"soak: {error}", file=sys.stderr)

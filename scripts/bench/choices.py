@@ -11,7 +11,6 @@ command resumes.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +26,12 @@ from econmt.engine.devices import reproducible
 from econmt.errors import InputError
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.dispatch.session import measuring
-from econmt_ops.dispatch.timing import quantile
-from scripts.bench.frame import Bench, print_rows
+from scripts.bench.frame import Bench, Ratio, print_rows, ratio_of
 
 MOST_OPERATIONS = 40e9
 """Maximum number of floating-point operations of a grid entry, forward and backward; a call takes a second or less."""
 
+NO_LOSS = Ratio(1.0, 1.0, 1.0)
 NEAR = 0.05
 """Regret below which a choice counts as good."""
 
@@ -102,7 +101,7 @@ def regrets(
         before = next(iter(first.measurements.values()), None)
         choice = after.rule if before is None else before.choice()
         best = min(after.records, key=lambda name: after.records[name].milliseconds)
-        loss = Loss(0.0, 0.0, 0) if choice == best else _compare(call, choice, best, 2 * seconds)
+        loss, turns = _compare(call, choice, best, 2 * seconds) if choice != best else (NO_LOSS, 0)
         yield {
             **entry._asdict(),
             "candidates": len(after.records),
@@ -112,53 +111,22 @@ def regrets(
             "best milliseconds": after.records[best].milliseconds,
             "rule": after.rule,
             "rule milliseconds": after.records[after.rule].milliseconds,
-            "regret": loss.beyond_noise,
-            "regret with noise": loss.share,
-            "turns": loss.turns,
+            "regret": loss.value - 1 if loss.low > 1.0 else 0.0,  # else the two may be equally fast
+            "regret with noise": loss.value - 1,
+            "turns": turns,
             "regret of the rule": after.regret(after.rule),
             "seconds to choose": first.seconds,
         }
 
 
-class Loss(NamedTuple):
-    """Relative loss of one candidate against another.
-
-    Attributes:
-        share: median over turns, in each of which both were called.
-        least: lower bound of the true median with 95 % confidence; ``share`` if there are too few turns.
-        turns: number of turns.
-    """
-
-    share: float
-    least: float
-    turns: int
-
-    @property
-    def beyond_noise(self) -> float:
-        """The loss; 0 if the two may be equally fast."""
-        return self.share if self.least > 0.0 else 0.0
-
-
-def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
-    """Compares samples in seconds whose n-th were taken one after the other, so that what disturbs both cancels out."""
-    ratios = sorted(mine / other for mine, other in zip(choice, best, strict=True))
-    count = len(ratios)
-    share = quantile(ratios, 0.5) - 1
-    # The k-th smallest of n samples exceeds the true median as often as fewer than k of n coins show heads.
-    below, left = 0, 0.05 * 2**count
-    while below < count and (left := left - math.comb(count, below)) >= 0:
-        below += 1
-    return Loss(share, share if below == 0 else ratios[below - 1] - 1, count)
-
-
-def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> Loss:
+def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> tuple[Ratio, int]:
     """Times two candidates in turns again, since the best of several has also been lucky."""
     with measuring(seconds, only=(choice, best), remember=False) as session:
         call()
     if not session.samples:
         raise InputError("calls take too long to be compared; give more --seconds")
     (samples,) = session.samples.values()
-    return loss_of(samples[choice], samples[best])
+    return ratio_of(samples[choice], samples[best]), len(samples[best])
 
 
 def _call(entry: GridEntry, device: torch.device) -> Callable[[], object]:

@@ -75,20 +75,6 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     assert row["regret with noise"] == pytest.approx(0.25)
 
 
-def test_noise_is_told_from_loss() -> None:
-    even = [1.0] * 20
-    # Of 20 turns at most five may go the other way: fewer than six heads of 20 coins are 2 %, fewer than seven 6 %.
-    assert choices.loss_of([0.9] * 5 + [1.1] * 15, even).beyond_noise == pytest.approx(0.1)
-    assert choices.loss_of([0.9] * 6 + [1.1] * 14, even).beyond_noise == 0.0
-    assert choices.loss_of([0.9] * 6 + [1.1] * 14, even).share == pytest.approx(0.1)
-    # A disturbed turn disturbs both.
-    assert choices.loss_of([1.1, 11.0, 1.1, 1.1, 1.1], [1.0, 10.0, 1.0, 1.0, 1.0]) == pytest.approx(
-        (0.1, 0.1, 5)
-    )
-    # Too few turns excuse nothing.
-    assert choices.loss_of([1.1, 0.9, 1.2, 1.3], [1.0] * 4).beyond_noise == pytest.approx(0.15)
-
-
 def test_parts_share_the_grid() -> None:
     grid = choices.grid()
     parts = [choices.part_of(grid, f"{number}/3") for number in (1, 2, 3)]

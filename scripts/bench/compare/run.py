@@ -26,7 +26,7 @@ from scripts.bench.frame import Bench
 from .make_data import make_data
 from .measure import FailedError, Finished
 from .report import Measured, set_ratios
-from .toolkit import PYTHON, Command, Places, Toolkit, install
+from .toolkit import Command, Places, Toolkit, find_environment
 from .tools import TOOLKITS
 from .turns import Trainee, run_alone, train_in_turns, write_log
 
@@ -59,10 +59,10 @@ class Runner:
         self.environment = environment_of(toolkit, options.threads)
 
     def prepare(self) -> None:
-        """Makes environment, configurations and the model that translates, unless they exist."""
+        """Makes configurations and the model that translates, unless they exist."""
         toolkit, work = self.toolkit, self.places.work
         if toolkit.requirements is not None:
-            interpreter = install(toolkit, self.options.environments.resolve(), self.options.python)
+            interpreter = find_environment(toolkit, self.options.environments)
             self.places = self.places._replace(interpreter=interpreter)
         updates = self.options.checkpoint_updates
         mark = work / "model.json"
@@ -181,8 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--data-dir", type=Path, help="folder with multi30k/")
     add("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
     add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    add("--python", metavar="PATH", help=f"interpreter of the environments, Python {PYTHON}")
-    add("--prepare-only", action="store_true", help="environments, token files, models; no figures")
+    add("--prepare-only", action="store_true", help="token files and models; no figures")
     options = bench.begin(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended too
     if options.data_dir is not None:

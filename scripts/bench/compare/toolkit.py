@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +12,6 @@ from .measure import FailedError, Reading
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-PYTHON = "3.11"
-"""Version of Python of the toolkits' environments."""
 LAUNCHERS = HERE / "launchers"
 REQUIREMENTS = HERE / "requirements"
 SOURCE, TARGET = "en", "de"
@@ -70,9 +65,6 @@ class Toolkit(ABC):
     name: ClassVar[str]
     package: ClassVar[str]
     """Distribution whose version is reported; also the name of its file of requirements."""
-    build_first: ClassVar[tuple[str, ...]] = ()
-    """Requirements installed before the others, to build ``build_without_isolation``."""
-    build_without_isolation: ClassVar[str | None] = None
     precision: ClassVar[str] = "float32"
     """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
@@ -139,55 +131,13 @@ class Toolkit(ABC):
         return output.read_text(encoding="utf-8").splitlines()
 
 
-def find_interpreter(given: str | None) -> Path:
-    """Finds an interpreter of the wanted version: the given one, on the PATH, or installed by pyenv.
+def find_environment(toolkit: Toolkit, folder: Path) -> Path:
+    """Returns the interpreter of the toolkit's environment in a folder of environments.
 
     Raises:
         FailedError: There is none.
     """
-    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    on_path = [Path(path) for path in (shutil.which(f"python{PYTHON}"),) if path]
-    installed = sorted(home.glob(f"versions/{PYTHON}.*/bin/python"))
-    for candidate in [Path(given)] if given else [*on_path, *installed]:
-        probe = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        answer = subprocess.run(probe, capture_output=True, text=True, check=False)
-        if answer.returncode == 0 and answer.stdout.strip() == PYTHON:
-            return candidate
-    raise FailedError(f"no Python {PYTHON} with the venv module; give one with --python PATH")
-
-
-def install(toolkit: Toolkit, folder: Path, given: str | None) -> Path:
-    """Makes the toolkit's environment in ``folder`` unless it exists; returns its interpreter.
-
-    Every package is pinned and installed without its dependencies, so that no other package comes along.
-
-    Raises:
-        FailedError: A step failed; the message has the end of its output.
-    """
-    place = folder / toolkit.environment_name
-    interpreter, mark = place / "bin" / "python", place / "installed.txt"
-    assert toolkit.requirements is not None
-    wanted = toolkit.requirements.read_text(encoding="utf-8")
-    if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
-        return interpreter
-    shutil.rmtree(place, ignore_errors=True)
-    base = find_interpreter(given)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _step([str(base), "-m", "venv", str(place)])
-    pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-deps"]
-    _step([*pip, "pip==24.0"])  # a newer one refuses what fairseq asks for
-    lines = wanted.splitlines()
-    if toolkit.build_without_isolation is not None:
-        early = [line for line in lines if line.split("==")[0].lower() in toolkit.build_first]
-        _step([*pip, *early])
-        _step([*pip, "--no-build-isolation", toolkit.build_without_isolation])
-    _step([*pip, *(line for line in lines if line != toolkit.build_without_isolation)])
-    mark.write_text(wanted, encoding="utf-8")
+    interpreter = folder.resolve() / toolkit.environment_name / "bin" / "python"
+    if not interpreter.exists():
+        raise FailedError(f"no {interpreter}; {HERE / 'README.md'} says how to make the environment")
     return interpreter
-
-
-def _step(command: list[str]) -> None:
-    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if answer.returncode != 0:
-        end = "\n  ".join(answer.stdout.splitlines()[-15:])
-        raise FailedError(f"{' '.join(command)}\nended with status {answer.returncode}:\n  {end}")
