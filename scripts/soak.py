@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from scripts.bench.compare.measure import end, process_tree, resident_bytes
+from scripts.bench.compare.measure import end, process_memory, process_tree
 from scripts.bench.frame import draw_lines
 
 SECONDS_BETWEEN = 2.0
@@ -76,15 +76,6 @@ def read(path: Path) -> list[Sample]:
         return [Sample(float(row["seconds"]), int(row["resident_bytes"])) for row in csv.DictReader(file)]
 
 
-def resident(process: int) -> int:
-    """Returns the bytes that a process and its descendants have resident now."""
-    total = 0
-    for each in process_tree(process):
-        with contextlib.suppress(OSError):
-            total += resident_bytes(Path(f"/proc/{each}/status").read_text(encoding="utf-8"))[0]
-    return total
-
-
 def feed(stream: IO[bytes], text: bytes) -> None:
     """Writes a text again and again until its reader is gone."""
     with contextlib.suppress(OSError), stream:
@@ -112,7 +103,8 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
             if process.poll() is not None:
                 ended = f"ended after {gone:.0f} s with status {process.returncode}"
                 raise ValueError(f"{' '.join(command)}: {ended}")
-            samples.append(Sample(round(gone, 1), resident(process.pid)))
+            resident = sum(process_memory(each)[0] for each in process_tree(process.pid))
+            samples.append(Sample(round(gone, 1), resident))
             out.writerow(samples[-1])
             file.flush()
             time.sleep(SECONDS_BETWEEN)

@@ -1,7 +1,7 @@
 """Measures padding of a recipe's text by batching.
 
     python -m scripts.bench buckets multi30k --data-dir corpora
-    python -m scripts.bench buckets mine.yaml training.batch.size=128 --output prepared
+    python -m scripts.bench buckets mine.yaml training.batch.size=128
 
 A figure is the work of a whole epoch relative to that of its pairs at their own lengths, with
 batches as large as their buckets and with batches cut to their longest pair. A further column is the number
@@ -104,7 +104,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add("recipe", help="recipe: a file, or a shipped name")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     add("--data-dir", type=Path, help="folder in which the text is looked up")
-    add("--output", type=Path, help="folder of the prepared text; kept and reused if given")
     given = bench.begin(words)
     recipe = load_recipe(given.recipe, given.overrides)
     if recipe.task != "translation":
@@ -113,7 +112,7 @@ def main(words: Sequence[str] | None = None) -> None:
         )
     search = search_path(find_recipe(given.recipe).parent, given.data_dir)
     with tempfile.TemporaryDirectory() as temporary:
-        prepared = prepare(recipe, given.output or Path(temporary) / "prepared", search, show_progress=True)
+        prepared = prepare(recipe, Path(temporary) / "prepared", search, show_progress=True)
         work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
         print_wrapped(about(recipe, prepared, work))
         bench.report(dict(zip(COLUMNS, row, strict=True)) for row in rows(recipe, prepared, work))

@@ -197,12 +197,7 @@ def streamed_stages(fused: bool) -> list[Stage]:
     both = [Stage("two products, a stream each", "", _plain(combined=True, lanes=2), "3.74x")]
     if fused:
         alone.append(Stage("eight products, pointwise fused", "1.2x", _plain(fused=True)))
-        streamed = partial(_plain, combined=True, lanes=2, fused=True)
-        both += [
-            Stage("two streams, pointwise fused", "", streamed(), "6.21x"),
-            Stage("two streams, pointwise fused, transposed", "", streamed(transposed=True), "6.55x"),
-            Stage("layer wavefront, pointwise fused", "", partial(wavefront, fused=True), "7.98x"),
-        ]
+        both.append(Stage("layer wavefront, pointwise fused", "", partial(wavefront, fused=True), "7.98x"))
     return [*alone, last, *both]
 
 

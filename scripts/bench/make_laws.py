@@ -295,7 +295,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add = bench.add_argument
     add("checkout", type=Path, help="checkout of github.com/justicecanada/laws-lois-xml")
     add("folder", type=Path, help="folder to write")
-    add("--size", type=int, default=HELD_OUT_PAIRS, help="pairs of validation and of test text (%(default)s)")
     given = bench.begin(words)
-    for line in make(given.checkout, given.folder, given.size):
+    for line in make(given.checkout, given.folder):
         print(line, file=sys.stderr)

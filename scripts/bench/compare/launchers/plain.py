@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,24 +81,32 @@ def batches(text: Text, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             yield padded(sources), torch.tensor([len(row) for row in sources]), padded(targets)
 
 
-def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
+def training(data: Path) -> tuple[PlainModel, Iterator[tuple[int, Tensor]]]:
+    """Returns a model, and an iterator that trains it: target tokens and loss of each update, for ever."""
     torch.manual_seed(1)
     text = read_text(data, "train")
     model = PlainModel(Sizes(*text.sizes), packed=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    tokens = 0
-    for update, (source, lengths, target) in enumerate(batches(text, seed=1), 1):
-        optimizer.zero_grad()
-        loss = model.loss(source, lengths, target)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        tokens += int((target[:, 1:] != PAD).sum())
+
+    def updates() -> Iterator[tuple[int, Tensor]]:
+        for source, lengths, target in batches(text, seed=1):
+            optimizer.zero_grad()
+            loss = model.loss(source, lengths, target)
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            yield int((target[:, 1:] != PAD).sum()), loss.detach()
+
+    return model, updates()
+
+
+def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
+    tokens, (model, trained) = 0, training(data)
+    for update, (count, loss) in enumerate(islice(trained, updates), 1):
+        tokens += count
         if update % log_every == 0:
             print(f"update {update}: {tokens} target tokens, loss {loss.item():.3f}", flush=True)
             tokens = 0
-        if update == updates:
-            break
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "model.safetensors")
 
