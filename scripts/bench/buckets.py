@@ -11,7 +11,6 @@ of different shapes.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,15 +18,14 @@ import numpy as np
 
 from econmt.config.recipe import BatchSize, Recipe, find_recipe, load_recipe
 from econmt.data.batching.batches import BatchIterator, rows_of_batch
-from econmt.data.batching.bucket_shapes import MOST_PRICED, SHAPE_PRICE, Derived, derive_shapes
-from econmt.data.batching.buckets import count_lengths
+from econmt.data.batching.bucket_shapes import MOST_PRICED, SHAPE_PRICE, Derived
 from econmt.data.batching.padding import PlannedBatch, measure_padding, planned, random_batches
 from econmt.data.batching.pair_flops import PairFlops, pair_flops
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-from scripts.bench.frame import Bench, print_wrapped
+from scripts.bench.frame import Bench
 
 WIDTHS = (2, 4, 8, 10)
 MOST = (4, 8, 12, 16)
@@ -81,23 +79,6 @@ def _percent(cost: float) -> str:
     return f"+{100 * (cost - 1):.1f} %"
 
 
-def about(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> str:
-    """Returns a line about the text, its batches and the work of a position."""
-    store, batch = prepared.train, recipe.training.batch
-    counts = count_lengths(store.source_lengths, store.target_lengths)
-    began = time.perf_counter()
-    derived = derive_shapes(counts, Derived(MOST_PRICED, work, SHAPE_PRICE))
-    seconds = time.perf_counter() - began
-    means = (store.source_lengths.mean() + 1, store.target_lengths.mean() + 1)
-    total = work.source + work.target + work.pair
-    return (
-        f"{recipe.name}: {len(store):,} pairs of {means[0]:.1f} x {means[1]:.1f} positions on average, batches of "
-        f"{batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}; a source position is "
-        f"{100 * work.source / total:.0f} % of the work of a target position and a source position; "
-        f"{len(derived)} buckets derived in {seconds:.2f} s"
-    )
-
-
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__)
     add = bench.add_argument
@@ -114,5 +95,4 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         prepared = prepare(recipe, Path(temporary) / "prepared", search, show_progress=True)
         work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
-        print_wrapped(about(recipe, prepared, work))
         bench.report(dict(zip(COLUMNS, row, strict=True)) for row in rows(recipe, prepared, work))

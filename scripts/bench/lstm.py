@@ -73,7 +73,7 @@ def chosen_stages(ablation: bool, only: Sequence[str], on_gpu: bool) -> list[Sta
     ``only`` keeps those whose names contain one of its parts; InputError is raised if there is none.
     """
     best = own_layers(backend="compiled" if has_compiler() else "eager")
-    pair = [Stage("econmt_ops", "", best), Stage("torch.nn.LSTM", "", by_torch)]
+    pair = [Stage("econmt_ops", best), Stage("torch.nn.LSTM", by_torch)]
     known = {stage.name: stage for stage in (stages(on_gpu) if ablation else pair)}
     parts = [part.lower() for part in only or [""]]
     chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
@@ -113,7 +113,6 @@ def rows(
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
-            row |= {"published gain": stage.published, "published, together": stage.together}
             yield {**row, "peak GFLOP/s": peak}
 
 
@@ -158,7 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
     schedules = chosen_stages(given.ablation, given.schedule, given.device.type == "cuda")
     batches = given.batch or ([BATCH] if given.ablation else BATCHES)
     times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
-    gains = "forward, gain", "published gain", "published, together", "forward and backward, gain", rate
+    gains = "forward, gain", "forward and backward, gain", rate
     more = "peak bytes", "difference", "first call, s"
     columns = ("schedule", *times, *gains, *more) if given.ablation else ("schedule", "batch", *times, rate)
     bench.print_header(f"{shape.layers} layers, {shape.steps} steps, {shape.hidden} units")

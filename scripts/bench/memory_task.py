@@ -1,7 +1,7 @@
 """Measures how cells learn to remember a first element.
 
     python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
-    python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
+    python -m scripts.bench memory-task --steps 1024,1048576 --cell gilr
     python -m scripts.bench memory-task --cell lstm,qrnn --equal-parameters
 
 The task is that of Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997). The first element is (1, 0, ...,
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -253,29 +252,17 @@ def rows(
 
 
 def lengths_of(text: str) -> list[int]:
-    """Reads "1024", "1024,8192" or "1024..65536", a range of powers of four; raises ValueError otherwise."""
-    lengths: list[int] = []
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        begin, end = int(first), int(last if dots else first)
-        if not 1 <= begin <= end:
-            raise ValueError(part)
-        lengths += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
-        if lengths[-1] != end:
-            lengths.append(end)
+    """Reads lengths such as "1024,8192"; raises ValueError for any other text."""
+    lengths = [int(part) for part in text.split(",")]
+    if min(lengths) < 1:
+        raise ValueError(text)
     return lengths
 
 
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto")
     add = bench.add_argument
-    add(
-        "--steps",
-        type=lengths_of,
-        default=[1024],
-        metavar="T[,T...]|T..T",
-        help="lengths; a range: powers of 4",
-    )
+    add("--steps", type=lengths_of, default=[1024], metavar="T[,T...]", help="lengths (1024)")
     add("--cell", default=",".join(CELLS), metavar="NAME[,NAME...]", help=f"cells: {', '.join(CELLS)}")
     add("--hidden", type=int, action="append", help=f"units; may be repeated ({PUBLISHED[1]})")
     add("--batch", type=int, default=8, help="sequences of an update (%(default)s)")

@@ -259,9 +259,8 @@ def _time(setting: Setting, device: torch.device, communicator: Communicator) ->
     else:
         batch = full_batch.share(communicator.rank, communicator.size)
         step = TrainingStep(task, model, precision, implementations=how, communicator=communicator)
-    with _counting() as exchanges:
+    with _counting() as sent:
         step.run([batch.to(device)], step.tokens([batch], tokens))
-    sent = exchanges.sent
     step.clear()
     updates = {"together": partial(timed_update(step, device), batch, tokens)}
     if communicator.size > 1 and communicator.stages == 1:
@@ -270,19 +269,10 @@ def _time(setting: Setting, device: torch.device, communicator: Communicator) ->
     times = _in_turns(updates, setting.seconds, communicator)
     seconds = quantile(times["together"], QUICK)
     result = {"seconds": seconds, "tokens": tokens, "samples": len(times["together"])}
-    result |= {"sent": sent, "peak": peak_memory(device)}
+    result |= {"sent": sum(sent), "peak": peak_memory(device)}
     if "without" in times:
         result["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
-    elif communicator.size > 1 and device.type == "cpu":
-        result["exchange"] = _waiting(updates["together"])
     return result
-
-
-def _waiting(update: Callable[[], float]) -> float:
-    """Returns the share of some updates that this rank spends in exchanges or waiting for other ranks."""
-    with _counting() as exchanges:
-        seconds = sum(update() for _ in range(LEAST))
-    return exchanges.seconds / seconds
 
 
 def _in_turns(
@@ -302,52 +292,24 @@ def _in_turns(
     return times
 
 
-class _Exchanges:
-    """Bytes that a rank sends, and seconds in which it does nothing else."""
-
-    def __init__(self) -> None:
-        self.sent = 0.0
-        self.seconds = 0.0
-
-    def timed(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Calls a function and adds its time."""
-        began = time.perf_counter()
-        result = function(*arguments, **options)
-        self.seconds += time.perf_counter() - began
-        return result
-
-
-class _Work:
-    """Exchange in progress whose waiting is timed."""
-
-    def __init__(self, work: dist.Work, exchanges: _Exchanges) -> None:
-        self._work, self._exchanges = work, exchanges
-
-    def wait(self, *arguments: Any) -> Any:
-        """Waits, as torch's method does."""
-        return self._exchanges.timed(self._work.wait, *arguments)
-
-
 @contextmanager
-def _counting() -> Iterator[_Exchanges]:
-    """Counts the bytes that this rank sends through torch.distributed, and the time that it takes."""
-    noted = _Exchanges()
-    before = {name: getattr(dist, name) for name in (*_SHARES, "irecv")}
+def _counting() -> Iterator[list[float]]:
+    """Notes the bytes that this rank sends through torch.distributed."""
+    sent = list[float]()
+    before = {name: getattr(dist, name) for name in _SHARES}
 
     def counted(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             tensor = arguments[1] if name == "all_gather" else arguments[0]
-            size = dist.get_world_size(options.get("group"))
-            noted.sent += _SHARES[name](size) * tensor.nbytes if name in _SHARES else 0.0
-            work = noted.timed(before[name], *arguments, **options)
-            return None if work is None else _Work(work, noted)
+            sent.append(_SHARES[name](dist.get_world_size(options.get("group"))) * tensor.nbytes)
+            return before[name](*arguments, **options)
 
         return call
 
     for name in before:
         setattr(dist, name, counted(name))
     try:
-        yield noted
+        yield sent
     finally:
         for name, function in before.items():
             setattr(dist, name, function)

@@ -32,7 +32,6 @@ def test_ways_of_a_gpu_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     """Without its streams, and without the compiler."""
     monkeypatch.setattr(lstm_schedules, "fused_pointwise", lambda: lstm_schedules.pointwise)
     stages = lstm_schedules.streamed_stages(fused=True)
-    assert [stage.together for stage in stages[3:]] == ["3.74x", "7.98x"]
     expected = results(STAGES[0], torch.float64)
     for stage in stages:
         assert_close(results(stage, torch.float64), expected, 1e-12)

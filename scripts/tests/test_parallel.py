@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,35 +83,17 @@ def test_processes_give_results_or_one_line() -> None:
 def test_bytes_are_counted_as_a_ring_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4 if group is None else group)
     called: list[str] = []
-
-    class Work:
-        def wait(self) -> bool:
-            time.sleep(0.02)
-            return True
-
-    def exchange(name: str, work: Work | None) -> Callable[..., Work | None]:
-        def call(*_: Any, **__: Any) -> Work | None:
-            called.append(name)
-            return work
-
-        return call
-
-    for name in ("all_reduce", "all_gather", "broadcast", "reduce"):
-        monkeypatch.setattr(dist, name, exchange(name, None))
-    for name in ("isend", "irecv"):
-        monkeypatch.setattr(dist, name, exchange(name, Work()))
+    for name in ("all_reduce", "all_gather", "broadcast", "reduce", "isend"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: called.append(name))
     tensor = torch.zeros(100)
-    with _counting() as exchanges:
+    with _counting() as sent:
         dist.all_reduce(tensor)
         dist.all_gather([tensor] * 4, tensor)
         dist.all_reduce(tensor, group=2)
-        works = [dist.isend(tensor, 1), dist.irecv(tensor, 1)]
-        assert exchanges.seconds < 0.02
-        assert [work is not None and work.wait() for work in works] == [True, True]
+        dist.isend(tensor, 1)
     dist.all_reduce(tensor)
-    assert exchanges.sent == 600.0 + 1200.0 + 400.0 + 400.0, "what is received is another's"
-    assert exchanges.seconds >= 0.04
-    assert called == ["all_reduce", "all_gather", "all_reduce", "isend", "irecv", "all_reduce"]
+    assert sent == [600.0, 1200.0, 400.0, 400.0]
+    assert called == ["all_reduce", "all_gather", "all_reduce", "isend", "all_reduce"]
 
 
 @pytest.mark.thorough
@@ -147,7 +128,6 @@ def test_a_pipeline_of_two_processes(tmp_path: Path) -> None:
     found = list(parallel.rows(there, ways([2], ["pipeline"]), lambda _: None))
     assert [row["division"] for row in found] == ["alone", "2 stages"]
     assert "failure" not in found[1]
-    assert 0 < float(found[1]["exchange %"]) <= 100
     assert float(found[1]["MB sent"]) > 0
 
 
