@@ -1,18 +1,16 @@
 """Measures what ``auto`` loses on a grid of shapes.
 
     python -m scripts.bench choices --csv choices.csv
-    python -m scripts.bench choices --part 3/8 --threads 2 --limit 3600 --csv 3.csv
+    python -m scripts.bench choices --part 3/8 --threads 2 --csv 3.csv
     python -m scripts.bench choices --summary 1.csv 2.csv
 
 At each shape ``auto`` chooses, and then all candidates are measured again. The regret of a choice is how much slower it
-is than the best candidate. Shapes that --csv has of this machine and these versions are skipped, so that the same
-command resumes.
+is than the best candidate.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -78,18 +76,13 @@ def grid() -> list[GridEntry]:
     return [entry for entry in thinned if entry.operations <= MOST_OPERATIONS]
 
 
-def regrets(
-    entries: Sequence[GridEntry], device: torch.device, seconds: float, limit: float
-) -> Iterator[Row]:
+def regrets(entries: Sequence[GridEntry], device: torch.device, seconds: float) -> Iterator[Row]:
     """Lets auto choose at each shape, then measures all candidates again to find what the choice loses.
 
     A choice takes at most ``seconds``, measuring again up to three times as long, and comparing the choice with the
-    best candidate in turns twice as long. No further shape is begun after ``limit`` seconds.
+    best candidate in turns twice as long.
     """
-    end = time.monotonic() + limit
     for entry in entries:
-        if time.monotonic() > end:
-            return
         call = _call(entry, device)
         with measuring(seconds, remember=False) as first:
             call()
@@ -224,7 +217,6 @@ def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto", seconds=2.0)
     add = bench.add_argument
     add("--part", default="1/1", metavar="I/N", help="measure only the shapes I, I + N, ... (%(default)s)")
-    add("--limit", type=float, default=75.0, help="seconds after which no further shape begins (%(default)s)")
     add("--summary", nargs="+", type=Path, metavar="CSV", help="measure nothing, and summarize these files")
     given = bench.begin(words)
     if given.summary:
@@ -234,14 +226,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print_rows(summary(before), "regret", SUMMARY)
         return
     with reproducible(bench.device, given.threads):
-        same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-        known = read_csv(given.csv)[1] if given.csv is not None else []
-        known = [row for row in known if all(row.get(name, "") == str(bench.about[name]) for name in same)]
-        done = {tuple(row[name] for name in GridEntry._fields) for row in joined(known)}
-        missing = [entry for entry in part_of(grid(), given.part) if tuple(map(str, entry)) not in done]
         rows = bench.report(
-            regrets(missing, bench.device, given.seconds, given.limit),
+            regrets(part_of(grid(), given.part), bench.device, given.seconds),
             columns=(*GridEntry._fields, "choice", "best", "regret"),
         )
-    print_rows(summary([*joined(known), *rows]), "regret", SUMMARY)
-    print(f"{len(missing) - len(rows)} shapes are left")
+    print_rows(summary(rows), "regret", SUMMARY)
