@@ -420,17 +420,30 @@ def attempt(run: Callable[[Any], object], given: Any) -> str | None:
     return None
 
 
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    """Returns the command line that both fuzzing scripts have."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
+    add = parser.add_argument
+    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
+    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
+    add("--again", type=Path, help="run one saved input alone, and print how it fails")
+    return parser
+
+
+def save(folder: Path, name: str, record: object, failure: str) -> None:
+    """Writes an input that failed into a folder, and prints where and how."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    print(f"{path}: {printable(failure)}", flush=True)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     add = parser.add_argument
     add("--seconds", type=float, default=60.0, help="seconds for all targets together (60)")
     add("--executions", type=int, help="number of executions, instead of --seconds")
-    add("--targets", help="names of targets, separated by commas; default: all")
-    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
-    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
-    add("--again", type=Path, help="run one saved input alone")
     add("--debug", action="store_true", help="with --again: show the traceback")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -444,8 +457,6 @@ def main() -> int:
             failure = attempt(target, saved["input"])
             print(failure or "it passes")
             return int(failure is not None)
-        if options.targets:
-            targets = {key: targets[key] for key in options.targets.split(",")}
         return run_all(targets, options)
 
 
@@ -465,11 +476,8 @@ def run_all(targets: dict[str, Target], options: argparse.Namespace) -> int:
                 now = time.monotonic()
                 if failure is not None and f"{name} {failure[:60]}" not in seen:
                     seen.add(f"{name} {failure[:60]}")
-                    options.failures.mkdir(parents=True, exist_ok=True)
-                    path = options.failures / f"{name}-{counts[name]}.json"
                     record = {"target": name, "input": given, "failure": failure}
-                    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
-                    print(f"{path}: {printable(failure)}", flush=True)
+                    save(options.failures, f"{name}-{counts[name]}", record, failure)
             seconds[name] += now - start
     took = time.monotonic() - began
     print(

@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from fuzz import TinyModel, any_changes, any_text, changed_data, edited, edited_bytes
+from fuzz import TinyModel, any_changes, any_text, changed_data, edited, edited_bytes, options_of, save
 
 import econmt
 from econmt.errors import printable
@@ -408,10 +408,8 @@ def run_all(port: int, options: argparse.Namespace, logged: Logged) -> int:
                 failure = f"logged: {logged.lines.pop()[-6000:]}"
             if failure is not None:
                 failed += 1
-                options.failures.mkdir(parents=True, exist_ok=True)
-                path = options.failures / f"{name}-{number}.json"
-                path.write_text(json.dumps([base64.b64encode(part).decode() for part in parts]) + "\n")
-                print(f"{path}: {printable(failure)}", flush=True)
+                record = [base64.b64encode(part).decode() for part in parts]
+                save(options.failures, f"{name}-{number}", record, failure)
     print(
         f"seed {options.seed}: {len(inputs):,} connections, {failed} failed; the last ended after {slowest:.1f} s"
     )
@@ -421,14 +419,8 @@ def run_all(port: int, options: argparse.Namespace, logged: Logged) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--requests", type=int, default=500, help="number of connections (500)")
-    add("--seed", type=int, default=int(time.time()), help="seed of the inputs; default: the time")
-    add("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that failed")
-    add("--again", type=Path, help="send one saved input and print the answer")
+    parser = options_of(__doc__)
+    parser.add_argument("--requests", type=int, default=500, help="number of connections (500)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logged = Logged()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import random
 import shutil
@@ -28,8 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
+from typing import Any
 
 from econmt.bench.rows import Row
 from econmt.checkpoint.folder import ModelFolder
@@ -82,6 +82,9 @@ LANGUAGE_MODEL = RECIPE.format(
 )
 """Templates of recipes, with the fields output, text and updates."""
 
+Kill = dict[str, Any]
+"""A process that was killed, and what became of its run; see `kill_once`."""
+
 ENDED = 10.0
 """Seconds within which all processes of a run end after its launcher is killed."""
 
@@ -117,27 +120,6 @@ KINDS = (
         "language model, pipeline of two", LANGUAGE_MODEL, 2, ("launcher", "rank"), ("parallel.pipeline=2",)
     ),
 )
-
-
-@dataclass
-class Kill:
-    """A process that was killed, and what became of its run.
-
-    Attributes:
-        kind: Kind of the run.
-        victim: Killed process, launcher or rank.
-        moment: Phase of the run in which it was killed.
-        ended: Seconds until no process was left; nan if it was started again, inf if a process stayed.
-        lines: Error lines that the run printed.
-        same: True if the final files equal those of the undisturbed run.
-    """
-
-    kind: str
-    victim: str
-    moment: str
-    ended: float
-    lines: int
-    same: bool
 
 
 class Run:
@@ -233,7 +215,11 @@ def kill_once(
     stretch: float,
     draw: random.Random,
 ) -> Kill | None:
-    """Starts a run, kills it and finishes it; returns None if it ended before the moment of the kill."""
+    """Starts a run, kills it and finishes it; returns None if it ended before the moment of the kill.
+
+    Returns the kind of the run, who was killed and when, the seconds until no process was left (nan if the run was
+    started again, inf if a process stayed), the error lines, and whether the files equal those of the undisturbed run.
+    """
     victim = draw.choice(kind.victims)
     moments = ["start of Python", "import of torch", "training", "training", "checkpoint", "checkpoint"]
     moment = draw.choice([*moments, "ranks meet"] if kind.processes > 1 else moments)
@@ -258,7 +244,9 @@ def kill_once(
         ended = float("inf")
     same = fingerprints(folder) == expected
     how = ", started again" if again else ""
-    return Kill(kind.name, victim, moment + how, ended, said.count("econmt: error: "), same)
+    lines = said.count("econmt: error: ")
+    kill: Kill = {"kind": kind.name, "victim": victim, "moment": moment + how, "ended": ended, "lines": lines}
+    return kill | {"same": same}
 
 
 def prepare_kind(work: Path, number: int, kind: Kind, updates: int) -> tuple[Path, ModelFolder, float]:
@@ -284,23 +272,25 @@ def new_folder(work: Path, number: int, name: str) -> ModelFolder:
     return ModelFolder(folder)
 
 
-def show(kills: Sequence[Kill], console: Console) -> bool:
+def show(kills: Sequence[Kill]) -> bool:
     """Prints the table; returns True if nothing was lost and no process stayed."""
     rows: list[Row] = []
-    for kind in dict.fromkeys(kill.kind for kill in kills):
-        of_kind = [kill for kill in kills if kill.kind == kind]
-        alone = [kill.ended for kill in of_kind if kill.ended == kill.ended]
-        ranks = [kill.lines == 1 for kill in of_kind if kill.victim == "rank"]
-        row: Row = {"run": kind, "kills": len(of_kind), "same bits": sum(kill.same for kill in of_kind)}
-        row["no process left"] = sum(kill.ended != float("inf") for kill in of_kind)
+    for kind in dict.fromkeys(kill["kind"] for kill in kills):
+        of_kind = [kill for kill in kills if kill["kind"] == kind]
+        alone = [kill["ended"] for kill in of_kind if not math.isnan(kill["ended"])]
+        ranks = [kill["lines"] == 1 for kill in of_kind if kill["victim"] == "rank"]
+        row: Row = {"run": kind, "kills": len(of_kind), "same bits": sum(kill["same"] for kill in of_kind)}
+        row["no process left"] = sum(kill["ended"] != math.inf for kill in of_kind)
         row["seconds until then, at most"] = max(alone) if alone else "-"
         row["one error line"] = f"{sum(ranks)} of {len(ranks)}" if ranks else "-"
         rows.append(row)
     print_rows(rows, "kills")
-    moments = Counter(kill.moment for kill in kills)
-    console.print(", ".join(f"{moment}: {count}" for moment, count in sorted(moments.items())))
-    good = all(k.same and k.ended != float("inf") and (k.victim != "rank" or k.lines == 1) for k in kills)
-    console.print(f"{len(kills)} kills: {'nothing was lost' if good else 'SOMETHING IS WRONG'}")
+    moments = Counter(kill["moment"] for kill in kills)
+    print(", ".join(f"{moment}: {count}" for moment, count in sorted(moments.items())))
+    good = all(
+        k["same"] and k["ended"] != math.inf and (k["victim"] != "rank" or k["lines"] == 1) for k in kills
+    )
+    print(f"{len(kills)} kills: {'nothing was lost' if good else 'SOMETHING IS WRONG'}")
     return good
 
 
@@ -316,7 +306,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = [kind for kind in KINDS if kind.name.startswith(tuple(options.kinds))]
     if not kinds:
         parser.error(f"--kinds: give beginnings of {'; '.join(kind.name for kind in KINDS)}")
-    console = Console(width=130, highlight=False)
     draw = random.Random(options.seed)
     kills: list[Kill] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -333,9 +322,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kill = kill_once(recipe, folder, kinds[number], expected[number], 0.7 * trained, draw)
             if kill is not None:
                 kills.append(kill)
-                console.print(f"{len(kills):3} {kill.kind}: {kill.victim}, {kill.moment}: {kill.ended:.2f} s")
+                print(
+                    "{0:3} {kind}: {victim}, {moment}: {ended:.2f} s".format(len(kills), **kill), flush=True
+                )
             shutil.rmtree(folder.path, ignore_errors=True)
-    return 0 if show(kills, console) else 1
+    return 0 if show(kills) else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typer.models import OptionInfo, ParameterInfo
 from typer.utils import get_params_from_function
 
 from econmt.cli import main as command_line
-from scripts.make_recipe_reference import NAMES, plain, write_page
+from scripts.make_recipe_reference import NAMES, plain
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 INTRODUCTION = """\
@@ -135,4 +135,4 @@ def cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_page(__doc__, TARGET, reference)
+    TARGET.write_text(reference(), encoding="utf-8")

@@ -5,9 +5,7 @@ Example: python -m scripts.make_recipe_reference
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -170,16 +168,5 @@ def default_text(field: FieldInfo) -> str:
     return f"`[{', '.join(map(str, value))}]`" if isinstance(value, list) else f"`{text}`"
 
 
-def write_page(description: str | None, page: Path, text: Callable[[], str]) -> None:
-    """Writes a page as a script's command line says: with --check only compares it, and exits with 1 if it differs."""
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    text_of_check = "write nothing; exit code 1 if the page is out of date"
-    parser.add_argument("--check", action="store_true", help=text_of_check)
-    if not parser.parse_args().check:
-        page.write_text(text(), encoding="utf-8")
-    elif not page.exists() or page.read_text(encoding="utf-8") != text():
-        sys.exit(f"{page}: out of date; run make reference")
-
-
 if __name__ == "__main__":
-    write_page(__doc__, TARGET, reference)
+    TARGET.write_text(reference(), encoding="utf-8")

@@ -3,8 +3,8 @@
 Each mutant changes one expression or statement of a function, in Python or C. The script works in copies of the
 repository; the checkout is never changed. It first runs all tests once and records which functions each test calls
 (`scripts/call_trace.py`). A mutant then runs against the tests that call its function, those that call the fewest
-other functions first, and if they pass against all other tests. A mutant that makes a test fail, or run past the time
-limit, is killed; one that survives shows a rule that no test holds, or a change that makes no difference.
+other functions first, as many as take --seconds. A mutant that makes a test fail, or run past the time limit, is
+killed; one that survives shows a rule that no test holds, or a change that makes no difference.
 
 Example: python scripts/mutate.py --number 100 --seed 1 --calls build/calls.json
 """
@@ -46,6 +46,8 @@ _C_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _C_TOKEN = re.compile(rb"(?<= )[-+*/<>=!&|]{1,2}(?= )|(?<![\w.\"])\d+(?![\w.\"])")
 
 
+MARKS = "not slow and not thorough"
+"""Tests that run."""
 _NOT_FOUND, _NO_TESTS = 4, 5
 """Exit codes of pytest if it does not find a test that is named, or if no test has the markers."""
 
@@ -233,10 +235,6 @@ class Calls:
                 chosen.append(test)
         return chosen
 
-    def files(self, tests: Sequence[str]) -> list[str]:
-        """Returns all files of tests, those of ``tests`` first."""
-        return list(dict.fromkeys(test.partition("::")[0] for test in (*tests, *self.seconds)))
-
 
 class Copy:
     """A copy of the repository in which tests run.
@@ -244,18 +242,17 @@ class Copy:
     Args:
         root: Folder of the copy; it does not exist yet.
         repository: Folder of the repository.
-        marks: pytest marker expression of the tests.
     """
 
-    def __init__(self, root: Path, repository: Path, marks: str) -> None:
-        self.root, self._marks = root, marks
+    def __init__(self, root: Path, repository: Path) -> None:
+        self.root = root
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", ".*_cache")
         shutil.copytree(repository, root, ignore=ignored)
         shutil.copy(Path(__file__).with_name("call_trace.py"), root / "sitecustomize.py")
 
     def run(self, words: Sequence[str], timeout: float | None, **variables: str) -> tuple[int | None, str]:
         """Runs pytest; returns its exit code, None if it took too long, and its output."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", self._marks, *words]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS, *words]
         # A worker of pytest-xdist that runs this script names itself; runs below it are not its own.
         inherited = {name: value for name, value in os.environ.items() if "PYTEST_XDIST" not in name}
         environment = {
@@ -288,14 +285,13 @@ class Copy:
             print(f"left out, as it fails without a change: {test}", file=sys.stderr)
         return calls
 
-    def outcome(self, mutant: Mutant, calls: Calls, seconds: float, whole: bool) -> tuple[str, str]:
+    def outcome(self, mutant: Mutant, calls: Calls, seconds: float) -> tuple[str, str]:
         """Returns "killed", "timeout", "survived" or "not built", and the name of the test that failed.
 
         Args:
             mutant: Change to try.
             calls: Functions that the tests call.
-            seconds: Duration of the tests that run first.
-            whole: True if a survivor runs against all other tests, too.
+            seconds: Duration of the tests.
         """
         path = self.root / mutant.path
         before = path.read_bytes()
@@ -303,20 +299,19 @@ class Copy:
         try:
             if path.suffix != ".py" and not self._build():
                 return "not built", ""
-            callers = calls.callers(mutant)
-            for tests in (calls.quick(callers, seconds), calls.files(callers) if whole else []):
-                limit = 60 + 10 * sum(calls.seconds.get(test, seconds) for test in tests)
-                left_out = [f"--deselect={test}" for test in calls.failed]
-                code, output = self.run(["-x", *left_out, *tests], limit) if tests else (0, "")
-                if code == _NOT_FOUND:  # by their names, which the mutant may have changed
-                    files = {test.partition("::")[0] for test in tests}
-                    code, output = self.run(["-x", *left_out, *sorted(files)], limit)
-                if code is None:
-                    return "timeout", ""
-                if code not in (0, _NO_TESTS):
-                    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-                    return "killed", failed.group(1) if failed else ""
-            return "survived", ""
+            tests = calls.quick(calls.callers(mutant), seconds)
+            limit = 60 + 10 * sum(calls.seconds[test] for test in tests)
+            left_out = [f"--deselect={test}" for test in calls.failed]
+            code, output = self.run(["-x", *left_out, *tests], limit) if tests else (0, "")
+            if code == _NOT_FOUND:  # by their names, which the mutant may have changed
+                files = {test.partition("::")[0] for test in tests}
+                code, output = self.run(["-x", *left_out, *sorted(files)], limit)
+            if code is None:
+                return "timeout", ""
+            if code in (0, _NO_TESTS):
+                return "survived", ""
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+            return "killed", failed.group(1) if failed else ""
         finally:
             path.write_bytes(before)
             if path.suffix != ".py":
@@ -355,10 +350,8 @@ def main() -> None:
         "--seed", type=int, default=1, help="seed of the choice of mutants (default: %(default)s)"
     )
     parser.add_argument("--calls", type=Path, help="file of recorded calls; written if it does not exist")
-    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the tests that run first")
-    parser.add_argument("--first-only", action="store_true", help="do not run all other tests on survivors")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the tests of a mutant")
     parser.add_argument("--workers", type=int, default=1, help="mutants that are tested at the same time")
-    parser.add_argument("--marks", default="not slow and not thorough", help="pytest markers of the tests")
     parser.add_argument(
         "--exclude", nargs="*", default=["gluon"], help="skip files whose path contains these"
     )
@@ -377,7 +370,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         free: queue.Queue[Copy] = queue.Queue()
         for number in range(arguments.workers):
-            free.put(Copy(Path(folder) / f"copy{number}", root, arguments.marks))
+            free.put(Copy(Path(folder) / f"copy{number}", root))
         if arguments.calls and arguments.calls.is_file():
             calls = Calls(*json.loads(arguments.calls.read_text(encoding="utf-8")))
         else:
@@ -393,7 +386,7 @@ def main() -> None:
         def test(mutant: Mutant) -> None:
             line = f"{mutant.path}:{mutant.line}:{mutant.column}  {mutant.change}"
             place = free.get()
-            ended, failed = place.outcome(mutant, calls, arguments.seconds, not arguments.first_only)
+            ended, failed = place.outcome(mutant, calls, arguments.seconds)
             free.put(place)
             counts[ended] += 1
             print(f"{ended:<9} {line}{failed and '  by '}{failed}", flush=True)

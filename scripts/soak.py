@@ -23,7 +23,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from scripts.bench.compare.measure import end, process_tree, resident_bytes
+from scripts.bench.compare.measure import end, process_memory, process_tree
+from scripts.bench.frame import draw_lines
 
 SECONDS_BETWEEN = 2.0
 FIRST_MINUTE = 2
@@ -75,15 +76,6 @@ def read(path: Path) -> list[Sample]:
         return [Sample(float(row["seconds"]), int(row["resident_bytes"])) for row in csv.DictReader(file)]
 
 
-def resident(process: int) -> int:
-    """Returns the bytes that a process and its descendants have resident now."""
-    total = 0
-    for each in process_tree(process):
-        with contextlib.suppress(OSError):
-            total += resident_bytes(Path(f"/proc/{each}/status").read_text(encoding="utf-8"))[0]
-    return total
-
-
 def feed(stream: IO[bytes], text: bytes) -> None:
     """Writes a text again and again until its reader is gone."""
     with contextlib.suppress(OSError), stream:
@@ -111,27 +103,12 @@ def run(command: Sequence[str], minutes: float, path: Path, text: bytes | None) 
             if process.poll() is not None:
                 ended = f"ended after {gone:.0f} s with status {process.returncode}"
                 raise ValueError(f"{' '.join(command)}: {ended}")
-            samples.append(Sample(round(gone, 1), resident(process.pid)))
+            resident = sum(process_memory(each)[0] for each in process_tree(process.pid))
+            samples.append(Sample(round(gone, 1), resident))
             out.writerow(samples[-1])
             file.flush()
             time.sleep(SECONDS_BETWEEN)
     return samples
-
-
-def draw(curves: dict[str, list[Sample]], picture: Path) -> None:
-    """Draws resident memory by time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for name, samples in curves.items():
-        minutes, megabytes = zip(*((each.seconds / 60, each.resident / 1e6) for each in samples), strict=True)
-        axes.plot(minutes, megabytes, label=name)
-    axes.set(xlabel="minutes", ylabel="resident memory, MB", title="Memory of a process by time")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(picture, dpi=100)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             curves = {given.csv.stem: run(given.command, given.minutes, given.csv, text)}
         else:
             curves = {path.stem: read(path) for path in given.csv}
-            draw(curves, given.picture)
+            lines = {
+                name: {each.seconds / 60: each.resident / 1e6 for each in curves[name]} for name in curves
+            }
+            title = "Memory of a process by time"
+            draw_lines(lines, given.picture, axes=("minutes", "resident memory, MB"), title=title, marker="")
         told = [verdict(name, samples) for name, samples in curves.items()]
     except (OSError, ValueError) as error:
         print(f"soak: {error}", file=sys.stderr)

@@ -1,17 +1,16 @@
 """Measures padding of a recipe's text by batching.
 
     python -m scripts.bench buckets multi30k --data-dir corpora
-    python -m scripts.bench buckets mine.yaml training.batch.size=128 --output prepared
+    python -m scripts.bench buckets mine.yaml training.batch.size=128
 
 A figure is the work of a whole epoch relative to that of its pairs at their own lengths, with
-batches as large as their buckets and with batches cut to their longest pair. Further columns are the number of
-different shapes, and the share of pairs of sentences in one batch that share a batch in the next epoch too.
+batches as large as their buckets and with batches cut to their longest pair. A further column is the number
+of different shapes.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,22 +18,21 @@ import numpy as np
 
 from econmt.config.recipe import BatchSize, Recipe, find_recipe, load_recipe
 from econmt.data.batching.batches import BatchIterator, rows_of_batch
-from econmt.data.batching.bucket_shapes import MOST_PRICED, SHAPE_PRICE, Derived, derive_shapes
-from econmt.data.batching.buckets import count_lengths
+from econmt.data.batching.bucket_shapes import MOST_PRICED, SHAPE_PRICE, Derived
 from econmt.data.batching.padding import PlannedBatch, measure_padding, planned, random_batches
 from econmt.data.batching.pair_flops import PairFlops, pair_flops
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-from scripts.bench.frame import Bench, print_wrapped
+from scripts.bench.frame import Bench
 
 WIDTHS = (2, 4, 8, 10)
 MOST = (4, 8, 12, 16)
 POOL = 100
 """Batches of a pool that is drawn at random and then sorted by length."""
 ALL = 10**9
-COLUMNS = "batches", "shapes", "padded", "shapes if cut", "cut", "again together"
+COLUMNS = "batches", "shapes", "padded", "shapes if cut", "cut"
 """Columns of the table: padded to buckets, or cut to the longest pair."""
 
 
@@ -58,30 +56,15 @@ def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
             start += len(pairs)
 
 
-def again_together(batches: BatchIterator) -> float:
-    """Returns the share of pairs of sentences in one batch that share a batch in the next epoch too."""
-    epochs = []
-    for epoch in range(2):
-        state = {"epoch": epoch, "position": 0, "batches_per_epoch": batches.batches_per_epoch}
-        batches.load_state_dict(state)
-        batch_of = np.empty(len(batches.store), dtype=np.int64)
-        for number, (pairs, _) in enumerate(batches.plan()):
-            batch_of[pairs] = number
-        epochs.append(batch_of)
-    _, together = np.unique(epochs[0], return_counts=True)
-    _, both = np.unique(np.stack(epochs), axis=1, return_counts=True)
-    return float((both * (both - 1)).sum() / (together * (together - 1)).sum())
-
-
 def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tuple[str, ...]]:
     """Yields the rows of the table."""
     batch, store = recipe.training.batch, prepared.train
     longest = recipe.pairs.max_length
     padding = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
-    yield "no buckets, random batches", "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
+    yield "no buckets, random batches", "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed)
     padding = measure_padding(pooled(store, batch), work)
     name = f"sorted pools of {POOL} batches"
-    yield name, "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed), ""
+    yield name, "", "", f"{padding.trimmed_shapes:,}", _percent(padding.trimmed)
     kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
     kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
     kinds.append(("derived, as many as pay", Derived(MOST_PRICED, work, SHAPE_PRICE)))
@@ -89,28 +72,11 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
         batches = BatchIterator(prepared.train, batch, rule, recipe.training.seed, max_length=longest)
         padding = measure_padding(planned(batches, ALL), work)
         figures = f"{padding.shapes:,}", _percent(padding.padded), f"{padding.trimmed_shapes:,}"
-        yield name, *figures, _percent(padding.trimmed), f"{100 * again_together(batches):.0f} %"
+        yield name, *figures, _percent(padding.trimmed)
 
 
 def _percent(cost: float) -> str:
     return f"+{100 * (cost - 1):.1f} %"
-
-
-def about(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> str:
-    """Returns a line about the text, its batches and the work of a position."""
-    store, batch = prepared.train, recipe.training.batch
-    counts = count_lengths(store.source_lengths, store.target_lengths)
-    began = time.perf_counter()
-    derived = derive_shapes(counts, Derived(MOST_PRICED, work, SHAPE_PRICE))
-    seconds = time.perf_counter() - began
-    means = (store.source_lengths.mean() + 1, store.target_lengths.mean() + 1)
-    total = work.source + work.target + work.pair
-    return (
-        f"{recipe.name}: {len(store):,} pairs of {means[0]:.1f} x {means[1]:.1f} positions on average, batches of "
-        f"{batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}; a source position is "
-        f"{100 * work.source / total:.0f} % of the work of a target position and a source position; "
-        f"{len(derived)} buckets derived in {seconds:.2f} s"
-    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -119,7 +85,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add("recipe", help="recipe: a file, or a shipped name")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     add("--data-dir", type=Path, help="folder in which the text is looked up")
-    add("--output", type=Path, help="folder of the prepared text; kept and reused if given")
     given = bench.begin(words)
     recipe = load_recipe(given.recipe, given.overrides)
     if recipe.task != "translation":
@@ -128,7 +93,6 @@ def main(words: Sequence[str] | None = None) -> None:
         )
     search = search_path(find_recipe(given.recipe).parent, given.data_dir)
     with tempfile.TemporaryDirectory() as temporary:
-        prepared = prepare(recipe, given.output or Path(temporary) / "prepared", search, show_progress=True)
+        prepared = prepare(recipe, Path(temporary) / "prepared", search, show_progress=True)
         work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
-        print_wrapped(about(recipe, prepared, work))
         bench.report(dict(zip(COLUMNS, row, strict=True)) for row in rows(recipe, prepared, work))

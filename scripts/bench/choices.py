@@ -1,18 +1,16 @@
-"""Measures what ``auto`` loses: it chooses at each shape of a grid, and all candidates are measured again.
+"""Measures what ``auto`` loses on a grid of shapes.
 
     python -m scripts.bench choices --csv choices.csv
-    python -m scripts.bench choices --part 3/8 --threads 2 --limit 3600 --csv 3.csv
+    python -m scripts.bench choices --part 3/8 --threads 2 --csv 3.csv
     python -m scripts.bench choices --summary 1.csv 2.csv
 
-The regret of a choice is how much slower it is than the best candidate. Shapes that --csv has of this machine and these
-versions are skipped, so that the same command resumes.
+At each shape ``auto`` chooses, and then all candidates are measured again. The regret of a choice is how much slower it
+is than the best candidate.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,12 +24,12 @@ from econmt.engine.devices import reproducible
 from econmt.errors import InputError
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.dispatch.session import measuring
-from econmt_ops.dispatch.timing import quantile
-from scripts.bench.frame import Bench, print_rows
+from scripts.bench.frame import Bench, Ratio, print_rows, ratio_of
 
 MOST_OPERATIONS = 40e9
 """Maximum number of floating-point operations of a grid entry, forward and backward; a call takes a second or less."""
 
+NO_LOSS = Ratio(1.0, 1.0, 1.0)
 NEAR = 0.05
 """Regret below which a choice counts as good."""
 
@@ -78,18 +76,13 @@ def grid() -> list[GridEntry]:
     return [entry for entry in thinned if entry.operations <= MOST_OPERATIONS]
 
 
-def regrets(
-    entries: Sequence[GridEntry], device: torch.device, seconds: float, limit: float
-) -> Iterator[Row]:
+def regrets(entries: Sequence[GridEntry], device: torch.device, seconds: float) -> Iterator[Row]:
     """Lets auto choose at each shape, then measures all candidates again to find what the choice loses.
 
     A choice takes at most ``seconds``, measuring again up to three times as long, and comparing the choice with the
-    best candidate in turns twice as long. No further shape is begun after ``limit`` seconds.
+    best candidate in turns twice as long.
     """
-    end = time.monotonic() + limit
     for entry in entries:
-        if time.monotonic() > end:
-            return
         call = _call(entry, device)
         with measuring(seconds, remember=False) as first:
             call()
@@ -101,7 +94,7 @@ def regrets(
         before = next(iter(first.measurements.values()), None)
         choice = after.rule if before is None else before.choice()
         best = min(after.records, key=lambda name: after.records[name].milliseconds)
-        loss = Loss(0.0, 0.0, 0) if choice == best else _compare(call, choice, best, 2 * seconds)
+        loss, turns = _compare(call, choice, best, 2 * seconds) if choice != best else (NO_LOSS, 0)
         yield {
             **entry._asdict(),
             "candidates": len(after.records),
@@ -111,53 +104,22 @@ def regrets(
             "best milliseconds": after.records[best].milliseconds,
             "rule": after.rule,
             "rule milliseconds": after.records[after.rule].milliseconds,
-            "regret": loss.beyond_noise,
-            "regret with noise": loss.share,
-            "turns": loss.turns,
+            "regret": loss.value - 1 if loss.low > 1.0 else 0.0,  # else the two may be equally fast
+            "regret with noise": loss.value - 1,
+            "turns": turns,
             "regret of the rule": after.regret(after.rule),
             "seconds to choose": first.seconds,
         }
 
 
-class Loss(NamedTuple):
-    """Relative loss of one candidate against another.
-
-    Attributes:
-        share: median over turns, in each of which both were called.
-        least: lower bound of the true median with 95 % confidence; ``share`` if there are too few turns.
-        turns: number of turns.
-    """
-
-    share: float
-    least: float
-    turns: int
-
-    @property
-    def beyond_noise(self) -> float:
-        """The loss; 0 if the two may be equally fast."""
-        return self.share if self.least > 0.0 else 0.0
-
-
-def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
-    """Compares samples in seconds whose n-th were taken one after the other, so that what disturbs both cancels out."""
-    ratios = sorted(mine / other for mine, other in zip(choice, best, strict=True))
-    count = len(ratios)
-    share = quantile(ratios, 0.5) - 1
-    # The k-th smallest of n samples exceeds the true median as often as fewer than k of n coins show heads.
-    below, left = 0, 0.05 * 2**count
-    while below < count and (left := left - math.comb(count, below)) >= 0:
-        below += 1
-    return Loss(share, share if below == 0 else ratios[below - 1] - 1, count)
-
-
-def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> Loss:
+def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> tuple[Ratio, int]:
     """Times two candidates in turns again, since the best of several has also been lucky."""
     with measuring(seconds, only=(choice, best), remember=False) as session:
         call()
     if not session.samples:
         raise InputError("calls take too long to be compared; give more --seconds")
     (samples,) = session.samples.values()
-    return loss_of(samples[choice], samples[best])
+    return ratio_of(samples[choice], samples[best]), len(samples[best])
 
 
 def _call(entry: GridEntry, device: torch.device) -> Callable[[], object]:
@@ -255,7 +217,6 @@ def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto", seconds=2.0)
     add = bench.add_argument
     add("--part", default="1/1", metavar="I/N", help="measure only the shapes I, I + N, ... (%(default)s)")
-    add("--limit", type=float, default=75.0, help="seconds after which no further shape begins (%(default)s)")
     add("--summary", nargs="+", type=Path, metavar="CSV", help="measure nothing, and summarize these files")
     given = bench.begin(words)
     if given.summary:
@@ -265,14 +226,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print_rows(summary(before), "regret", SUMMARY)
         return
     with reproducible(bench.device, given.threads):
-        same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-        known = read_csv(given.csv)[1] if given.csv is not None else []
-        known = [row for row in known if all(row.get(name, "") == str(bench.about[name]) for name in same)]
-        done = {tuple(row[name] for name in GridEntry._fields) for row in joined(known)}
-        missing = [entry for entry in part_of(grid(), given.part) if tuple(map(str, entry)) not in done]
         rows = bench.report(
-            regrets(missing, bench.device, given.seconds, given.limit),
+            regrets(part_of(grid(), given.part), bench.device, given.seconds),
             columns=(*GridEntry._fields, "choice", "best", "regret"),
         )
-    print_rows(summary([*joined(known), *rows]), "regret", SUMMARY)
-    print(f"{len(missing) - len(rows)} shapes are left")
+    print_rows(summary(rows), "regret", SUMMARY)

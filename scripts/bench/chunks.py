@@ -1,11 +1,10 @@
 """Times an LSTM layer whose steps are divided into chunks.
 
     OMP_NUM_THREADS=1 python -m scripts.bench chunks --size 1024
-    python -m scripts.bench chunks --size 1024 --device cuda --dtype bfloat16 --how triton recompute
 
 The gradients of the weights are computed in each chunk ("each") or once after the last ("once"). A row for each number
-of chunks has the milliseconds of both passes over all steps with stash "gates", the least of several turns: processor
-time on a CPU, CUDA graphs on a GPU.
+of chunks has the milliseconds of both passes over all steps with stash "gates", the least processor time of several
+turns.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from torch import Tensor
 from econmt.bench.rows import Row
 from econmt_ops import LSTMWeights, lstm
 from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
-from scripts.bench.frame import Bench, in_turns, replayed
+from scripts.bench.frame import CPU, Bench, in_turns
 from scripts.bench.layers import lstm_weights
 
-ROWS, STEPS = 32, 35
+ROWS, STEPS, HOW = 32, 35, ("reference", "recompute")
+"""Rows and steps, and the implementations to time."""
 
 
 def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
@@ -53,28 +53,22 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    bench = Bench(__doc__, device="cpu", turns=5)
-    add = bench.add_argument
-    add("--size", type=int, default=512, help="units of the layer (%(default)s)")
-    add("--dtype", default="float32", choices=("float32", "bfloat16"))
-    add("--how", nargs="+", default=["reference", "recompute"], help="implementations to time")
+    bench = Bench(__doc__, turns=5)
+    bench.add_argument("--size", type=int, default=512, help="units of the layer (%(default)s)")
     given = bench.begin(words)
     torch.manual_seed(0)
-    clock = time.process_time if given.device.type == "cpu" else time.perf_counter
-    weights = lstm_weights(given.size, torch.float32, given.device)
-    inputs = torch.randn(ROWS, STEPS, given.size, device=given.device, dtype=getattr(torch, given.dtype))
-    ways = [(how, once) for how in given.how for once in (False, True) if leaves_gradients(how) or not once]
+    weights = lstm_weights(given.size, torch.float32, CPU)
+    inputs = torch.randn(ROWS, STEPS, given.size)
+    ways = [(how, once) for how in HOW for once in (False, True) if leaves_gradients(how) or not once]
 
     def rows() -> Iterator[Row]:
         for chunks in (1, 2, 4, 7, 12, 18):
             length = -(-STEPS // chunks)
             runs = {
-                f"{how} {'once' if once else 'each'}": replayed(
-                    partial(passes, weights, inputs, length, how, once), given.device
-                )
+                f"{how} {'once' if once else 'each'}": partial(passes, weights, inputs, length, how, once)
                 for how, once in ways
             }
-            timings = in_turns(runs, given.device, turns=given.turns, clock=clock)
+            timings = in_turns(runs, CPU, turns=given.turns, clock=time.process_time)
             best = {name: 1e3 * min(timing.samples) for name, timing in timings.items()}
             yield {"chunks": -(-STEPS // length), **best}
 

@@ -25,8 +25,6 @@ CHUNK = 250_000
 MAX_LENGTH = 100
 MEAN_LENGTH = 25.0
 """Mean tokens of a sentence."""
-SEEKS = 300
-"""Jumps to random positions of three epochs."""
 
 
 def generate(folder: Path, pairs: int) -> None:
@@ -108,14 +106,6 @@ def read(folder: Path, batches: int) -> dict[str, object]:
     result["real_share_of_padded"] = round(real / padded, 3)
     result["memory_after_reading"] = memory()
 
-    draw = np.random.default_rng(2)
-    began = time.perf_counter()
-    for epoch in range(3):
-        for position in draw.integers(0, iterator.batches_per_epoch, SEEKS // 3).tolist():
-            state = {"epoch": epoch, "position": position, "batches_per_epoch": iterator.batches_per_epoch}
-            iterator.load_state_dict(state)
-            next(iterator)
-    result["seeks"], result["seek_seconds"] = SEEKS, round(time.perf_counter() - began, 2)
     result["memory_at_end"] = memory()
     return result
 

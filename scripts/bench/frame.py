@@ -309,29 +309,24 @@ def draw_lines(
     *,
     axes: tuple[str, str],
     title: str = "",
-    log: str = "xy",
-    across: Mapping[str, float] | None = None,
+    marker: str = "o",
 ) -> None:
-    """Draws lines on linear or logarithmic axes.
+    """Draws lines.
 
     Args:
         lines: Points of each line by its label.
         path: Picture to write; InputError is raised if that fails.
         axes: Labels of both axes.
         title: Title of the picture.
-        log: Axes with powers of two: "x", "xy" or none.
-        across: Heights of dotted horizontal lines by their labels.
+        marker: Marker of the points.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")
     plot: Any = figure.add_subplot()
     for label, points in lines.items():
-        plot.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=label)
-    for label, height in (across or {}).items():
-        plot.axhline(height, color="grey", linestyle=":", label=label)
-    plot.set_xscale("log", base=2) if "x" in log else None
-    plot.set_yscale("log", base=2) if "y" in log else plot.set_ylim(bottom=0)
+        plot.plot(*zip(*sorted(points.items()), strict=True), marker=marker, label=label)
+    plot.set_ylim(bottom=0)
     plot.set(xlabel=axes[0], ylabel=axes[1], title=title)
     if lines:
         plot.legend(fontsize="small")

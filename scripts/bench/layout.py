@@ -1,19 +1,17 @@
-"""Times matrix products in each memory layout and library: X (N, I), W (O, I), Y = X W^T (N, O).
+"""Times matrix products in each memory layout.
 
     python -m scripts.bench layout --paper
-    python -m scripts.bench layout --recurrent --dtype float32 --threads 1
     python -m scripts.bench layout --device cuda --graph
 
-Both forward and backward products are timed. "by rows" and "by columns" tell how activations are stored: (N, I), or (I,
-N) and so feature-major.
+The products of X (N, I) and W (O, I), Y = X W^T (N, O), are those of each library, forward and backward. "by rows" and
+"by columns" tell how activations are stored: (N, I), or (I, N) and so feature-major.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +20,6 @@ import econmt_ops
 from econmt.bench.rows import Row
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.engine.devices import reproducible
-from econmt_ops.cells.lstm import forward as cell_forward
 from econmt_ops.linear import LAYOUTS
 from econmt_ops.products.packed import is_available
 from scripts.bench.frame import Bench, in_graph, in_turns
@@ -32,12 +29,6 @@ PAPER = (64, 512, 2048)
 
 _ROWS, _SIZES = (1, 16, 64, 256, 1024), (256, 512, 1024)
 SHAPES = list(dict.fromkeys([PAPER, *((rows, size, 4 * size) for size in _SIZES for rows in _ROWS)]))
-RECURRENT = [(rows, size) for size in (256, 512, 1024) for rows in (16, 64, 128)]
-"""Batch and hidden size of the loops."""
-
-STEPS = 20
-"""Steps of a loop."""
-
 REPLAYED = 50
 """Calls in a CUDA graph: launching it costs as much as one product takes."""
 
@@ -45,56 +36,29 @@ _Functions = dict[tuple[str, str, str], Callable[[], object]]
 """Functions by operation, library and layout."""
 
 
-class LayoutTimer(NamedTuple):
-    """Times layouts on one device, ``seconds`` for the candidates of one product.
+def rows_of(
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[tuple[int, int, int]],
+    device: torch.device,
+    seconds: float,
+    graph: bool = False,
+) -> Iterator[Row]:
+    """Yields a row for each layout, library and product of N, I and O, which take ``seconds`` together.
 
     ``graph`` times calls in CUDA graphs, where launching them costs nothing.
     """
-
-    device: torch.device
-    seconds: float
-    graph: bool = False
-
-    def products(
-        self, dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, int, int]]
-    ) -> Iterator[Row]:
-        """Yields a row for each layout, library and product of N, I and O."""
-        for dtype, shape in product(dtypes, shapes):
-            for functions in _groups(*shape, dtype, self.device):
-                yield from self._rows(functions, shape, dtype)
-
-    def loops(self, dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, int]]) -> Iterator[Row]:
-        """Yields a row for each layout, library and loop of a batch and hidden size; times are those of one step.
-
-        A loop has :data:`STEPS` products of an LSTM's recurrence, alone and with the cell between them.
-        """
-        for dtype, (batch, hidden) in product(dtypes, shapes):
-            for functions in _loops(batch, hidden, dtype, self.device):
-                yield from self._rows(functions, (batch, hidden, 4 * hidden), dtype, STEPS)
-
-    def _rows(
-        self, functions: _Functions, shape: tuple[int, int, int], dtype: torch.dtype, steps: int = 1
-    ) -> Iterator[Row]:
-        """Yields a row for each candidate; the times are those of one of its ``steps``."""
-        rows, inputs, outputs = shape
-        timed: Mapping[tuple[str, str, str], Callable[[], object]] = functions
-        if self.graph:
-            timed = {key: in_graph(call, self.device, REPLAYED) for key, call in functions.items()}
-        calls = steps * (REPLAYED if self.graph else 1)
-        for (what, library, layout), timing in in_turns(timed, self.device, seconds=self.seconds).items():
-            passes = 3 if what == "forward and backward" else 1
-            yield {
-                "dtype": dtype_name(dtype),
-                "rows": rows,
-                "inputs": inputs,
-                "outputs": outputs,
-                "what": what,
-                "library": library,
-                "layout": layout,
-                "milliseconds": 1e3 * timing.median / calls,
-                "highest decile": 1e3 * timing.high / calls,
-                "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
-            }
+    calls = REPLAYED if graph else 1
+    for dtype, (rows, inputs, outputs) in product(dtypes, shapes):
+        for functions in _groups(rows, inputs, outputs, dtype, device):
+            timed = {key: in_graph(call, device, calls) if graph else call for key, call in functions.items()}
+            for (what, library, layout), timing in in_turns(timed, device, seconds=seconds).items():
+                passes = 3 if what == "forward and backward" else 1
+                yield {
+                    "dtype": dtype_name(dtype), "rows": rows, "inputs": inputs, "outputs": outputs, "what": what,
+                    "library": library, "layout": layout, "milliseconds": 1e3 * timing.median / calls,
+                    "highest decile": 1e3 * timing.high / calls,
+                    "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
+                }  # fmt: skip
 
 
 def _groups(
@@ -148,83 +112,6 @@ def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> object:
     return torch.autograd.grad(econmt_ops.linear(x, weight, layout=layout), (x, weight), y)
 
 
-def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:
-    """Yields the loops of each comparison."""
-    weight = _random((4 * hidden, hidden), dtype, device) * 0.02
-    shares = _random((STEPS, batch, 4 * hidden), dtype, device)
-    share_columns = shares.transpose(1, 2).contiguous()
-    turned, library = _turned(weight), _library(dtype, device)
-    h, c = _random((batch, hidden), dtype, device), _random((batch, hidden), torch.float32, device)
-    h_columns, c_columns = _turned(h), _turned(c)
-
-    def plain(step: Tensor, state: Tensor) -> Tensor:
-        return torch.addmm(step, state, weight.t())
-
-    def plain_columns(step: Tensor, state: Tensor) -> Tensor:
-        return torch.addmm(step, weight, state)
-
-    packs = is_available(h)
-    packed = pack(weight, batch) if packs else weight
-
-    def by_packed(step: Tensor, state: Tensor) -> Tensor:
-        return by_onednn(state, packed).add_(step)
-
-    def no_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        return gates[:, :hidden].contiguous(), c
-
-    def no_cell_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        return gates[:hidden], c
-
-    columns = share_columns, h_columns, c_columns, plain_columns
-    for what, cell, cell_columns in (
-        ("loop of products", no_cell, no_cell_columns),
-        ("loop of products and cells", cell_forward, _cell_by_columns),
-    ):
-        functions: _Functions = {
-            (what, library, "by rows"): partial(_loop, shares, h, c, plain, cell),
-            (what, library, "by columns"): partial(_loop, *columns, cell_columns),
-        }
-        if packs:
-            key = (what, "oneDNN", "by rows, W packed before")
-            functions[key] = partial(_loop, shares, h, c, by_packed, cell)
-        yield functions
-    what = "loop of backward products"
-    backward: _Functions = {
-        (what, library, "by rows"): lambda: [torch.mm(step, weight) for step in shares],
-        (what, library, "by columns, W transposed"): lambda: [
-            torch.mm(turned, step) for step in share_columns
-        ],
-    }
-    if packs:
-        key = (what, "oneDNN", "by rows, W^T packed in the loop's time")
-        backward[key] = lambda: _packed_loop(turned, shares, batch)
-    yield backward
-
-
-def _loop(
-    steps: Tensor,
-    state: Tensor,
-    memory: Tensor,
-    product: Callable[[Tensor, Tensor], Tensor],
-    cell: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> None:
-    for step in steps:
-        state, memory = cell(product(step, state), memory)
-
-
-def _packed_loop(turned: Tensor, steps: Tensor, batch: int) -> None:
-    packed = pack(turned, batch)
-    for step in steps:
-        by_onednn(step, packed)
-
-
-def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes `econmt_ops.cells.lstm.forward` of gates (4H, B) and c (H, B)."""
-    i, f, g, o = gates.to(c.dtype).chunk(4, 0)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
-
-
 def pack(weight: Tensor, rows: int) -> Tensor:
     """Packs a weight (O, I) into oneDNN's blocks for products with about this many rows."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
@@ -258,17 +145,12 @@ def main(words: Sequence[str] | None = None) -> None:
     """Runs the benchmark; see the module's docstring."""
     bench = Bench(__doc__, device="auto", seconds=0.5)
     add = bench.add_argument
-    add("--recurrent", action="store_true", help="time loops of products, as in an LSTM")
     add("--paper", action="store_true", help="time only the published shape: X 64 x 512, W 2048 x 512")
     add("--dtype", nargs="+", default=["float32", "bfloat16"], help="types of the operands (%(default)s)")
     add("--graph", action="store_true", help="time calls in CUDA graphs, without the time of launching them")
     given = bench.begin(words)
-    timer = LayoutTimer(bench.device, given.seconds, given.graph)
     dtypes = [getattr(torch, name) for name in given.dtype]
     with reproducible(bench.device, given.threads):
         bench.print_header()
-        if given.recurrent:
-            rows = timer.loops(dtypes, RECURRENT)
-        else:
-            rows = timer.products(dtypes, [PAPER] if given.paper else SHAPES)
+        rows = rows_of(dtypes, [PAPER] if given.paper else SHAPES, given.device, given.seconds, given.graph)
         bench.report(rows, "layouts: X (rows, inputs), W (outputs, inputs)")

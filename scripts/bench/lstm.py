@@ -73,7 +73,7 @@ def chosen_stages(ablation: bool, only: Sequence[str], on_gpu: bool) -> list[Sta
     ``only`` keeps those whose names contain one of its parts; InputError is raised if there is none.
     """
     best = own_layers(backend="compiled" if has_compiler() else "eager")
-    pair = [Stage("econmt_ops", "", best), Stage("torch.nn.LSTM", "", by_torch)]
+    pair = [Stage("econmt_ops", best), Stage("torch.nn.LSTM", by_torch)]
     known = {stage.name: stage for stage in (stages(on_gpu) if ablation else pair)}
     parts = [part.lower() for part in only or [""]]
     chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
@@ -90,11 +90,10 @@ def rows(
     device: torch.device,
     say: Say,
     samples: int,
-    launched: bool = False,
 ) -> Iterator[Row]:
     """Yields a row for each type, batch and schedule, with gains over the first schedule.
 
-    ``samples`` are timed calls, of which the fastest counts. ``launched`` also times calls outside a CUDA graph.
+    ``samples`` are timed calls, of which the fastest counts.
     """
     for dtype, batch in product(dtypes, batches):
         peak = _peak_rate(shape.hidden, dtype, device)
@@ -110,25 +109,20 @@ def rows(
             results = [part.detach().clone() for part in results]
             expected = expected or [part.double() for part in results]
             row["difference"] = largest_difference(results, expected)
-            row |= _timed(forward, both, shape.operations(batch), device, samples, launched)
+            row |= _timed(forward, both, shape.operations(batch), device, samples)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
                 row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
-            row |= {"published gain": stage.published, "published, together": stage.together}
             yield {**row, "peak GFLOP/s": peak}
 
 
-def _timed(
-    forward: Call, both: Call, operations: int, device: torch.device, samples: int, launched: bool
-) -> Row:
+def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
     """Returns the fastest and the median of some calls, on a GPU in a graph, and memory.
 
-    ``operations`` are those of the forward pass; ``launched`` adds the faster of two calls outside a graph.
+    ``operations`` are those of the forward pass.
     """
     row: Row = {}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        if launched:
-            row[f"{what}, launched, ms"] = 1e3 * min(seconds_of(function, device) for _ in range(2))
         call = replayed(function, device)
         times = [seconds_of(call, device) for _ in range(samples)]
         del call
@@ -157,19 +151,16 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--batch", type=int, action="append", help="sequences; may be repeated without --ablation")
     add("--dtype", action="append", help="types of the operands (float32 and bfloat16)")
     add("--samples", type=int, default=5, help="timed calls, of which the fastest counts (%(default)s)")
-    add("--graphs-only", action="store_true", help="on a GPU: no calls that Python launches one by one")
     given = bench.begin(words)
     shape = StackShape(given.layers, given.steps, given.hidden)
     types = [getattr(torch, name) for name in given.dtype or ("float32", "bfloat16")]
-    on_gpu = given.device.type == "cuda"
-    schedules = chosen_stages(given.ablation, given.schedule, on_gpu)
+    schedules = chosen_stages(given.ablation, given.schedule, given.device.type == "cuda")
     batches = given.batch or ([BATCH] if given.ablation else BATCHES)
     times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
-    gains = "forward, gain", "published gain", "published, together", "forward and backward, gain", rate
-    more = "forward and backward, launched, ms", "peak bytes", "difference", "first call, s"
+    gains = "forward, gain", "forward and backward, gain", rate
+    more = "peak bytes", "difference", "first call, s"
     columns = ("schedule", *times, *gains, *more) if given.ablation else ("schedule", "batch", *times, rate)
     bench.print_header(f"{shape.layers} layers, {shape.steps} steps, {shape.hidden} units")
     with reproducible(given.device, given.threads):
-        options = given.samples, on_gpu and not given.graphs_only
-        measured = rows(shape, batches, types, schedules, given.device, bench.say, *options)
+        measured = rows(shape, batches, types, schedules, given.device, bench.say, given.samples)
         bench.report(measured, "LSTM", ("dtype", *columns, "peak GFLOP/s"))

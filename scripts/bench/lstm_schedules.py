@@ -34,15 +34,11 @@ class Stage(NamedTuple):
 
     Attributes:
         name: Name in the table.
-        published: Published gain of the decision that it adds, alone, over eight products a cell; empty if none is.
         run: Function that computes the stack.
-        together: Published gain of this schedule, with all of its decisions; empty if none is.
     """
 
     name: str
-    published: str
     run: Stack
-    together: str = ""
 
 
 @functools.cache
@@ -192,17 +188,12 @@ def streamed_stages(fused: bool) -> list[Stage]:
 
     ``fused`` is true if there is a compiler, which fuses the operations between products.
     """
-    alone = [Stage("eight products, transposed", "1.06x", _plain(transposed=True))]
-    last = Stage("eight products, a stream each", "1.82x", _plain(lanes=8))
-    both = [Stage("two products, a stream each", "", _plain(combined=True, lanes=2), "3.74x")]
+    alone = [Stage("eight products, transposed", _plain(transposed=True))]
+    last = Stage("eight products, a stream each", _plain(lanes=8))
+    both = [Stage("two products, a stream each", _plain(combined=True, lanes=2))]
     if fused:
-        alone.append(Stage("eight products, pointwise fused", "1.2x", _plain(fused=True)))
-        streamed = partial(_plain, combined=True, lanes=2, fused=True)
-        both += [
-            Stage("two streams, pointwise fused", "", streamed(), "6.21x"),
-            Stage("two streams, pointwise fused, transposed", "", streamed(transposed=True), "6.55x"),
-            Stage("layer wavefront, pointwise fused", "", partial(wavefront, fused=True), "7.98x"),
-        ]
+        alone.append(Stage("eight products, pointwise fused", _plain(fused=True)))
+        both.append(Stage("layer wavefront, pointwise fused", partial(wavefront, fused=True)))
     return [*alone, last, *both]
 
 
@@ -213,16 +204,16 @@ def stages(on_gpu: bool = False) -> list[Stage]:
     """
     fused = has_compiler()
     schedules = [
-        Stage("eight products a cell", "1x", _plain(), "1x"),
+        Stage("eight products a cell", _plain()),
         *(streamed_stages(fused) if on_gpu else ()),
-        Stage("four gates in one product", "2x", _plain(combined=True), "2x"),
-        Stage("input products of all steps in one", "", _plain(at_once=True)),
-        Stage("weights transposed", "1.06x", _plain(at_once=True, transposed=True)),
-        Stage("layer wavefront", "1.3x", wavefront),
-        Stage("own backward pass, weights packed", "", own_layers()),
+        Stage("four gates in one product", _plain(combined=True)),
+        Stage("input products of all steps in one", _plain(at_once=True)),
+        Stage("weights transposed", _plain(at_once=True, transposed=True)),
+        Stage("layer wavefront", wavefront),
+        Stage("own backward pass, weights packed", own_layers()),
     ]
     if fused:
-        schedules.append(Stage("pointwise fused (compiled)", "1.2x", own_layers("compiled")))
+        schedules.append(Stage("pointwise fused (compiled)", own_layers("compiled")))
     if on_gpu:
-        schedules.append(Stage("econmt_ops, auto", "", _chosen()))
-    return [*schedules, Stage("torch.nn.LSTM", "", by_torch)]
+        schedules.append(Stage("econmt_ops, auto", _chosen()))
+    return [*schedules, Stage("torch.nn.LSTM", by_torch)]

@@ -1,11 +1,10 @@
 """Writes English-French text from the laws of Canada.
 
 Source is the repository justicecanada/laws-lois-xml of the Department of Justice (Open Government Licence - Canada),
-which has every act and regulation as XML in both languages. A checkout, a bare clone and one without some of its files
-serve alike, because files are read from the newest commit; those that are missing are named.
+which has every act and regulation as XML in both languages.
 
-    git clone --bare --depth 1 https://github.com/justicecanada/laws-lois-xml
-    python -m scripts.bench make-laws laws-lois-xml.git laws-en-fr
+    git clone --depth 1 https://github.com/justicecanada/laws-lois-xml
+    python -m scripts.bench make-laws laws-lois-xml laws-en-fr
     econmt train laws-en-fr
 
 Writes train, valid and test, each as .en and .fr with one text a line: a section, a subsection, a paragraph, a
@@ -19,14 +18,12 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
 
@@ -62,71 +59,16 @@ _IN_BRACKETS = re.compile(rf"\s*\([^()]*{_OTHER_TERM}[^()]*\)|{_OTHER_TERM}")
 _NO_LABEL = re.compile(r"[\W_]+")
 
 
-class Document(NamedTuple):
-    """An act or a regulation: names of its English and its French file, and their object names in git."""
-
-    paths: tuple[str, str]
-    blobs: tuple[str, str]
-
-
-class Repository:
-    """Files of the newest commit of a git repository."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        listing = self._git("ls-tree", "-r", "-z", "HEAD", *chain(*_FOLDERS.items()))
-        entries = (line.split("\t", 1) for line in listing.split("\0") if line)
-        self.blobs = {path: fields.split()[2] for fields, path in entries}
-        self.commit = self._git("log", "-1", "--format=%h of %cs").strip()
-        self._reader: subprocess.Popen[bytes] | None = None
-
-    def _git(self, *arguments: str) -> str:
-        command = ["git", "-C", str(self.folder), *arguments]
-        try:
-            result = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")
-        except FileNotFoundError as error:
-            raise InputError(
-                "git not found; install it, because the laws are read from a git repository"
-            ) from error
-        if result.returncode:
-            reason = (result.stderr.strip() or "git failed").splitlines()[0]
-            raise InputError(f"{self.folder}: not a clone of laws-lois-xml that git can read: {reason}")
-        return result.stdout
-
-    def __enter__(self) -> Repository:  # noqa: PYI034  typing.Self is newer than Python 3.10
-        command = ["git", "-C", str(self.folder), "cat-file", "--batch"]
-        self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._reader is not None
-        self._reader.communicate()
-
-    def read(self, blob: str) -> bytes | None:
-        """Returns the content of a file by its object name; None if this clone lacks it."""
-        assert self._reader is not None
-        assert self._reader.stdin is not None
-        assert self._reader.stdout is not None
-        self._reader.stdin.write(f"{blob}\n".encode())
-        self._reader.stdin.flush()
-        head = self._reader.stdout.readline().split()
-        if not head:
-            raise InputError(f"{self.folder}: git cannot read the object {blob}; run git fsck there")
-        _, kind, *size = head
-        if kind == b"missing":
-            return None
-        return self._reader.stdout.read(int(size[0]) + 1)[:-1]
-
-    def documents(self) -> tuple[list[Document], list[str]]:
-        """Returns the documents in the order of a hash of their names, and the files without a translation."""
-        documents, alone = [], set(self.blobs)
-        for path in self.blobs:
-            french = french_path(path)
-            if french in self.blobs:
-                documents.append(Document((path, french), (self.blobs[path], self.blobs[french])))
-                alone -= {path, french}
-        documents.sort(key=lambda document: hashlib.sha256(document.paths[0].encode()).digest())
-        return documents, sorted(path for path in alone if path.endswith(".xml"))
+def documents(folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Returns pairs of names of English and French files, in the order of a hash, and files without a translation."""
+    names = {
+        path.relative_to(folder).as_posix()
+        for name in chain(*_FOLDERS.items())
+        for path in (folder / name).rglob("*.xml")
+    }
+    pairs = [(name, french) for name in names if (french := french_path(name)) in names]
+    pairs.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+    return pairs, sorted(names.difference(*pairs))
 
 
 def french_path(english: str) -> str | None:
@@ -320,32 +262,27 @@ def held_out(pairs: Iterable[Pair], seen: set[int]) -> list[Pair]:
     return list(by_source.values())[::step]
 
 
-def make(clone: Path, folder: Path, size: int = HELD_OUT_PAIRS) -> Iterator[str]:
+def make(checkout: Path, folder: Path, size: int = HELD_OUT_PAIRS) -> Iterator[str]:
     """Writes the text, and yields the lines to print.
 
     Args:
-        clone: clone of laws-lois-xml. folder: folder to write.
+        checkout: checkout of laws-lois-xml. folder: folder to write.
         size: number of pairs of the validation and of the test text.
     """
-    missing = []
-    with Repository(clone) as repository, Splits(folder, size) as splits:
-        documents, alone = repository.documents()
-        for document in documents:
-            contents = [repository.read(blob) for blob in document.blobs]
-            lacking = [
-                path for path, content in zip(document.paths, contents, strict=True) if content is None
-            ]
-            missing += lacking
-            if not lacking:
-                files = zip(contents, document.paths, LANGUAGES, strict=True)
-                splits.add(list(pairs_of(*(parse(content or b"", *each) for content, *each in files))))
+    found, alone = documents(checkout)
+    with Splits(folder, size) as splits:
+        for names in found:
+            trees = (
+                parse((checkout / name).read_bytes(), name, language)
+                for name, language in zip(names, LANGUAGES, strict=True)
+            )
+            splits.add(list(pairs_of(*trees)))
     if not splits.counts["train"]:
         raise InputError(
-            f"{clone}: {len(documents) - len(missing) // 2:,} documents in both languages give no training text beside "
+            f"{checkout}: {len(found):,} documents in both languages give no training text beside "
             f"{splits.counts['valid']:,} pairs for validation and {splits.counts['test']:,} for the test"
         )
-    yield f"{clone}: commit {repository.commit}, {len(documents):,} documents in both languages"
-    yield from (f"{path}: not in this clone, left out" for path in missing)
+    yield f"{checkout}: {len(found):,} documents in both languages"
     yield from (f"{path}: has no translation, left out" for path in alone)
     for split, count in splits.counts.items():
         yield f"{folder / split}: {count:,} pairs"
@@ -356,9 +293,8 @@ def make(clone: Path, folder: Path, size: int = HELD_OUT_PAIRS) -> Iterator[str]
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__)
     add = bench.add_argument
-    add("clone", type=Path, help="clone of github.com/justicecanada/laws-lois-xml")
+    add("checkout", type=Path, help="checkout of github.com/justicecanada/laws-lois-xml")
     add("folder", type=Path, help="folder to write")
-    add("--size", type=int, default=HELD_OUT_PAIRS, help="pairs of validation and of test text (%(default)s)")
     given = bench.begin(words)
-    for line in make(given.clone, given.folder, given.size):
+    for line in make(given.checkout, given.folder):
         print(line, file=sys.stderr)

@@ -38,6 +38,7 @@ from scripts.bench.memory_steps import (
     step_variants,
 )
 
+RECIPES = ("iwslt", "multi30k")
 SECTIONS = ("step", "checkpoint", "output")
 """Parts: steps of econmt's operations, with torch.utils.checkpoint, and the output layer alone."""
 TIMED_POSITIONS = 3000
@@ -143,9 +144,7 @@ def rows_of_output(
         yield row
 
 
-def chosen_variants(
-    only: Sequence[str], dtypes: Sequence[torch.dtype], names: Sequence[str] | None, compiled: bool
-) -> list[Variant]:
+def chosen_variants(only: Sequence[str], names: Sequence[str] | None, compiled: bool) -> list[Variant]:
     """Returns the variants of steps to measure, the reference first; those of torch.utils.checkpoint are in float32."""
     variants = [each for each in step_variants() if compiled or "compiled" not in each.name]
     known = [*variants[: None if "step" in only else 1]]
@@ -156,29 +155,28 @@ def chosen_variants(
             f"--variant: unknown {', '.join(sorted(unknown))}; give some of "
             f"{', '.join(dict.fromkeys(variant.name for variant in known))}"
         )
-    return known[:1] + [
-        variant
-        for variant in known[1:]
-        if variant.precision in dtypes and (names is None or variant.name in names)
-    ]
+    return known[:1] + [variant for variant in known[1:] if names is None or variant.name in names]
 
 
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto", seconds=30.0)
     add = bench.add_argument
     add("--only", action="append", choices=SECTIONS, help="part to measure; may be repeated (all)")
-    add("--recipe", action="append", help="recipe of the steps (iwslt, groundhog, best, on a CPU multi30k)")
+    add(
+        "--recipe",
+        action="append",
+        choices=RECIPES,
+        help="iwslt or multi30k; may be repeated (iwslt, on a CPU both)",
+    )
     text = "source x target positions of full rows, as 100x80, or text; default: the longest, on a CPU also 20x20"
     add("--lengths", action="append", help=text)
-    add("--dtype", action="append", help="types of the variants (float32 and bfloat16)")
     add("--variant", action="append", help="variant beside the reference; may be repeated (all)")
     add("--quick", action="store_true", help="use tiny models, to see whether everything runs")
     given = bench.begin(words)
     parts, device = given.only or list(SECTIONS), given.device
     compiled, cpu = has_compiler() and not given.quick, device.type == "cpu"
-    types = [getattr(torch, name) for name in given.dtype or ("float32", "bfloat16")]
-    chosen = chosen_variants(parts, types, given.variant, compiled)
-    quick = ["multi30k"] if given.quick else ["iwslt", "groundhog", "best", *["multi30k"] * cpu]
+    chosen = chosen_variants(parts, given.variant, compiled)
+    quick = RECIPES[1:] if given.quick else RECIPES[: 1 + cpu]
 
     def rows() -> Iterator[Row]:
         if "output" in parts:

@@ -36,7 +36,6 @@ from econmt.model.layers import draw_seed, weights_of
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops import AttentionalLSTMState
-from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
 from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
@@ -48,11 +47,6 @@ CHUNK_BYTES = 32 << 20
 """Bytes of the logits that the checkpointed output layer computes at a time."""
 QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
 QUICK.append("training.batch.size=3")
-FUSED = {
-    "groundhog": ("model.layer_normalization=false", "model.attention.coverage.type=none"),
-    "best": ("model.layer_normalization=false",),
-}
-"""Changes to recipes without which the checkpointed decoder computes something else."""
 REFERENCE = Implementations.everywhere("reference")
 _checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
@@ -100,6 +94,7 @@ def checkpoint_variants() -> list[Variant]:
 class CheckpointedDecoder(InputFeedingDecoder):
     """Decoder in plain PyTorch, with torch.utils.checkpoint around the attention of each step or around each step.
 
+    Its layers have neither normalization nor residual connections, as in the recipes ``iwslt`` and ``multi30k``.
     Nothing inside draws random numbers, since dropout masks are made before the loop, so no random states are saved.
     """
 
@@ -136,7 +131,7 @@ class CheckpointedDecoder(InputFeedingDecoder):
                 gates = torch.addmm(bias, torch.cat([read, state[2 * number]], 1), weight)
                 h, c = lstm_cell(gates, state[2 * number + 1])
                 after += [h, c]
-                read = h + read if self.config.residual else h
+                read = h
             looked = _checkpoint(attend, read, keys, values) if self.scope == "attention" else None
             context, alpha = attend(read, keys, values) if looked is None else looked
             output = torch.tanh(self.combine(torch.cat([read, context], 1)))
@@ -161,9 +156,6 @@ class CheckpointedDecoder(InputFeedingDecoder):
         assert attention.query is not None
         assert attention.score is not None
         hidden = functional.linear(h, attention.query).unsqueeze(1) + keys
-        if attention.layer_norm is not None:
-            gain, shift = attention.layer_norm
-            hidden = functional.layer_norm(hidden, gain.shape, gain, shift, LAYER_NORM_EPSILON)
         scores = torch.matmul(hidden.tanh_(), attention.score).masked_fill(padding, -torch.inf)
         weights = torch.softmax(scores, 1)
         return torch.bmm(weights.unsqueeze(1), values).squeeze(1), weights
@@ -242,7 +234,7 @@ def make_case(name: str, lengths: str, overrides: Sequence[str], device: torch.d
 
     Raises InputError for any other text, and if the recipe's text cannot be found.
     """
-    recipe = load_recipe(name, [*FUSED.get(name, ()), *overrides])
+    recipe = load_recipe(name, overrides)
     if lengths == "text":
         task, batches = text_batches(recipe, find_recipe(name).parent, device)
         shapes = ", ".join(

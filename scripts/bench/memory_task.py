@@ -1,7 +1,7 @@
 """Measures how cells learn to remember a first element.
 
     python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
-    python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
+    python -m scripts.bench memory-task --steps 1024,1048576 --cell gilr
     python -m scripts.bench memory-task --cell lstm,qrnn --equal-parameters
 
 The task is that of Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997). The first element is (1, 0, ...,
@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -35,7 +33,7 @@ import econmt_ops
 from econmt.bench.rows import Row, Say
 from econmt.engine.devices import reproducible
 from econmt.errors import InputError
-from scripts.bench.frame import Bench, draw_lines, in_graph
+from scripts.bench.frame import Bench, in_graph
 
 PUBLISHED = (128, 512)
 """Symbols and units."""
@@ -254,29 +252,17 @@ def rows(
 
 
 def lengths_of(text: str) -> list[int]:
-    """Reads "1024", "1024,8192" or "1024..65536", a range of powers of four; raises ValueError otherwise."""
-    lengths: list[int] = []
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        begin, end = int(first), int(last if dots else first)
-        if not 1 <= begin <= end:
-            raise ValueError(part)
-        lengths += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
-        if lengths[-1] != end:
-            lengths.append(end)
+    """Reads lengths such as "1024,8192"; raises ValueError for any other text."""
+    lengths = [int(part) for part in text.split(",")]
+    if min(lengths) < 1:
+        raise ValueError(text)
     return lengths
 
 
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto")
     add = bench.add_argument
-    add(
-        "--steps",
-        type=lengths_of,
-        default=[1024],
-        metavar="T[,T...]|T..T",
-        help="lengths; a range: powers of 4",
-    )
+    add("--steps", type=lengths_of, default=[1024], metavar="T[,T...]", help="lengths (1024)")
     add("--cell", default=",".join(CELLS), metavar="NAME[,NAME...]", help=f"cells: {', '.join(CELLS)}")
     add("--hidden", type=int, action="append", help=f"units; may be repeated ({PUBLISHED[1]})")
     add("--batch", type=int, default=8, help="sequences of an update (%(default)s)")
@@ -287,7 +273,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--seed", type=int, action="append", help="seed of a run; may be repeated (1)")
     add("--updates", type=int, default=1_000_000, help="most updates of a run (%(default)s)")
     add("--limit", type=float, default=1800.0, help="most seconds of a run (%(default)s)")
-    add("--plot", type=Path, help="picture of the speed-up of an update over the LSTM's, by length")
     given = bench.begin(words)
     names = sorted(given.cell.split(","), key=lambda name: name != SERIAL)
     if unknown := [name for name in names if name not in CELLS]:
@@ -307,11 +292,3 @@ def main(words: Sequence[str] | None = None) -> None:
     with reproducible(given.device, given.threads), torch.enable_grad():
         measured = rows(settings, given.device, bench.say, limit=given.limit, updates=given.updates)
         bench.report(measured, f"memory task: {SURE} right in a row", (*columns, *figures))
-    if given.plot is not None:
-        lines: dict[str, dict[int, float]] = {}
-        for row in bench.rows:
-            if "speed-up" in row:
-                line = lines.setdefault(f"{row['cell']}, {row['hidden']} units", {})
-                line[int(row["steps"])] = float(row["speed-up"])
-        axes = "steps", f"speed-up over {SERIAL}"
-        draw_lines(lines, given.plot, axes=axes, across={SERIAL: 1.0})

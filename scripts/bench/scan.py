@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ import econmt_ops
 from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.engine.devices import reproducible
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
@@ -200,11 +200,8 @@ def rows(
     say: Say,
     *,
     seconds: float,
-    only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Times every implementation at each shape and type for ``seconds`` a pass, and calls ``say`` with its progress.
-
-    ``only`` keeps the implementations whose names contain one of its parts; InputError is raised if there is none.
 
     Yields:
         A row for each implementation and pass: median milliseconds, bytes that the pass must move, bytes a second, and
@@ -212,10 +209,7 @@ def rows(
     """
     loops = {each.name for each in implementations_of("linear_recurrence").values() if each.traits.is_last}
     for shape, dtype in itertools.product(shapes, dtypes):
-        known = scans(shape, dtype, device)
-        found = {name: scan for name, scan in known.items() if any(part in name for part in only or [""])}
-        if not found:
-            raise InputError(f"--implementation '{', '.join(only)}': in no name of {'; '.join(known)}")
+        found = scans(shape, dtype, device)
         differences = {}
         for label, scan in found.items():
             say(f"{'x'.join(map(str, shape))}, {dtype_name(dtype)}, {label}")
@@ -247,13 +241,11 @@ def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto", seconds=1.0)
     add = bench.add_argument
     add("--shape", action="append", type=ScanShape.of, metavar="BxTxH", help="rows, steps and units")
-    add("--implementation", action="append", default=[], help="only those whose names contain this")
     add("--dtype", action="append", help="float32, bfloat16, float16 or float64; may be repeated (float32)")
     given = bench.begin(words)
     types = [getattr(torch, name) for name in given.dtype or ["float32"]]
-    shapes, only = given.shape or SHAPES, given.implementation
     with reproducible(given.device, given.threads):
         columns = ("batch", "steps", "hidden", "dtype", "pass", "implementation")
         figures = ("milliseconds", "highest decile", "bytes", "GB/s", "share of a copy", "difference")
-        measured = rows(shapes, types, given.device, bench.say, seconds=given.seconds, only=only)
+        measured = rows(given.shape or SHAPES, types, given.device, bench.say, seconds=given.seconds)
         bench.report(measured, "linear recurrence", (*columns, *figures))

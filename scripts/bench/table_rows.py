@@ -196,7 +196,7 @@ def padding_rows(data: Path | None) -> Rows:
             store = prepared.train
             means = store.source_lengths.mean() + 1, store.target_lengths.mean() + 1
             work_of_text.append(f"{len(store):,}, {means[0]:.1f} x {means[1]:.1f}")
-            for way, shapes, padded, _, cut, _ in buckets.rows(recipe, prepared, work):
+            for way, shapes, padded, _, cut in buckets.rows(recipe, prepared, work):
                 cells_of_way.setdefault(way, {})[text] = f"{shapes or '-'}; {padded or '-'}; {cut}"
     yield "number of shapes; padded; cut", *PADDED
     yield "pairs, mean positions", *work_of_text

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench choices`` tells a loss from noise, and goes on where it stopped."""
+"""``python -m scripts.bench choices`` measures the choice again, and tells a loss from noise."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     }[op]
     clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
     clock.samples = {first: (1.0, 2.0, 1.0, 1.0, 1.0), other: (1.25, 2.5, 1.25, 1.2, 1.5)}
-    (row,) = choices.regrets([entry], CPU, 1.0, 100.0)
+    (row,) = choices.regrets([entry], CPU, 1.0)
     assert {name: row[name] for name in GridEntry._fields} == entry._asdict()
     assert (row["choice"], row["rule"], row["best"]) == (other, first, first)
     assert row["regret"] == pytest.approx(0.25)
@@ -70,23 +70,9 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     # The candidates took turns once more; where one of five turns went the other way it may be noise.
     clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
     clock.samples[other] = (1.25, 2.5, 1.25, 0.9, 1.5)
-    (row,) = choices.regrets([entry], CPU, 1.0, 100.0)
+    (row,) = choices.regrets([entry], CPU, 1.0)
     assert (row["regret"], row["turns"]) == (0.0, 5)
     assert row["regret with noise"] == pytest.approx(0.25)
-
-
-def test_noise_is_told_from_loss() -> None:
-    even = [1.0] * 20
-    # Of 20 turns at most five may go the other way: fewer than six heads of 20 coins are 2 %, fewer than seven 6 %.
-    assert choices.loss_of([0.9] * 5 + [1.1] * 15, even).beyond_noise == pytest.approx(0.1)
-    assert choices.loss_of([0.9] * 6 + [1.1] * 14, even).beyond_noise == 0.0
-    assert choices.loss_of([0.9] * 6 + [1.1] * 14, even).share == pytest.approx(0.1)
-    # A disturbed turn disturbs both.
-    assert choices.loss_of([1.1, 11.0, 1.1, 1.1, 1.1], [1.0, 10.0, 1.0, 1.0, 1.0]) == pytest.approx(
-        (0.1, 0.1, 5)
-    )
-    # Too few turns excuse nothing.
-    assert choices.loss_of([1.1, 0.9, 1.2, 1.3], [1.0] * 4).beyond_noise == pytest.approx(0.15)
 
 
 def test_parts_share_the_grid() -> None:
@@ -107,10 +93,6 @@ def test_the_grid_is_as_published() -> None:
     assert {entry.length for entry in grid} == {5, 25, 100}
     assert {entry.dtype for entry in grid} == {"float32", "bfloat16"}
     assert max(entry.operations for entry in grid) <= choices.MOST_OPERATIONS
-
-
-def test_a_grid_ends_in_time() -> None:
-    assert list(choices.regrets([GridEntry("linear", 1, 1, 8, "float32")], CPU, 1.0, -1.0)) == []
 
 
 def test_the_summary_counts() -> None:
@@ -146,28 +128,15 @@ def test_the_summary_counts() -> None:
     assert choices.joined([rows[2], rows[0], {"bench": "layout"}, again]) == [again, rows[2]]
 
 
-def test_parts_go_on_where_they_stopped(bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_parts_are_summarized(bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     entries = [GridEntry("linear", batch, 2, 8, "float32") for batch in (1, 2, 3)]
     monkeypatch.setattr(choices, "grid", lambda: entries)
     files = [tmp_path / "1.csv", tmp_path / "2.csv"]
-    for number, limit, left in ((1, "0", 2), (1, "75", 0), (1, "75", 0), (2, "75", 0)):
-        file = files[number - 1]
-        words = (
-            "--part",
-            f"{number}/2",
-            "--csv",
-            file,
-            "--limit",
-            limit,
-            "--device",
-            "cpu",
-            "--threads",
-            "1",
-        )
+    for number, file in enumerate(files, 1):
+        words = ("--part", f"{number}/2", "--csv", file, "--device", "cpu", "--threads", "1")
         ended = bench("choices", *words)
         assert ended.code == 0, ended.err
-        assert ended.lines[-1] == f"{left} shapes are left"
     rows = [[row["batch"] for row in csv.DictReader(file.read_text().splitlines())] for file in files]
     assert rows == [["1", "3"], ["2"]]
     ended = bench("choices", "--summary", *files)

@@ -89,19 +89,17 @@ def test_scan_of_no_shape(shape: str, bench: Call) -> None:
     assert f"'{shape}'" in ended.err
 
 
-def test_memory_task(measured: Measured, tmp_path: Path) -> None:
-    picture = tmp_path / "memory.png"
+def test_memory_task(measured: Measured) -> None:
     small = ("--hidden", "4", "--symbols", "2", "--updates", "20", "--threads", "1")
-    rows = measured("memory-task", "--steps", "4..8", *small, "--plot", picture)
+    rows = measured("memory-task", "--steps", "4,8", *small)
     assert [(row["steps"], row["cell"]) for row in rows] == [
         (steps, cell) for steps in (4, 8) for cell in ("lstm", "gilr", "gilr_lstm", "sru", "qrnn")
     ]
     assert all(("speed-up" in row) == (row["cell"] != "lstm") for row in rows)
-    assert picture.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--cell", "lstm,made-up"), ("--steps", "9..3"), ("--steps", "a")]
+    ("option", "value"), [("--cell", "lstm,made-up"), ("--steps", "0"), ("--steps", "a")]
 )
 def test_memory_task_of_no_such_thing(option: str, value: str, bench: Call) -> None:
     ended = bench("memory-task", option, value)

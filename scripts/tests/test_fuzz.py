@@ -71,14 +71,7 @@ def test_the_same_seed_gives_the_same_inputs(targets: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_some_fuzzing_finds_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [
-            sys.executable,
-            ROOT / "scripts" / "fuzz.py",
-            "--seconds",
-            "6",
-            "--failures",
-            tmp_path / "failures",
-        ],
+        [sys.executable, ROOT / "scripts" / "fuzz.py", "--seconds", "6", "--failures", tmp_path / "failures"],
         env=econmt_environment(),
         capture_output=True,
         text=True,

@@ -34,7 +34,7 @@ def by(rows: list[layout.Row], *names: str) -> set[tuple[object, ...]]:
 
 @pytest.mark.usefixtures("clock")
 def test_layouts() -> None:
-    found = list(layout.LayoutTimer(CPU, 1.0).products([torch.float32, torch.bfloat16], [(4, 6, 8)]))
+    found = list(layout.rows_of([torch.float32, torch.bfloat16], [(4, 6, 8)], CPU, 1.0))
     assert by(found, "dtype", "rows", "inputs", "outputs") == {("float32", 4, 6, 8), ("bfloat16", 4, 6, 8)}
     assert {row["what"] for row in found} == {"forward", "backward, X", "backward, W", "forward and backward"}
     assert {(row["milliseconds"], row["highest decile"]) for row in found} == {(1000.0, 2000.0)}
@@ -54,19 +54,6 @@ def test_the_layouts_of_a_product_are_the_same_product() -> None:
         assert {tuple(sorted(shape)) for shape in shapes} == {tuple(sorted(shapes[0]))}
 
 
-@pytest.mark.usefixtures("clock")
-def test_loops() -> None:
-    found = list(layout.LayoutTimer(CPU, 1.0).loops([torch.float32], [(4, 8)]))
-    assert {row["what"] for row in found} == {
-        "loop of products",
-        "loop of products and cells",
-        "loop of backward products",
-    }
-    # Times are those of one step.
-    assert [row["milliseconds"] for row in found] == pytest.approx([1000.0 / layout.STEPS] * len(found))
-    assert {row["outputs"] for row in found} == {32}
-
-
 def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
     calls: list[int] = []
@@ -74,15 +61,12 @@ def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls) == 2 + 7
     again()
     assert len(calls) == 2 + 7
-    (first, *_) = layout.LayoutTimer(CPU, 0.2, graph=True).products([torch.float32], [(2, 3, 4)])
+    (first, *_) = layout.rows_of([torch.float32], [(2, 3, 4)], CPU, 0.2, graph=True)
     work = 2 * 2 * 3 * 4
     assert first["GFLOP/s"] == pytest.approx(work / float(first["milliseconds"]) / 1e6)
 
 
-@pytest.mark.parametrize("options", [(), ("--recurrent",)])
-def test_the_command(measured: Measured, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
+def test_the_command(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SHAPES", [(2, 3, 4)])
-    monkeypatch.setattr(layout, "RECURRENT", [(2, 3)])
-    rows = measured("layout", *options, "--dtype", "float32", "--seconds", "0.01", "--device", "cpu")
+    rows = measured("layout", "--dtype", "float32", "--seconds", "0.01", "--device", "cpu")
     assert {row["dtype"] for row in rows} == {"float32"}
-    assert any("loop" in row["what"] for row in rows) == bool(options)

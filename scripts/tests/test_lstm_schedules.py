@@ -32,7 +32,6 @@ def test_ways_of_a_gpu_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     """Without its streams, and without the compiler."""
     monkeypatch.setattr(lstm_schedules, "fused_pointwise", lambda: lstm_schedules.pointwise)
     stages = lstm_schedules.streamed_stages(fused=True)
-    assert [stage.together for stage in stages[3:]] == ["3.74x", "6.21x", "6.55x", "7.98x"]
     expected = results(STAGES[0], torch.float64)
     for stage in stages:
         assert_close(results(stage, torch.float64), expected, 1e-12)
@@ -57,14 +56,6 @@ def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> Non
 
 
 CPU, FLOAT32 = torch.device("cpu"), [torch.float32]
-
-
-def test_launched_calls_are_timed_if_wanted() -> None:
-    for launched in (False, True):
-        (row,) = lstm.rows(SHAPE, [BATCH], FLOAT32, STAGES[:1], CPU, str, 1, launched)
-        times = [name for name in row if "launched" in name]
-        assert times == (["forward, launched, ms", "forward and backward, launched, ms"] if launched else [])
-        assert all(float(row[name]) > 0 for name in times)
 
 
 def test_rows_of_the_ablation() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,28 +109,18 @@ def test_useful_pairs(pair: tuple[str, str], useful: bool) -> None:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Write:
-    """Writes files and commits them to a repository."""
-    if shutil.which("git") is None:
-        pytest.skip("needs git")
+def checkout(tmp_path: Path) -> Write:
+    """Writes files."""
 
     def write(files: dict[str, str]) -> Path:
-        folder = tmp_path / "clone"
+        folder = tmp_path / "checkout"
         for name, text in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "Laws"]):
-            settings = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
-            subprocess.run(["git", "-C", str(folder), *settings, *command], check=True, env=git_environment())
         return folder
 
     return write
-
-
-def git_environment() -> dict[str, str]:
-    """Returns an environment in which git reads no settings of the user."""
-    return {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
 
 def act(*texts: str) -> str:
@@ -158,6 +145,11 @@ def laws(count: int) -> dict[str, str]:
     return files
 
 
+def test_files_alone_are_named(checkout: Write, tmp_path: Path) -> None:
+    lines = list(make(checkout({**laws(4), "eng/acts/alone.xml": act("a text")}), tmp_path / "text", 2))
+    assert "eng/acts/alone.xml: has no translation, left out" in lines
+
+
 def read(folder: Path, split: str) -> list[tuple[str, str]]:
     sides = [
         (folder / f"{split}.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "fr")
@@ -165,8 +157,8 @@ def read(folder: Path, split: str) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def test_splits_are_from_documents_of_their_own(clone: Write, tmp_path: Path) -> None:
-    lines = list(make(clone(laws(6)), tmp_path / "text", 5))
+def test_splits_are_from_documents_of_their_own(checkout: Write, tmp_path: Path) -> None:
+    lines = list(make(checkout(laws(6)), tmp_path / "text", 5))
     valid, test, train = (read(tmp_path / "text", split) for split in ("valid", "test", "train"))
     assert (len(valid), len(test)) == (5, 5)
     # Four and one of two documents, three and two of the next two; the others have four each that were not held out.
@@ -182,19 +174,6 @@ def test_splits_are_from_documents_of_their_own(clone: Write, tmp_path: Path) ->
     assert held_out.isdisjoint(side for pair in train for side in pair)
 
 
-def test_deleted_objects_and_files_alone_are_named(clone: Write, tmp_path: Path) -> None:
-    folder = clone({**laws(4), "eng/acts/alone.xml": act("a text")})
-    name = "fra/lois/1.xml"
-    blob = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", f"HEAD:{name}"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    (folder / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
-    lines = list(make(folder, tmp_path / "text", 2))
-    assert f"{name}: not in this clone, left out" in lines
-    assert "eng/acts/alone.xml: has no translation, left out" in lines
-    assert not any("number 1 of" in side for pair in read(tmp_path / "text", "train") for side in pair)
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -206,22 +185,16 @@ def test_deleted_objects_and_files_alone_are_named(clone: Write, tmp_path: Path)
     ],
 )
 def test_bad_xml_is_told_in_one_line(
-    clone: Write, tmp_path: Path, bench: Call, content: str, problem: str
+    checkout: Write, tmp_path: Path, bench: Call, content: str, problem: str
 ) -> None:
-    folder = clone({**laws(1), "fra/lois/0.xml": content})
+    folder = checkout({**laws(1), "fra/lois/0.xml": content})
     ended = bench("make-laws", folder, tmp_path / "text")
     assert ended.code == 2
     assert ended.err == f"make-laws: fra/lois/0.xml: {problem}\n"
 
 
-def test_what_is_no_clone_is_told(clone: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(
-        InputError, match="nothing: not a clone of laws-lois-xml that git can read: fatal: not a git"
-    ):
-        list(make(tmp_path / "nothing", tmp_path / "text"))
+def test_too_few_documents_are_told(checkout: Write, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match="1 documents in both languages give no training text beside 4 pairs"
     ):
-        list(make(clone(laws(1)), tmp_path / "text"))
+        list(make(checkout(laws(1)), tmp_path / "text"))

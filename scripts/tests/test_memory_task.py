@@ -135,8 +135,6 @@ def test_memory_that_does_not_suffice_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_lengths() -> None:
     assert task.lengths_of("1024") == [1024]
     assert task.lengths_of("8,5") == [8, 5]
-    assert task.lengths_of("1024..1048576") == [4**power for power in range(5, 11)]
-    assert task.lengths_of("3..50") == [3, 12, 48, 50]
-    for wrong in ("", "0", "a", "5..4", "1..", "-3"):
+    for wrong in ("", "0", "a", "1,", "-3"):
         with pytest.raises(ValueError):
             task.lengths_of(wrong)

@@ -135,7 +135,6 @@ def test_tests_that_call_the_function_come_first_the_most_special_before_the_oth
     assert called == ["t/c.py::special", "t/b.py::general"]
     assert calls.quick(called, 5.0) == called
     assert calls.quick(called, 1.0) == called[:1]
-    assert calls.files(called) == ["t/c.py", "t/b.py", "t/a.py"]
     assert calls.callers(mutant("tiny/code.c", "")) == called
     assert calls.callers(mutant("tiny/code.py", "never")) == []
 
@@ -143,16 +142,16 @@ def test_tests_that_call_the_function_come_first_the_most_special_before_the_oth
 @pytest.mark.slow
 def test_outcomes(root: Path, tmp_path: Path) -> None:
     mutants = {mutant.change: mutant for mutant in mutants_of(Path("tiny/code.py"), root)}
-    copy = Copy(tmp_path / "copy", root, "not slow")
+    copy = Copy(tmp_path / "copy", root)
     calls = copy.record(tmp_path / "calls", [])
     assert calls.failed == ["tests/test_code.py::test_that_fails"]
     assert calls.tests["tiny/code.py least"] == [
         f"tests/test_code.py::test_{name}" for name in ("larger", "smaller", "that_fails")
     ]
-    killed = copy.outcome(mutants["None returned: return b"], calls, 60.0, True)
+    killed = copy.outcome(mutants["None returned: return b"], calls, 60.0)
     assert killed == ("killed", "tests/test_code.py::test_larger")
     survivor = mutants["keyword argument key removed: max(a, 0 if a > 1 else 1, key=abs)"]
-    assert copy.outcome(survivor, calls, 60.0, True) == ("survived", "")
+    assert copy.outcome(survivor, calls, 60.0) == ("survived", "")
     assert copy.run(["tests"], 0.001) == (None, "")
     for folder in (root, copy.root):
         assert (folder / "tiny/code.py").read_text(encoding="utf-8") == CODE
@@ -160,7 +159,7 @@ def test_outcomes(root: Path, tmp_path: Path) -> None:
 
 def test_the_script_prints_a_line_for_each_and_a_sum(root: Path, tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "scripts/mutate.py"), "--root", str(root), "--packages", "tiny"]
-    words += ["--number", "2", "--exclude", ".c", "--calls", str(tmp_path / "calls.json"), "--first-only"]
+    words += ["--number", "2", "--exclude", ".c", "--calls", str(tmp_path / "calls.json")]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split()[1].partition(":")[0] for line in lines[:-1]] == 2 * ["tiny/code.py"]
     assert sum(int(part.split()[0]) for part in lines[-1].split(", ")) == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt_ops import linear_recurrence
 from econmt_ops.dispatch.timing import Timing
 from scripts.bench import frame, scan
@@ -67,13 +67,6 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["milliseconds"] == 1000 * seconds
         assert row["share of a copy"] == 1 / seconds
         assert row["GB/s"] == pytest.approx(float(row["bytes"]) / seconds / 1e9)
-
-
-def test_some_implementations() -> None:
-    chosen = scan.rows([SHAPE], [torch.float64], CPU, str, seconds=1e-4, only=["carries"])
-    assert {row["implementation"] for row in chosen} == {"chunk, carries"}
-    with pytest.raises(InputError, match="--implementation 'none': in no name of reference; chunk;"):
-        next(scan.rows([SHAPE], [torch.float64], CPU, str, seconds=1e-4, only=["none"]))
 
 
 def test_a_copy_moves_the_bytes() -> None:

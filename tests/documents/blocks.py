@@ -46,7 +46,7 @@ ONLY_PARSED = {
 """Why some commands are not executed, and what they contain."""
 
 SLOW = re.compile(
-    r"econmt train .*--processes|scripts\.bench parallel |scripts\.kill_campaign |scripts\.bench (layout --recurrent|choices)"
+    r"econmt train .*--processes|scripts\.bench parallel |scripts\.kill_campaign |scripts\.bench choices"
 )
 """Commands that only slow tests execute: they start processes that import PyTorch, or have no small sizes.
 

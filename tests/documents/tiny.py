@@ -53,7 +53,6 @@ SCRIPTS = {
     "language-model": "--hidden 8 --batch 2 --vocabulary 20 --seconds 0.01 --threads 1 --device cpu",
     "parallel": "--processes 1,2 --length 4 --seconds 0.1 --limit 60 --device cpu",
     "account": "--models LoRA --rounds 1 --size 1",
-    "account-overhead": "--models LoRA --rounds 1 --size 1",
     "buckets": "",
     "choices": "--part 1/140 --seconds 0.2 --threads 1",
     "layout": "--seconds 0.01 --threads 1 --dtype float32 --device cpu",

@@ -68,9 +68,6 @@ def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, s
         "joeynmt.txt": "".join(f"{piece}\n" for piece in ranked),
         "opennmt.txt": "".join(f"{piece}\t{counts[piece]}\n" for piece in ranked),
         "fairseq.txt": "".join(f"{piece} {counts[piece]}\n" for piece in ranked),
-        "sockeye.json": json.dumps(
-            {piece: number for number, piece in enumerate([*SPECIAL, *ranked])}, ensure_ascii=False, indent=1
-        ),
     }
 
 

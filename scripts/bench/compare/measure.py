@@ -108,7 +108,7 @@ class MemoryWatch:
                 self.peak = max(self.peak, self._look())
 
     def _look(self) -> int:
-        sizes = [_process_memory(process) for process in process_tree(self._process)]
+        sizes = [process_memory(process) for process in process_tree(self._process)]
         return max(sum(now for now, _ in sizes), *(highest for _, highest in sizes))
 
 
@@ -143,7 +143,8 @@ def process_tree(root: int) -> list[int]:
     return found
 
 
-def _process_memory(process: int) -> tuple[int, int]:
+def process_memory(process: int) -> tuple[int, int]:
+    """Returns current and highest resident memory of a process in bytes; 0 if it is gone."""
     try:
         return resident_bytes(Path(f"/proc/{process}/status").read_text(encoding="utf-8"))
     except OSError:

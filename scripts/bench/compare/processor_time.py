@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 import yaml
-from torch import nn
 
 from econmt.bench.rows import Row
 from econmt.config.recipe import parse_recipe
@@ -31,9 +30,7 @@ from econmt.engine.step import TrainingStep
 from econmt.tasks.registry import make_task
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.frame import Bench, ratio_of
-from scripts.bench.plain_model import PAD, PlainModel, Sizes
 
-from . import toolkit as matched
 from .launchers import plain
 from .make_data import RECIPE, make_data
 from .run import CACHE
@@ -75,20 +72,11 @@ def econmt_update(data: Path, precision: str) -> Update:
 
 def plain_update(data: Path, precision: str) -> Update:
     """Returns the step of `launchers/plain.py`."""
-    text = plain.read_text(data, "train")
-    model = PlainModel(Sizes(*text.sizes), packed=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=matched.LEARNING_RATE, fused=True)
-    batches = plain.batches(text, seed=1)
+    _, updates = plain.training(data)
 
     def update() -> int:
-        source, lengths, target = next(batches)
-        optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-            loss = model.loss(source, lengths, target)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), matched.CLIP_NORM)
-        optimizer.step()
-        return int((target[:, 1:] != PAD).sum())
+            return next(updates)[0]
 
     return update
 

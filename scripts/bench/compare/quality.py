@@ -33,7 +33,7 @@ from scripts.bench.frame import Bench, draw_lines
 from .make_data import DONE, pieces_of, write_test, write_training
 from .measure import DeviceMemoryWatch, FailedError, Finished, Window
 from .run import CACHE, environment_of, say
-from .toolkit import Places, install
+from .toolkit import Places, find_environment
 from .tools.by_minute import BEGINS, BY_MINUTE, SOURCE, TARGET, ByMinute, Checkpoint
 from .turns import Trainee, run_alone, write_log
 
@@ -64,7 +64,7 @@ class ToolkitRun:
         work = (options.work / f"{key}-{self.toolkit.device}").resolve()
         interpreter = Path(sys.executable)
         if self.toolkit.requirements is not None and not options.this_environment:
-            interpreter = install(self.toolkit, options.environments.resolve(), None)
+            interpreter = find_environment(self.toolkit, options.environments)
         self._places = Places((options.work / "data").resolve(), work, interpreter, SOURCE, TARGET)
         self._environment = environment_of(self.toolkit, options.threads)
 
@@ -108,10 +108,7 @@ class ToolkitRun:
         toolkit, marks = self.toolkit, self._options.marks
         command = toolkit.train_until(self._places, self._model, marks[-1])
         began: list[float] = []
-        variables = {
-            "COMPARE_MARKS": ",".join(map(str, marks)),
-            "COMPARE_MARKS_FOLDER": str(self._model),
-        }
+        variables = {"COMPARE_MARKS": ",".join(map(str, marks)), "COMPARE_MARKS_FOLDER": str(self._model)}
 
         def reading(line: str) -> Any:
             if line.startswith(BEGINS):
@@ -185,7 +182,7 @@ def draw(results: Iterable[Mapping[str, Any]], path: Path) -> None:
         scored = [(it["seconds"], it["bleu"]) for it in each["checkpoints"] if it["bleu"] is not None]
         lines[each["name"]] = {seconds / 60: score for seconds, score in each["curve"] or scored}
     title = "Validation text of laws-en-fr, English to French"
-    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title, log="")
+    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title)
 
 
 def main(words: Sequence[str] | None = None) -> int:

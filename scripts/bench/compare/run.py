@@ -4,8 +4,8 @@
     python -m scripts.bench compare.run --only econmt plain --seconds 20 --turn 2
 
 Measures target tokens a second and peak resident memory of training, and seconds to translate 200 sentences, with
-matched models on the same token files. On the CPU the toolkits train in turns of a few seconds, so that all meet the
-same conditions; on a GPU (--device cuda) one after the other. README.md beside this file describes the matching.
+matched models on the same token files, on the CPU. The toolkits train in turns of a few seconds, so that all meet the
+same conditions. README.md beside this file describes the matching.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import shutil
 import signal
@@ -27,7 +26,7 @@ from scripts.bench.frame import Bench
 from .make_data import make_data
 from .measure import FailedError, Finished
 from .report import Measured, set_ratios
-from .toolkit import Command, Places, Toolkit, install
+from .toolkit import Command, Places, Toolkit, find_environment
 from .tools import TOOLKITS
 from .turns import Trainee, run_alone, train_in_turns, write_log
 
@@ -54,20 +53,16 @@ class Runner:
         self.toolkit, self.sentences, self.options = toolkit, sentences, options
         is_peer = toolkit.package != "econmt"
         self.row = Measured(toolkit.name, toolkit.version(), toolkit.precision, is_peer)
-        toolkit.device = options.device.type
-        work = (options.work / (key if toolkit.device == "cpu" else f"{key}-cuda")).resolve()
+        work = (options.work / key).resolve()
         self.places = Places((options.work / "data").resolve(), work, Path(sys.executable))
         self.model = work / "model"
         self.environment = environment_of(toolkit, options.threads)
 
-    def prepare(self, interpreters: Mapping[str, str]) -> None:
-        """Makes environment, configurations and the model that translates, unless they exist."""
+    def prepare(self) -> None:
+        """Makes configurations and the model that translates, unless they exist."""
         toolkit, work = self.toolkit, self.places.work
-        if toolkit.device not in toolkit.devices:
-            raise FailedError(f"{toolkit.name} as it is installed here does not run on {toolkit.device}")
         if toolkit.requirements is not None:
-            environments = self.options.environments.resolve()
-            interpreter = install(toolkit, environments, interpreters.get(toolkit.python))
+            interpreter = find_environment(toolkit, self.options.environments)
             self.places = self.places._replace(interpreter=interpreter)
         updates = self.options.checkpoint_updates
         mark = work / "model.json"
@@ -89,13 +84,9 @@ class Runner:
         mark.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
     def trainee(self) -> Trainee:
-        """Returns its training process, which takes turns with others or runs alone."""
+        """Returns its training process, which takes turns with others."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         return self._process(self.toolkit.train(self.places, self._scratch, ENDLESS), train=True)
-
-    def train(self) -> None:
-        """Trains alone."""
-        self.trained(self._run(self.trainee(), "train", self.options.seconds))
 
     def trained(self, finished: Finished | FailedError) -> None:
         """Takes the result of training; raises FailedError if it failed."""
@@ -133,8 +124,8 @@ class Runner:
         training = (self.toolkit.reading, self.options.warm_up) if train else ()
         return Trainee(command.words, self.environment, work, *training, standard_input=given)
 
-    def _run(self, process: Trainee, what: str, window: float = math.inf) -> Finished:
-        finished = self._logged(run_alone(process, window), what)
+    def _run(self, process: Trainee, what: str) -> Finished:
+        finished = self._logged(run_alone(process), what)
         say(f"{self.toolkit.name}: {what}, {process.clock.read():.0f} s")
         return finished
 
@@ -158,19 +149,13 @@ def attempt(runner: Runner, step: Callable[[], None]) -> None:
 
 
 def measure(runners: Mapping[str, Runner], options: argparse.Namespace) -> None:
-    """Trains, in turns on a CPU and one by one on a GPU, and then translates."""
-    if (
-        options.device.type == "cuda"
-    ):  # a stopped process keeps its part of the memory, and the others would meet it
-        for runner in runners.values():
-            attempt(runner, runner.train)
-    else:
-        began = time.monotonic()
-        trainees = {key: runner.trainee() for key, runner in runners.items() if runner.row.failure is None}
-        finished = train_in_turns(trainees, options.seconds, options.turn)
-        say(f"{len(trainees)} trained in turns, {time.monotonic() - began:.0f} s")
-        for key, outcome in finished.items():
-            attempt(runners[key], functools.partial(runners[key].trained, outcome))
+    """Trains in turns, and then translates."""
+    began = time.monotonic()
+    trainees = {key: runner.trainee() for key, runner in runners.items() if runner.row.failure is None}
+    finished = train_in_turns(trainees, options.seconds, options.turn)
+    say(f"{len(trainees)} trained in turns, {time.monotonic() - began:.0f} s")
+    for key, outcome in finished.items():
+        attempt(runners[key], functools.partial(runners[key].trained, outcome))
     for _ in range(options.translations):
         for runner in runners.values():
             attempt(runner, runner.translate)
@@ -186,37 +171,32 @@ def last_line(error: Exception) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    bench = Bench(__doc__, device="cpu", seconds=25.0, threads=2)
+    bench = Bench(__doc__, seconds=25.0, threads=2)
     add = bench.add_argument
     add("--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}")
-    add("--turn", type=float, default=3.0, help="on a CPU: seconds that one trains at a time (3)")
+    add("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
     add("--translations", type=int, default=3, help="of each; the median is shown (3)")
     add("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
     add("--checkpoint-updates", type=int, default=200, help="of the models that translate (200)")
     add("--data-dir", type=Path, help="folder with multi30k/")
     add("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
     add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    add("--python", nargs="+", default=[], metavar="VERSION=PATH", help="interpreters, 3.6=/opt/python3.6")
-    add("--prepare-only", action="store_true", help="environments, token files, models; no figures")
+    add("--prepare-only", action="store_true", help="token files and models; no figures")
     options = bench.begin(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended too
-    interpreters = dict(pair.split("=", 1) for pair in options.python)
     if options.data_dir is not None:
         os.environ["ECONMT_DATA"] = str(options.data_dir.resolve())
     counts = make_data(options.work / "data", options.data_dir)
-    device = options.device.type
-    keys = options.only or [key for key, toolkit in TOOLKITS.items() if device in toolkit.devices]
+    keys = options.only or list(TOOLKITS)
     runners = {key: Runner(key, TOOLKITS[key](), options, counts["test_pairs"]) for key in keys}
     load = os.getloadavg()[0]
     for runner in runners.values():
-        attempt(runner, functools.partial(runner.prepare, interpreters))
+        attempt(runner, runner.prepare)
     rows = [runner.row for runner in runners.values()]
     if not options.prepare_only:
         measure(runners, options)
         set_ratios(rows)
-        manner = "one by one" if device == "cuda" else f"in turns of {options.turn:g} s"
-        bench.print_header(
-            f"{os.cpu_count()} cores, load {load:.1f} before", f"{options.seconds:.0f} s, {manner}"
-        )
+        manner = f"{options.seconds:.0f} s, in turns of {options.turn:g} s"
+        bench.print_header(f"{os.cpu_count()} cores, load {load:.1f} before", manner)
         bench.report((row.row() for row in rows), f"{counts['test_pairs']:,} sentences are translated")
     return int(any(row.failure is not None for row in rows))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,12 +65,6 @@ class Toolkit(ABC):
     name: ClassVar[str]
     package: ClassVar[str]
     """Distribution whose version is reported; also the name of its file of requirements."""
-    python: ClassVar[str] = "3.11"
-    build_first: ClassVar[tuple[str, ...]] = ()
-    """Requirements installed before the others, to build ``build_without_isolation``."""
-    build_without_isolation: ClassVar[str | None] = None
-    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Devices that its pinned packages support."""
     precision: ClassVar[str] = "float32"
     """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
@@ -140,56 +131,13 @@ class Toolkit(ABC):
         return output.read_text(encoding="utf-8").splitlines()
 
 
-def find_interpreter(version: str, given: str | None) -> Path:
-    """Finds an interpreter of a Python version such as 3.6: the given one, on the PATH, or installed by pyenv.
+def find_environment(toolkit: Toolkit, folder: Path) -> Path:
+    """Returns the interpreter of the toolkit's environment in a folder of environments.
 
     Raises:
         FailedError: There is none.
     """
-    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    on_path = [Path(path) for path in (shutil.which(f"python{version}"),) if path]
-    installed = sorted(home.glob(f"versions/{version}.*/bin/python"))
-    for candidate in [Path(given)] if given else [*on_path, *installed]:
-        probe = [str(candidate), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        answer = subprocess.run(probe, capture_output=True, text=True, check=False)
-        if answer.returncode == 0 and answer.stdout.strip() == version:
-            return candidate
-    raise FailedError(f"no Python {version} with the venv module; give one with --python {version}=PATH")
-
-
-def install(toolkit: Toolkit, folder: Path, given: str | None) -> Path:
-    """Makes the toolkit's environment in ``folder`` unless it exists; returns its interpreter.
-
-    Every package is pinned and installed without its dependencies, so that no other package comes along.
-
-    Raises:
-        FailedError: A step failed; the message has the end of its output.
-    """
-    place = folder / toolkit.environment_name
-    interpreter, mark = place / "bin" / "python", place / "installed.txt"
-    assert toolkit.requirements is not None
-    wanted = toolkit.requirements.read_text(encoding="utf-8")
-    if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
-        return interpreter
-    shutil.rmtree(place, ignore_errors=True)
-    base = find_interpreter(toolkit.python, given)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _step([str(base), "-m", "venv", str(place)])
-    pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-deps"]
-    # Python 3.6 brings one too old for today's wheels; one newer than 24.0 refuses what fairseq asks for.
-    _step([*pip, f"pip=={'21.3.1' if toolkit.python == '3.6' else '24.0'}"])
-    lines = wanted.splitlines()
-    if toolkit.build_without_isolation is not None:
-        early = [line for line in lines if line.split("==")[0].lower() in toolkit.build_first]
-        _step([*pip, *early])
-        _step([*pip, "--no-build-isolation", toolkit.build_without_isolation])
-    _step([*pip, *(line for line in lines if line != toolkit.build_without_isolation)])
-    mark.write_text(wanted, encoding="utf-8")
+    interpreter = folder.resolve() / toolkit.environment_name / "bin" / "python"
+    if not interpreter.exists():
+        raise FailedError(f"no {interpreter}; {HERE / 'README.md'} says how to make the environment")
     return interpreter
-
-
-def _step(command: list[str]) -> None:
-    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if answer.returncode != 0:
-        end = "\n  ".join(answer.stdout.splitlines()[-15:])
-        raise FailedError(f"{' '.join(command)}\nended with status {answer.returncode}:\n  {end}")

@@ -8,7 +8,6 @@ with SIGSTOP and goes on with SIGCONT; its speed is what it did over the time in
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -139,18 +138,11 @@ class Trainee:
         self.clock.halt()
         self._watch.paused = True
 
-    def wait(self, seconds: float, *, until_warm: bool = False, window: float = math.inf) -> None:
-        """Waits for some seconds, or until its output ends or its window is so long.
-
-        With ``until_warm`` it also ends when the warm-up is over.
-        """
-
-        def is_over() -> bool:
-            marks = self._marks()
-            return self.ended or (bool(marks) and (until_warm or marks[-1].seconds >= window))
-
+    def wait(self, seconds: float, *, until_warm: bool = False) -> None:
+        """Waits for some seconds, or until its output ends; with ``until_warm`` also until the warm-up is over."""
         with self._changed:
-            self._changed.wait_for(is_over, timeout=max(seconds, 0.0))
+            over = lambda: self.ended or (until_warm and bool(self._marks()))  # noqa: E731
+            self._changed.wait_for(over, timeout=max(seconds, 0.0))
 
     def hear(self, line: str) -> None:
         """Takes in a line of its output."""
@@ -226,13 +218,11 @@ class Trainee:
             self._changed.notify_all()
 
 
-def run_alone(
-    trainee: Trainee, window: float = math.inf, limit: float = LIMIT_SECONDS
-) -> Finished | FailedError:
-    """Runs a trainee without turns to its end, or until its window is so many seconds long; returns what came of it."""
+def run_alone(trainee: Trainee, limit: float = LIMIT_SECONDS) -> Finished | FailedError:
+    """Runs a trainee without turns to its end; returns what came of it."""
     try:
         trainee.start()
-        trainee.wait(limit, window=window)
+        trainee.wait(limit)
         if trainee.clock.read() >= limit:
             trainee.fail(f"took over {limit:.0f} s")
     finally:

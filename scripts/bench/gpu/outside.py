@@ -1,10 +1,10 @@
 """Measures all memory that training takes of a GPU.
 
-    python -m scripts.bench gpu.outside                    # W2 and W1: plain PyTorch, econmt in a graph, econmt eager
-    python -m scripts.bench gpu.outside --only W2 --variants plain auto
+    python -m scripts.bench gpu.outside
 
-Workloads and variants are those of gpu.step, each in a process of its own. "of the GPU" is by NVIDIA's management
-library, what is taken more than before the process began; "outside" is without what PyTorch's allocator has reserved.
+Plain PyTorch, econmt in a graph and econmt without one train W2 and W1 in bfloat16. Workloads and variants are those of
+gpu.step, each in a process of its own. "of the GPU" is by NVIDIA's management library, what is taken more than before
+the process began; "outside" is without what PyTorch's allocator has reserved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from econmt.tasks.translation import TranslationTask
 from econmt_memory.report.tables import format_bytes
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.frame import CUDA, Bench
-from scripts.bench.gpu.step import PRECISIONS, VARIANTS, WORKLOADS, batches_of, prepare
+from scripts.bench.gpu.step import WORKLOADS, batches_of, prepare
 
 
 def measure(workload: str, variant: str, precision: str) -> Row:
@@ -44,17 +44,13 @@ def measure(workload: str, variant: str, precision: str) -> Row:
 
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__)
-    add = bench.add_argument
-    add("--only", nargs="+", choices=WORKLOADS, default=["W2", "W1"], help="workloads")
-    add("--variants", nargs="+", choices=VARIANTS, default=["plain", "auto", "eager"], help="variants")
-    add("--precision", choices=PRECISIONS, default="bfloat16", help="precision (%(default)s)")
-    given = bench.begin(words)
+    bench.begin(words)
     bench.device = CUDA
 
     def rows() -> Iterator[Row]:
-        for workload, variant in itertools.product(given.only, given.variants):
+        for workload, variant in itertools.product(("W2", "W1"), ("plain", "auto", "eager")):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                row = process.submit(measure, workload, variant, given.precision).result()
+                row = process.submit(measure, workload, variant, "bfloat16").result()
             yield {name: format_bytes(it) if isinstance(it, int) else it for name, it in row.items()}
 
-    bench.report(rows(), f"memory of a GPU, {given.precision}")
+    bench.report(rows(), "memory of a GPU, bfloat16")

@@ -52,10 +52,7 @@ def by_torch(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def losses() -> tuple[dict[str, Call], list[str]]:
     """Returns functions of hidden states, weight and targets, and the names of those that no graph can capture."""
-    functions: dict[str, Call] = {
-        "econmt": econmt_ops.linear_cross_entropy,
-        "torch": by_torch,
-    }
+    functions: dict[str, Call] = {"econmt": econmt_ops.linear_cross_entropy, "torch": by_torch}
     others: dict[str, Call] = {}
     if importlib.util.find_spec("liger_kernel"):
         liger = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()

@@ -1,7 +1,7 @@
 """Times beam search on a GPU, batched and continuous.
 
-    python -m scripts.bench gpu.search                            # recipe multi30k, untrained parameters
-    python -m scripts.bench gpu.search --model runs/multi30k --precision bfloat16
+    python -m scripts.bench gpu.search                       # recipe multi30k, untrained parameters
+    python -m scripts.bench gpu.search --precision bfloat16
 
 Translates a thousand sentences of random words, as long as those of Multi30k, in batches launched kernel by kernel and
 by continuous batching in CUDA graphs. An untrained model does not end its sentences: they are cut at lengths that are
@@ -13,12 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from econmt.bench.rows import Row
-from econmt.checkpoint.checkpoints import load_model
 from econmt.config.recipe import load_recipe
 from econmt.data.text.vocabulary import EOS
 from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
@@ -38,10 +36,8 @@ PASSES = 4
 Search = Callable[[list[Sentence]], list[list[Hypothesis]]]
 
 
-def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
-    """Loads a folder's model, or makes one whose parameters are spread so that its words differ."""
-    if folder is not None:
-        return load_model(folder, "best", device).model.eval()
+def make_model(device: torch.device) -> TranslationModel:
+    """Makes a model whose parameters are spread so that its words differ."""
     torch.manual_seed(1)
     model = TranslationTask(load_recipe("multi30k"), 6000, 6000).build_model()
     with torch.no_grad():
@@ -51,15 +47,14 @@ def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
     return model.to(device).eval()
 
 
-def make_sentences(count: int, words: int, cut: bool) -> list[Sentence]:
-    """Draws sentences, whose translations are cut at about their length, or at twice that and ten."""
+def make_sentences(count: int, words: int) -> list[Sentence]:
+    """Draws sentences, whose translations are cut at about their length."""
     draw = torch.Generator().manual_seed(1)
     lengths = (LENGTH + SPREAD * torch.randn(count, generator=draw)).round().clamp(3, LONGEST).long()
     others = (lengths * (1.0 + 0.15 * torch.randn(count, generator=draw))).round().clamp(2, LONGEST).long()
-    limits = others if cut else 2 * lengths + 10
     return [
         Sentence(torch.randint(EOS + 1, words, (length,), generator=draw).tolist(), limit)
-        for length, limit in zip(lengths.tolist(), limits.tolist(), strict=True)
+        for length, limit in zip(lengths.tolist(), others.tolist(), strict=True)
     ]
 
 
@@ -100,16 +95,15 @@ def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tup
 def main(words: Sequence[str] | None = None) -> int:
     bench = Bench(__doc__, device="cuda")
     add = bench.add_argument
-    add("--model", type=Path, help="model folder; default: an untrained model")
     add("--precision", choices=("float32", "bfloat16"), default="float32")
     add("--batch", type=int, nargs="+", default=[64, 256], help="sentences of a batch")
     add("--beam", type=int, default=5, help="beam size (%(default)s)")
     add("--sentences", type=int, default=1000, help="sentences to translate (%(default)s)")
     given = bench.begin(words)
     device, alike = given.device, True
-    model = make_model(given.model, device)
+    model = make_model(device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
-    sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
+    sentences = make_sentences(given.sentences, model.source_size)
     options = SearchOptions(beam_size=given.beam, attention=False)
     bench.print_header(given.precision, f"beam {given.beam}", f"{given.sentences} sentences")
 

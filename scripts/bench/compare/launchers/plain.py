@@ -3,10 +3,10 @@
 The model is :class:`scripts.bench.plain_model.PlainModel` over packed sequences, its loss on the positions that are not
 padding; fused Adam; batches of sentences of like length. Usage:
 
-python plain.py [--device cuda] [--precision PRECISION] train DATA MODEL_FOLDER UPDATES LOG_EVERY
-python plain.py [--device cuda] [--precision PRECISION] translate DATA MODEL_FOLDER OUTPUT
+python plain.py [--precision PRECISION] train DATA MODEL_FOLDER UPDATES LOG_EVERY
+python plain.py [--precision PRECISION] translate DATA MODEL_FOLDER OUTPUT
 
-PRECISION is float32 (IEEE, in cuDNN too), tf32 or bfloat16, which is one line of ``torch.autocast``.
+PRECISION is float32 or bfloat16, which is one line of ``torch.autocast``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,38 +81,46 @@ def batches(text: Text, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             yield padded(sources), torch.tensor([len(row) for row in sources]), padded(targets)
 
 
-def train(data: Path, folder: Path, updates: int, log_every: int, device: torch.device) -> None:
+def training(data: Path) -> tuple[PlainModel, Iterator[tuple[int, Tensor]]]:
+    """Returns a model, and an iterator that trains it: target tokens and loss of each update, for ever."""
     torch.manual_seed(1)
     text = read_text(data, "train")
-    model = PlainModel(Sizes(*text.sizes), packed=True).to(device)
+    model = PlainModel(Sizes(*text.sizes), packed=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    tokens = 0
-    for update, (source, lengths, target) in enumerate(batches(text, seed=1), 1):
-        optimizer.zero_grad()
-        loss = model.loss(source.to(device), lengths, target.to(device))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        tokens += int((target[:, 1:] != PAD).sum())
+
+    def updates() -> Iterator[tuple[int, Tensor]]:
+        for source, lengths, target in batches(text, seed=1):
+            optimizer.zero_grad()
+            loss = model.loss(source, lengths, target)
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            yield int((target[:, 1:] != PAD).sum()), loss.detach()
+
+    return model, updates()
+
+
+def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
+    tokens, (model, trained) = 0, training(data)
+    for update, (count, loss) in enumerate(islice(trained, updates), 1):
+        tokens += count
         if update % log_every == 0:
             print(f"update {update}: {tokens} target tokens, loss {loss.item():.3f}", flush=True)
             tokens = 0
-        if update == updates:
-            break
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "model.safetensors")
 
 
 @torch.inference_mode()
-def search(model: PlainModel, sources: Sequence[Sequence[int]], device: torch.device) -> list[list[int]]:
+def search(model: PlainModel, sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """Returns the best of ``BEAM`` hypotheses of each sentence, scores divided by length."""
     count = len(sources)
-    memory, state = model.encode(padded(sources).to(device), torch.tensor([len(row) for row in sources]))
-    numbers = torch.arange(count, device=device)
+    memory, state = model.encode(padded(sources), torch.tensor([len(row) for row in sources]))
+    numbers = torch.arange(count)
     spread = numbers.repeat_interleave(BEAM)
     memory, state = Memory(*(part[spread] for part in memory)), tuple(part[spread] for part in state)
-    words = torch.full((count * BEAM, 1), BOS, device=device)
-    scores = torch.full((count, BEAM), float("-inf"), device=device)
+    words = torch.full((count * BEAM, 1), BOS)
+    scores = torch.full((count, BEAM), float("-inf"))
     scores[:, 0] = 0.0
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(count)]
     limits = [2 * len(row) + 10 for row in sources]
@@ -136,16 +145,16 @@ def search(model: PlainModel, sources: Sequence[Sequence[int]], device: torch.de
     return [max(found)[1] if found else rest[row][: limits[row]] for row, found in enumerate(finished)]
 
 
-def translate(data: Path, folder: Path, output: Path, device: torch.device) -> None:
+def translate(data: Path, folder: Path, output: Path) -> None:
     text = read_text(data, "test")
-    model = PlainModel(Sizes(*text.sizes), packed=True).to(device).eval()
+    model = PlainModel(Sizes(*text.sizes), packed=True).eval()
     model.load_state_dict(load_file(folder / "model.safetensors"))
     began = time.perf_counter()
     order = sorted(range(len(text.pairs)), key=lambda number: len(text.pairs[number][0]))
     lines = [""] * len(order)
     for first in range(0, len(order), BATCH):
         group = order[first : first + BATCH]
-        for number, ids in zip(group, search(model, [text.pairs[n][0] for n in group], device), strict=True):
+        for number, ids in zip(group, search(model, [text.pairs[n][0] for n in group]), strict=True):
             lines[number] = " ".join(text.words[i] for i in ids)
     output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"translated in {time.perf_counter() - began:.3f} s")
@@ -153,21 +162,17 @@ def translate(data: Path, folder: Path, output: Path, device: torch.device) -> N
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("verb", choices=("train", "translate"))
     parser.add_argument("data", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("rest", nargs="+")
     given = parser.parse_args()
-    in_tf32 = given.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = in_tf32
-    in_bfloat16 = given.precision == "bfloat16"
-    with torch.autocast(given.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=given.precision == "bfloat16"):
         if given.verb == "train":
-            train(given.data, given.folder, *map(int, given.rest), given.device)
+            train(given.data, given.folder, *map(int, given.rest))
         else:
-            translate(given.data, given.folder, Path(given.rest[0]), given.device)
+            translate(given.data, given.folder, Path(given.rest[0]))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ from .econmt import Econmt, EconmtBfloat16, EconmtFloat32
 from .fairseq import Fairseq
 from .joeynmt import JoeyNMT
 from .opennmt import OpenNMT
-from .plain import Plain, PlainBfloat16, PlainTF32
-from .sockeye import Sockeye
+from .plain import Plain, PlainBfloat16
 
 TOOLKITS: dict[str, type[Toolkit]] = {
     "econmt": Econmt, "econmt-float32": EconmtFloat32, "econmt-bfloat16": EconmtBfloat16, "plain": Plain,
-    "plain-bfloat16": PlainBfloat16, "plain-tf32": PlainTF32, "fairseq": Fairseq, "opennmt": OpenNMT,
-    "joeynmt": JoeyNMT, "sockeye": Sockeye,
+    "plain-bfloat16": PlainBfloat16, "fairseq": Fairseq, "opennmt": OpenNMT, "joeynmt": JoeyNMT,
 }  # fmt: skip

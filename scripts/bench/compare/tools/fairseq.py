@@ -23,8 +23,6 @@ class Fairseq(Toolkit):
     package = "fairseq"
     loads_pickles = True
     translated = re.compile(r"Translated [\d,]+ sentences \([\d,]+ tokens\) in ([\d.]+)s")
-    build_first = ("numpy", "cython", "setuptools", "wheel")
-    build_without_isolation = "fairseq==0.12.2"
     training_options: ClassVar[str] = (
         f"--arch lstm --encoder-embed-dim {matched.EMBEDDING} --encoder-hidden-size {matched.HIDDEN // 2} "
         f"--encoder-layers 1 --encoder-bidirectional --decoder-embed-dim {matched.EMBEDDING} "

@@ -59,7 +59,7 @@ class JoeyNMT(Toolkit):
         """Writes the configuration; returns a command that saves the model when the last validation finds it best."""
         updates = max(matched.LOG_EVERY, updates // matched.LOG_EVERY * matched.LOG_EVERY)
         config = yaml.safe_load(CONFIG)
-        config |= {"model_dir": str(model), "use_cuda": self.device == "cuda"}
+        config |= {"model_dir": str(model), "use_cuda": False}
         config["data"] |= {"train": str(places.data / "train"), "dev": str(places.data / "valid")}
         for side, language in (("src", places.source), ("trg", places.target)):
             vocabulary = str(places.data / f"vocabulary.{language}.joeynmt.txt")

@@ -28,8 +28,7 @@ class Plain(Toolkit):
 
     def _command(self, places: Places, verb: str, *arguments: object) -> Command:
         program = matched.LAUNCHERS / "plain.py"
-        options = "--device", self.device, "--precision", self.precision
-        return Command.python(places, program, *options, verb, places.data, *arguments)
+        return Command.python(places, program, "--precision", self.precision, verb, places.data, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Returns a command that saves the model at the end."""
@@ -45,11 +44,3 @@ class PlainBfloat16(Plain):
 
     name = "plain PyTorch loop, bfloat16"
     precision = "bfloat16"
-
-
-class PlainTF32(Plain):
-    """Plain loop on a GPU whose float32 products are computed in TF32, as cuDNN does by default."""
-
-    name = "plain PyTorch loop, TF32"
-    devices = ("cuda",)
-    precision = "tf32"
