@@ -214,13 +214,6 @@ class TestBatch:
         assert first != epoch
         assert first != seed
 
-    def test_text_stays(self, vocabularies: Vocabularies) -> None:
-        for (source, target), (source_ids, target_ids) in zip(
-            text(12), self.resample(vocabularies, list(range(12)), (5, 5)), strict=True
-        ):
-            assert vocabularies.source.decode(source_ids) == source
-            assert vocabularies.target.decode(target_ids) == target
-
     def test_cuts_fit_their_bucket(self, vocabularies: Vocabularies) -> None:
         _, source_lengths, _, target_lengths = self.rows(vocabularies, 12)
         room = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)

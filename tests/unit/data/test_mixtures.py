@@ -357,7 +357,7 @@ def test_what_does_not_fit_is_refused(make_recipe: Make, changes: dict[str, Any]
     assert message in str(refused.value)
 
 
-def test_fixed_buckets_are_refused_and_a_recipe_is_written_as_it_is_read(make_recipe: Make) -> None:
+def test_a_recipe_is_written_as_it_is_read(make_recipe: Make) -> None:
     recipe = make_recipe(
         train=["a", "b"],
         tags=["", "<BT>"],
@@ -366,7 +366,3 @@ def test_fixed_buckets_are_refused_and_a_recipe_is_written_as_it_is_read(make_re
     )
     assert parse_recipe(recipe_text(recipe), "here") == recipe
     assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe
-    with pytest.raises(
-        InputError, match=r"training\.bucket_width: 8 cannot be combined with data\.mixing\.weights"
-    ):
-        parse_recipe(recipe_text(recipe).replace("bucket_width: null", "bucket_width: 8"), "here")

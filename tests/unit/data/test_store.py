@@ -6,7 +6,6 @@ import errno
 import gzip
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,17 +170,6 @@ class TestReuse:
     def test_changed_recipe(self, made: Callable[..., str], change: dict[str, object], said: str) -> None:
         assert said in made(**change)
 
-    @pytest.mark.parametrize(("most", "said"), [(None, ""), (3, "data.filters changed from")])
-    def test_a_key_that_an_older_store_lacks_had_its_default(
-        self, made: Callable[..., str], most: int | None, said: str
-    ) -> None:
-        file = Path("store") / "meta.json"
-        meta = json.loads(file.read_text(encoding="utf-8"))
-        del meta["data"]["filters"]["max_repeats"]
-        file.write_text(json.dumps(meta), encoding="utf-8")
-        answer = made(filters={"max_repeats": most})
-        assert said in answer if said else answer == ""
-
     def test_another_folder_gets_the_store_that_changed_text_needs(
         self, run: Callable[..., PreparedData], corpus: Path, make_recipe: MakeRecipe
     ) -> None:
@@ -210,17 +198,6 @@ class TestReuse:
         assert f"again: {Path.cwd() / file}: has changed since it was written" in made()
         assert file.read_bytes() == before
         assert made() == ""
-
-    def test_a_copy_is_as_good(
-        self, run: Callable[..., PreparedData], capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        run()
-        shutil.copytree("store", "copy", copy_function=shutil.copyfile)
-        shutil.rmtree("store")
-        Path("copy").rename("store")
-        made = Path("store").stat().st_ino
-        run()
-        assert Path("store").stat().st_ino == made
 
     def test_text_of_the_same_size_and_time(self, made: Callable[..., str], corpus: Path) -> None:
         file = corpus / "train.de"
@@ -343,11 +320,6 @@ class TestRefused:
         with pytest.raises(InputError, match="store: "):
             run()
 
-    def test_a_file_above_in_the_way(self, corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
-        (tmp_path / "file").write_text("x")
-        with pytest.raises(InputError, match=r"file/store: "):
-            prepare(make_recipe(), tmp_path / "file" / "store", [corpus], show_progress=False)
-
     def test_nothing_to_open(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no prepared data here; run econmt prepare"):
             open_prepared(tmp_path)
@@ -380,25 +352,6 @@ class TestFailureInTheMiddle:
         with pytest.raises(InputError, match=r"test\.de:2: not valid UTF-8"):
             run()
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-
-    def test_no_permission(self, run: Callable[..., PreparedData], monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(self: Path, *_: object, **__: object) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-
-        monkeypatch.setattr(Path, "mkdir", refuse)
-        with pytest.raises(InputError, match=r"no permission to write .*; choose another folder"):
-            run()
-
-    def test_what_a_killed_run_left_is_removed(
-        self, run: Callable[..., PreparedData], tmp_path: Path
-    ) -> None:
-        dead = tmp_path / ".store.999999999.partial"
-        alive = tmp_path / f".store.{os.getppid()}.partial"
-        other = tmp_path / ".store.notes.partial"
-        for folder in (dead, alive, other):
-            folder.mkdir()
-        run()
-        assert [folder.is_dir() for folder in (dead, alive, other)] == [False, True, True]
 
 
 def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:

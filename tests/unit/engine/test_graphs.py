@@ -32,7 +32,7 @@ from econmt_ops.dispatch.capture import first_error
 from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
-from tests.unit.training.tiny import Run, snapshot, write_text
+from tests.unit.training.tiny import Run, write_text
 
 VOCABULARY = 80
 MODEL = (
@@ -128,25 +128,6 @@ def assert_close(found: Outcome, wanted: Outcome) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("clipping", ["norm", "value"])
-@pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("how", [TRITON, RECOMPUTE], ids=["triton", "recompute"])
-def test_a_captured_run_has_the_bits_of_one_that_is_not(
-    how: Implementations, precision: Precision, clipping: str
-) -> None:
-    eager = make_step(CLIPPING[clipping], how=how, precision=precision)
-    step = make_step(CLIPPING[clipping], how=how, precision=precision)
-    notes: list[str] = []
-    graphed = GraphedStep(step, note=notes.append)
-    updates = [[batch] for batch in some_batches(eager.task, 6)]  # type: ignore[arg-type]
-    wanted = train(eager, eager, updates)
-    assert_same(train(step, graphed, updates), wanted)
-    assert (notes, graphed.captured) == ([], len(SHAPES))
-    assert len(set(map(float, wanted.losses))) == 6
-    assert torch.equal(step.random_state(), eager.random_state())
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("clipping", ["norm", "value"])
 def test_kernels_that_were_compiled_ahead_compute_the_same_bits(clipping: str) -> None:
     eager, step = (make_step(CLIPPING[clipping], precision=ROUNDED) for _ in range(2))
     graphed = GraphedStep(step, note=pytest.fail)
@@ -154,30 +135,6 @@ def test_kernels_that_were_compiled_ahead_compute_the_same_bits(clipping: str) -
     graphed.warm_up((batch, step.implementations) for (batch,) in updates[: len(SHAPES)])
     assert_same(train(step, graphed, updates), train(eager, eager, updates))
     assert torch.equal(step.random_state(), eager.random_state())
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
-def test_updates_of_several_batches_have_the_same_bits(precision: Precision) -> None:
-    eager, step = (make_step(CLIPPING["norm"], precision=precision) for _ in range(2))
-    eager.prepare(gradients=True)
-    eager.keeps_gradients = True
-    graphed = GraphedStep(step, several=True)
-    batches = some_batches(eager.task, 6)  # type: ignore[arg-type]
-    updates = [batches[:2], batches[2:4], batches[4:], [batches[0], batches[0]], batches[1:4], batches[:1]]
-    assert_same(train(step, graphed, updates), train(eager, eager, updates))
-    assert graphed.captured == len(SHAPES) + 1
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("how", [TRITON, RECOMPUTE], ids=["triton", "recompute"])
-def test_a_batch_of_fewer_rows_is_filled_up(how: Implementations) -> None:
-    eager, step = (make_step(CLIPPING["norm"], "model.dropout=0.0", how=how) for _ in range(2))
-    graphed = GraphedStep(step)
-    whole, *_ = some_batches(eager.task)  # type: ignore[arg-type]
-    updates = [[whole], [whole.first(5)], [whole.first(1)], [whole]]
-    assert_close(train(step, graphed, updates), train(eager, eager, updates))
-    assert graphed.captured == 1
 
 
 @pytest.mark.cuda
@@ -239,19 +196,6 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
     text, home = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("runs")
     write_text(text, {"train": 30, "valid": 6, "test": 4})
     return lambda *overrides, name="run": Run(text, home / name, overrides)
-
-
-@pytest.mark.cuda
-@pytest.mark.alone
-@pytest.mark.parametrize("interval", [1, 2])
-def test_a_run_in_parts_leaves_what_a_whole_one_leaves(make_run: MakeRun, interval: int) -> None:
-    changes = (*GPU, f"training.update_interval={interval}")
-    whole, parts = make_run(*changes, name="whole"), make_run(*changes, name="parts")
-    whole.train()
-    make_run(*changes, "training.max_updates=4", name="parts").train()
-    parts.train()
-    assert snapshot(parts.folder) == snapshot(whole.folder)
-    assert "no CUDA graph" not in whole.said()
 
 
 @pytest.mark.cuda

@@ -216,21 +216,3 @@ def test_work_of_a_pair_is_that_of_the_cells() -> None:
     for cell, count in products.items():
         config = make_config(encoder__cell=cell, encoder__bidirectional="none")
         assert pair_flops(config, VOCABULARY).source == 2 * count + 2 * 8 * 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"encoder__cell": "gru", "encoder__rank": 2},
-            "rank: 2 cannot be combined with encoder.cell: gru",
-        ),
-        (
-            {"encoder__cell": "rnn"},
-            "Input should be 'lstm', 'lnlstm', 'lnglstm', 'gru', 'sru', 'ssru', 'qrnn'",
-        ),
-    ],
-)
-def test_what_cannot_be_is_told(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_config(**options)

@@ -280,18 +280,6 @@ def test_both_matrices_behind_a_gate_are_initialized() -> None:
             {"attention__coverage": {"type": "gru"}, "attention__type": "dot"},
             "coverage needs type: additive, not dot",
         ),
-        (
-            {"decoder__cell": "sru"},
-            "decoder.input_feeding: true cannot be combined with decoder.cell: sru",
-        ),
-        *(
-            ({**option, "decoder__input_feeding": False}, f"{key}")
-            for option, key in (
-                ({"decoder__context_gating": True}, "decoder.context_gating"),
-                ({"layer_normalization": True}, "layer_normalization"),
-                ({"attention__coverage": {"type": "tanh"}}, "attention.coverage.type: tanh"),
-            )
-        ),
     ],
 )
 def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:

@@ -111,14 +111,3 @@ def test_weight_drop_of_other_cells(cell: str) -> None:
         )
     ids = torch.randint(4, WORDS, (ROWS, 5))
     assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dropout": {"weights": 0.5}}, "cannot be combined with cell: qrnn"),
-    ],
-)
-def test_what_cells_without_recurrent_matrices_refuse(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make("qrnn", **changes)

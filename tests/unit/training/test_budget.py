@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 
 from econmt.budget.planner import BatchBudget, MemoryPlan, Planner
 from econmt.budget.run_budget import Budget, divide, first_plan
-from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.state import TrainingState
 from econmt.config.parallel import ParallelSection
 from econmt.data.batching.batches import Batch
@@ -28,7 +25,6 @@ from econmt.model import Implementations
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.progress import Progress
-from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Callbacks, validate
@@ -36,7 +32,7 @@ from econmt_memory.measure.ledger import OutsideMemory
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.device_limits import H200
 from tests.unit.training.test_trainer import batch_of, gradients
-from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
+from tests.unit.training.tiny import Run, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
 Use = Callable[..., None]
@@ -101,27 +97,6 @@ def plan_of(trainer: Trainer) -> MemoryPlan:
 # ---------------------------------------------------------------------- the same update
 
 
-@pytest.mark.parametrize("implementations", [Implementations(), LEAN], ids=["auto", "lean"])
-def test_micro_batches_give_the_gradient_of_the_whole(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch, implementations: Implementations
-) -> None:
-    use_rows(3, implementations)
-    trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
-    trainer.model.double()
-    batches = [batch_of(trainer, range(8)), batch_of(trainer, range(8, 13))]
-    used: set[Implementations] = set()
-    watch_losses(monkeypatch, lambda _, how: used.add(how))
-    divided = gradients(trainer, batches)
-    assert used == {implementations}
-    trainer.budget.plan = None
-    trainer.step.implementations = Implementations()
-    whole = gradients(trainer, batches)
-    assert set(divided) == set(whole) == set(trainer.parameters)
-    for name, value in whole.items():
-        assert value.dtype == torch.float64
-        torch.testing.assert_close(divided[name], value, rtol=1e-10, atol=1e-12)
-
-
 def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run: MakeRun) -> None:
     trainer = make_run().trainer()
     batch = batch_of(trainer, range(8))
@@ -131,21 +106,6 @@ def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run
         assert [len(part.indices) for part, _ in parts] == rows
         assert {how for _, how in parts} == {LEAN}
     assert divide(batch, None, Implementations()) == [(batch, Implementations())]
-
-
-def test_a_run_with_a_budget_learns_the_same(make_run: MakeRun, use_rows: Use) -> None:
-    use_rows(3)
-    free = make_run(*EXACT, name="free")
-    free.train()
-    bounded = make_run(*EXACT, BUDGET, name="bounded")
-    bounded.train()
-    for mine, other in zip(metrics(bounded.folder), metrics(free.folder), strict=True):
-        for column in ("train_loss", "valid_perplexity", "gradient_norm"):
-            assert mine[column] == pytest.approx(other[column], rel=1e-4)
-        assert mine["target_tokens"] == other["target_tokens"]
-        assert mine["bleu"] == other["bleu"]
-    hypotheses = bounded.folder.hypotheses(8).read_text()
-    assert hypotheses == free.folder.hypotheses(8).read_text()
 
 
 def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,16 +135,6 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
 # ---------------------------------------------------------------------- going on
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("rows", [4, 3])
-def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, use_rows: Use, rows: int) -> None:
-    use_rows(rows)
-    make_run(BUDGET, name="whole").train()
-    for updates in (2, 6, 8):
-        make_run(BUDGET, f"training.max_updates={updates}", name="parts").train()
-    assert snapshot(make_run(name="parts").folder) == snapshot(make_run(name="whole").folder)
-
-
 def test_a_saved_plan_is_taken_over(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,14 +157,6 @@ def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeR
     last = make_run("ops.output=recompute", "training.max_updates=8")
     last.train()
     assert last.trainer().state.plan == {}
-
-
-def test_a_changed_batch_size_makes_another_plan(make_run: MakeRun, use_rows: Use) -> None:
-    use_rows(2)
-    make_run(BUDGET, "training.max_updates=2").train()
-    use_rows(1)
-    trainer = make_run(BUDGET, "training.batch.size=5").trainer(resume_with_changes=True)
-    assert {entry.rows for entry in plan_of(trainer)} == {1}
 
 
 # ---------------------------------------------------------------------- memory is full
@@ -260,17 +202,6 @@ def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
     learnt = {entry.rows for entry in plan_of(full.trainer())}
     assert learnt == {2}
     assert "micro-batches have at most 2 from now on" in full.folder.log.read_text()
-
-
-def test_what_was_learnt_is_saved(make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_rows(4)
-    with monkeypatch.context() as limited:
-        fill_memory(limited, 1)
-        make_run(BUDGET, "training.max_updates=8").train()
-    run = make_run(BUDGET)
-    assert {entry.rows for entry in plan_of(run.trainer())} == {1}
-    saved = load_state(run.folder, run.folder.commits()[-1]).plan
-    assert json.loads(json.dumps(saved)) == saved
 
 
 def test_one_sentence_that_does_not_fit_ends_the_run(
@@ -372,20 +303,6 @@ def test_validation_obeys_the_budget(
     assert sizes == [64, 2]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert found[1][1] == found[0][1]
-
-
-@pytest.mark.thorough
-def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2)
-    run = make_run(BUDGET, "training.max_updates=2")
-    run.train()
-    seen = []
-    watch_losses(monkeypatch, lambda batch, how: seen.append((len(batch.indices), how)))
-    found = make_results(run.context())
-    assert set(seen) == {(2, LEAN)}
-    assert found.ledger.category("gradients") > 0
 
 
 # ---------------------------------------------------------------------- real plans
@@ -566,6 +483,8 @@ def test_what_is_fixed_has_no_state(make_run: MakeRun) -> None:
         "data.mixing.weights=[[1]]",
         "data.subwords={type: bpe, dropout: 0.1}",
         "training.fixed_param_names=[output.bias]",
+        "training.batch.size=5",
+        "training.max_buckets=2",
     ],
 )
 def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, change: str) -> None:
@@ -603,18 +522,6 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
     alone, shared = (plan.worst for plan in plans if plan is not None)
     assert (alone.rows, shared.rows) == (16, 8)
     assert 0.4 * alone.peak < shared.peak < 0.8 * alone.peak
-
-
-@pytest.mark.thorough
-def test_what_is_measured_in_the_end_is_of_one_rank(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2", "parallel.shard_optimizer=true")
-    run.train()
-    worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
-    ledgers = [make_results(replace(run.context(), communicator=world)).ledger for world in worlds]
-    assert [ledger.rank for ledger in ledgers] == ["", "rank 0 of 2"]
-    assert ledgers[1].tokens < ledgers[0].tokens
-    state = [ledger.category("optimizer state") for ledger in ledgers]
-    assert state[1] < 0.6 * state[0]
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])

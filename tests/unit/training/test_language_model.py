@@ -49,18 +49,6 @@ def make_run(text: Path, tmp_path: Path) -> MakeRun:
     return lambda *overrides, name="run": TextRun(text, tmp_path / name, overrides)
 
 
-def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
-    # Two words may follow each, and a line may end: near 3 is all there is to learn of nine tokens.
-    write_lines(tmp_path, {"train": 400, "valid": 40, "test": 4})
-    sizes = ("model.size=24", "model.embedding=12", "training.batch.size=8", "training.bptt=10")
-    limits = ("training.max_updates=80", "training.checkpoint_interval=40")
-    adam = "training.optimizer={name: adam, learning_rate: 0.02}"
-    run = TextRun(tmp_path, tmp_path / "run", (NO_DROPOUT, *sizes, *limits, adam))
-    run.train()
-    found = [row["valid_perplexity"] for row in metrics(run.folder)]
-    assert found[-1] < 4.2 < found[0]
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
@@ -153,19 +141,6 @@ class _Silent:
     def updates(self, _: object) -> None: ...
 
     def doing(self, _: str) -> None: ...
-
-
-def test_the_mean_of_the_parameters_is_validated_and_saved(make_run: MakeRun) -> None:
-    trainer = make_run("training.averaging={start: at-once}").trainer()
-    seen = []
-    for _ in range(3):
-        trainer._update(_Silent())
-        seen.append(parameters(trainer.model))
-    with trainer._average.in_place(trainer.state):
-        for name, value in parameters(trainer.model).items():
-            mean = torch.stack([each[name] for each in seen]).mean(0)
-            torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
-    assert_same_bits(parameters(trainer.model), seen[-1])
 
 
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:

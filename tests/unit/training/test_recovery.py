@@ -202,16 +202,6 @@ def test_a_plateau_goes_back_without_the_optimizer_state_that_is_damaged(
     assert json.loads((run.folder.states / "00008" / "state.json").read_text())["parameters_from"] == 2
 
 
-def test_what_the_state_before_needs_is_kept(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([5.0, 3.0, 4.0, 2.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
-    run = make_run()  # keeps one parameter file beside the best
-    run.train()
-    assert run.folder.commits() == [Commit(6, True), Commit(8, True)]
-    # Going on from 6 needs its own parameters, and 4, the best when it was saved.
-    assert sorted(run.folder.numbered_parameters()) == [4, 6, 8]
-
-
 OTHERS = (
     "notes.tmp",
     "params.77777.safetensors",
@@ -230,18 +220,6 @@ def put_others(folder: ModelFolder) -> None:
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"of someone else: {name}")
-
-
-def test_a_state_is_damaged_twice(run: Run) -> None:
-    """A crash after the commit that replaces it has left the one that was set aside."""
-    flip(run.folder.path / NEWEST / "optimizer.safetensors")
-    run.trainer()
-    aside = run.folder.states / "00006.damaged"
-    shutil.copytree(aside, run.folder.path / NEWEST)
-    (aside / "state.json").write_text("of the first time")
-    run.trainer()
-    assert (aside / "state.json").read_text() != "of the first time"
-    assert sorted(path.name for path in run.folder.states.iterdir()) == ["00004", "00006.damaged"]
 
 
 def test_what_a_save_left_half_is_no_obstacle_to_the_next(run: Run, whole: Run) -> None:

@@ -13,7 +13,7 @@ from econmt.budget.run_budget import divide
 from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations, layers
-from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
+from tests.unit.training.tiny import Run, metrics, watch_losses
 
 MakeRun = Callable[..., Run]
 
@@ -76,20 +76,6 @@ def test_a_run_learns_the_same(
     for sparse, dense in zip(*rows, strict=True):
         assert sparse["train_loss"] == pytest.approx(dense["train_loss"], rel=1e-5)
         assert sparse["valid_perplexity"] == pytest.approx(dense["valid_perplexity"], rel=1e-5)
-
-
-def test_a_run_in_parts_is_the_run_that_never_stopped(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout]
-) -> None:
-    monkeypatch.setattr(layers, "_FEW", 0)
-    make_run("training.max_updates=6", name="whole").train()
-    for updates in (3, 6):
-        make_run(f"training.max_updates={updates}", name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    names = {name for name in expected if name.startswith("params.")}
-    assert "params.00006.safetensors" in names
-    assert all(found[name] == expected[name] for name in names)
-    assert torch.sparse_coo in layouts
 
 
 def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(

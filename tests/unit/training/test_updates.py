@@ -20,7 +20,7 @@ from econmt.config.recipe import Training
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.text_batches import TextBatch
 from econmt.model import Implementations
-from tests.unit.training.tiny import Run, metrics, write_text
+from tests.unit.training.tiny import Run, metrics, write_guides, write_text
 from tests.unit.training.tiny_text import TextRun, write_lines
 
 RATE = 0.5
@@ -234,11 +234,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts of both tasks, with alignments and weights of the pairs."""
     made = tmp_path_factory.mktemp("updates")
     write_text(made, {"train": 30, "valid": 1})
-    for split in ("train", "valid"):
-        lines = [line.split() for line in (made / f"{split}.src").read_text().splitlines()]
-        links = [" ".join(f"{i}-{len(line) - 1 - i} {i}-0" for i in range(len(line))) for line in lines]
-        (made / f"{split}.align").write_text("\n".join(links) + "\n")
-    (made / "train.weights").write_text("".join(f"{0.5 + n % 3}\n" for n in range(30)))
+    write_guides(made)
     (made / "text").mkdir()
     write_lines(made / "text", {"train": 60, "valid": 6, "test": 6})
     return made
