@@ -116,7 +116,7 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     sentence = list(itertools.chain(*words))
     gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(11)), p)
     found: list[Counter[tuple[int, ...]]] = [Counter() for _ in words]
-    for _ in range(30_000):
+    for _ in range(8_000):
         cut = sampler.sample(sentence, gaps)
         pieces = vocabulary.tokens(cut)
         starts = [place for place, piece in enumerate(pieces) if piece.startswith("\u2581")]

@@ -187,6 +187,7 @@ class TestReuse:
         assert "bytes instead of" in made()
         assert made() == ""
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("name", ["train.tokens", "train.index", "train.lines", "valid.target.txt"])
     @pytest.mark.parametrize("hidden", [False, True])
     def test_other_content_of_the_same_size(self, made: Callable[..., str], name: str, hidden: bool) -> None:

@@ -135,7 +135,7 @@ def alphabet_vocabulary() -> Vocabularies:
         )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.text(st.sampled_from(ALPHABET), max_size=40))
 def test_any_text_of_known_characters_comes_back(text: str) -> None:
     vocabulary = alphabet_vocabulary().source
@@ -285,6 +285,7 @@ class TestLoadingWhatIsBroken:
             load_vocabularies(tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tab", [" ", "\t"])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("joint", [True, False])

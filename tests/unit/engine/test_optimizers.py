@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -77,24 +75,6 @@ def test_steps_are_those_of_torch(keys: dict[str, object]) -> None:
     for mine, yours in zip(our_state, their_state, strict=True):
         assert mine.keys() == yours.keys()
         assert all(torch.equal(mine[name], yours[name]) for name in mine)
-
-
-@pytest.mark.thorough
-def test_training_does_not_import_the_compiler() -> None:
-    """It takes 70 MB and two seconds, and torch.optim imports it when an optimizer is made."""
-    program = """
-import sys, torch
-from econmt.config.recipe import OptimizerSection as Optimizer
-from econmt.engine.optimizers import make_optimizer
-parameter = torch.nn.Parameter(torch.ones(2))
-optimizer = make_optimizer({"a": parameter}, Optimizer(name="adam", learning_rate=0.1))
-parameter.sum().backward()
-optimizer.step()
-optimizer.zero_grad()
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_the_rate_of_each_update_can_be_set() -> None:

@@ -179,7 +179,7 @@ def peaks_of(phases: list[Phase], gradients: int = 0) -> Callable[[Implementatio
 
 
 @given(phases=PHASES, shapes=SHAPES, budget=st.integers(500, 3_000_000), gradients=st.integers(0, 2000))
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=100)
 def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
     phases: list[Phase], shapes: list[BatchShape], budget: int, gradients: int
 ) -> None:

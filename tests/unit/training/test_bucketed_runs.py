@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.budget.planner import BatchBudget, Planner
 from econmt.data.batching.batches import Batch
 from econmt.engine.devices import trims_batches
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.model import Implementations
+from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import Run, metrics
 
 MakeRun = Callable[..., Run]
@@ -89,14 +88,9 @@ def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
 
 
 def test_parts_of_a_divided_batch_are_trimmed_by_themselves(
-    make_run: MakeRun, computed: list[Batch], monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, computed: list[Batch], use_rows: UseRows
 ) -> None:
-    def allot(planner: Planner) -> list[BatchBudget]:
-        return [BatchBudget(*shape, 1, 1, Implementations()) for shape in planner._shapes]
-
-    monkeypatch.setattr(Planner, "allot", allot)
-    monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
-    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
+    use_rows(1)
     make_run(*DERIVED, "training.memory_budget=1GiB", "training.max_updates=2").train()
     parts = computed[1:]  # the first one is the rehearsal
     assert {len(batch.indices) for batch in parts} == {1}

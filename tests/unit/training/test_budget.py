@@ -24,18 +24,16 @@ from econmt.estimate.byte_budget import AUTO_SHARE
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
-from econmt.training.progress import Progress
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Callbacks, validate
 from econmt_memory.measure.ledger import OutsideMemory
-from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.device_limits import H200
+from tests.unit.training.conftest import UseRows
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import Run, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
-Use = Callable[..., None]
 LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
@@ -48,23 +46,6 @@ FULL = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     MemoryError(),
 ]
-
-
-@pytest.fixture
-def use_rows(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Makes all plans those of so many rows a micro-batch, without estimates."""
-
-    def use(rows: int, implementations: Implementations = LEAN, decoding_rows: int = 3) -> None:
-        def allot(planner: Planner) -> list[BatchBudget]:
-            return [
-                BatchBudget(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
-                for shape in planner._shapes
-            ]
-
-        monkeypatch.setattr(Planner, "allot", allot)
-        monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: decoding_rows)
-
-    return use
 
 
 def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException = FULL[0]) -> list[int]:
@@ -119,7 +100,7 @@ def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytes
     assert trainer.step.implementations == Implementations.everywhere("recompute")
 
 
-def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
+def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: UseRows) -> None:
     use_rows(3)
     run = make_run(BUDGET, "training.max_updates=2")
     run.train()
@@ -136,7 +117,7 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
 
 
 def test_a_saved_plan_is_taken_over(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     make_run(BUDGET, "training.max_updates=2").train()
@@ -147,7 +128,9 @@ def test_a_saved_plan_is_taken_over(
     assert {entry.rows for entry in plan_of(run.trainer())} == {2}
 
 
-def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, use_rows: Use) -> None:
+def test_another_budget_makes_another_plan_and_asks_for_no_leave(
+    make_run: MakeRun, use_rows: UseRows
+) -> None:
     use_rows(2)
     make_run("training.max_updates=2").train()
     make_run(BUDGET, "training.max_updates=4").train()
@@ -164,7 +147,7 @@ def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeR
 
 @pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
 def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     use_rows(8)
     trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
@@ -183,7 +166,7 @@ def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
 
 
 def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     make_run(BUDGET, name="small").train()
@@ -205,7 +188,7 @@ def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
 
 
 def test_one_sentence_that_does_not_fit_ends_the_run(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(4)
     attempts = fill_memory(monkeypatch, 0)
@@ -217,7 +200,7 @@ def test_one_sentence_that_does_not_fit_ends_the_run(
 
 
 def test_other_errors_are_no_lack_of_memory(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(4)
     trainer = make_run(BUDGET).trainer()
@@ -240,7 +223,7 @@ def test_without_a_budget_full_memory_ends_the_run_and_names_the_budget(
 
 
 def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(3)
     trainer = make_run(BUDGET).trainer()
@@ -262,7 +245,7 @@ def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
 @pytest.mark.parametrize(("overrides", "rehearsals"), [((), 0), ((BUDGET,), 1)], ids=["free", "bounded"])
 def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
     make_run: MakeRun,
-    use_rows: Use,
+    use_rows: UseRows,
     monkeypatch: pytest.MonkeyPatch,
     overrides: tuple[str, ...],
     rehearsals: int,
@@ -278,7 +261,7 @@ def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
 
 
 def test_validation_obeys_the_budget(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2, decoding_rows=2)
     run = make_run(BUDGET, "training.max_updates=8")
@@ -306,27 +289,6 @@ def test_validation_obeys_the_budget(
 
 
 # ---------------------------------------------------------------------- real plans
-
-
-@pytest.mark.slow
-def test_real_updates_stay_within_the_budget(make_run: MakeRun) -> None:
-    budget = 60 << 10
-    run = make_run(f"training.memory_budget={budget}", *REAL)
-    trainer = run.trainer()
-    plan = plan_of(trainer)
-    assert plan.worst.parts > 2
-    assert 1 <= plan.decoding_rows < 64
-    progress = Progress(run.folder.log, run.folder.tensorboard, run.console, 0)
-    trainer.model.train()
-    with progress:
-        trainer._update(progress)
-        for _ in range(2):
-            trainer.step.clear()
-            tracker = Tracker(CPU)
-            with tracker.recording():
-                tracker.begin("forward")
-                trainer._update(progress)
-            assert 0.7 * budget < tracker.peak()[0] <= budget
 
 
 def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run: MakeRun) -> None:
@@ -361,7 +323,7 @@ def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> 
 
 
 def test_a_gpus_budget_is_about_all_of_its_memory(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
 
@@ -412,7 +374,7 @@ def test_advice_for_a_gpu_counts_what_is_outside_too(
 
 
 def test_auto_is_what_the_device_has(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**9)
@@ -431,7 +393,7 @@ def test_auto_is_what_the_device_has(
 
 
 def test_a_search_that_does_not_fit_is_refused(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 0)
@@ -559,7 +521,7 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.Monkey
 
 @pytest.mark.cuda
 def test_a_gpu_that_is_full_learns_smaller_micro_batches(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory_outside(monkeypatch, OutsideMemory(0, 0, 0))
     use_rows(1)

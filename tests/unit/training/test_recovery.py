@@ -254,15 +254,6 @@ def test_files_of_a_checkpoint_at_the_update_of_an_interruption_are_not_taken_fo
     assert not any(path.exists() or pending(path).exists() for path in paths)
 
 
-def test_checkpoints_that_another_run_wrote_are_not_cleared(run: Run) -> None:
-    others = [run.folder.hypotheses(99), run.folder.parameters(98)]
-    for path in others:
-        path.write_text("of someone else")
-    run.folder.clear()
-    assert run.folder.numbered_hypotheses() == {99: others[0]}
-    assert run.folder.numbered_parameters() == {98: others[1]}
-
-
 def test_files_of_others_in_a_model_folder_stay(run: Run) -> None:
     put_others(run.folder)
     run.train()

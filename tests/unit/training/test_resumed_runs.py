@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from econmt.budget.planner import BatchBudget, Planner
-from econmt.model import Implementations, layers
+from econmt.model import layers
+from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import Run, snapshot, write_guides, write_text
 
 OPTIONS = (
@@ -69,15 +69,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_in_parts_is_the_run_that_never_stopped(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, ...]
+    text: Path, tmp_path: Path, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, case: tuple[str, ...]
 ) -> None:
     """Ends between checkpoints add rows of metrics, so that the parts end at checkpoints."""
-
-    def allot(planner: Planner) -> list[BatchBudget]:
-        return [BatchBudget(*shape, 3, 1, Implementations()) for shape in planner._shapes]
-
-    monkeypatch.setattr(Planner, "allot", allot)
-    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
+    use_rows(3)
     if not case:
         monkeypatch.setattr(layers, "_FEW", 0)  # the gradients of embeddings are rows
     keys = (f"data.prepared={tmp_path}/prepared", *(each.replace("{text}", str(text)) for each in case))

@@ -101,17 +101,6 @@ def test_an_interruption_in_validation_repeats_it(make_run: MakeRun, monkeypatch
     assert snapshot(run.folder) == snapshot(whole.folder)
 
 
-def test_an_interruption_before_the_first_update_saves_nothing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run()
-    monkeypatch.setattr(Interrupts, "pending", property(lambda self: True))
-    monkeypatch.setattr(Interrupts, "exit_code", 143)
-    with pytest.raises(Interrupted, match="no update was done yet"):
-        run.train()
-    assert run.folder.commits() == []
-
-
 def go(run: Run, **keywords: bool) -> object:
     return run_recipe(run.recipe, [run.text], console=run.console, **keywords)
 

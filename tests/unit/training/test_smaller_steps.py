@@ -14,6 +14,8 @@ from tests.unit.training.test_hooks import MakeRun
 
 NARROW = ("training.param_dtype=bfloat16", "training.precision=bfloat16")
 BY_VALUE = "training.gradient_clipping={type: value, threshold: 0.1}"
+
+
 def test_saved_parameters_are_float32_files_of_values_of_bfloat16(make_run: MakeRun) -> None:
     run = make_run(*NARROW, "training.optimizer={name: adam8bit, learning_rate: 0.02}")
     run.train()
