@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import random
@@ -17,7 +16,7 @@ import torch
 from econmt.bench.training import vocabulary_sizes
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import training_batches, valid_batches
-from econmt.data.batching.store import PreparedData, open_prepared, prepare
+from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import token_type
 from econmt.data.text.corpus import Corpus, find_companions
 from econmt.data.text.source_factors import (
@@ -179,21 +178,6 @@ def test_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe) -> None:
             check(prepared.vocabularies, row[: length - 1])
 
 
-def test_the_store_is_made_again_when_factors_change(make_recipe: MakeRecipe, text: Path) -> None:
-    before = prepared_of(make_recipe(WHOLE))
-    assert prepared_of(make_recipe(WHOLE)).checksums == before.checksums
-    plain = prepared_of(make_recipe(WHOLE, "data.source_factors=[]", "model.source_factors_num_embed=[]"))
-    assert plain.vocabularies.factors == ()
-    assert plain.valid_text.factors == ()
-    put(text, "valid", [["eins"] * 2] * 9)
-    lines = (text / "valid.len").read_text().replace("short", "long")
-    (text / "valid.len").unlink()
-    (text / "valid.len.gz").write_bytes(gzip.compress(lines.encode()))
-    again = prepared_of(make_recipe(WHOLE))
-    assert again.valid_text.factors[0] == ["long long"] * 9
-    assert open_prepared(again.folder).vocabularies.factor_sizes == again.vocabularies.factor_sizes == (6, 11)
-
-
 @pytest.mark.parametrize(
     ("split", "name", "change", "message"),
     [
@@ -202,12 +186,6 @@ def test_the_store_is_made_again_when_factors_change(make_recipe: MakeRecipe, te
             "first",
             lambda lines: [*lines[:3], "l n", *lines[4:]],
             "{0}/more.first:4: 2 source factors for {1}",
-        ),
-        (
-            "valid",
-            "len",
-            lambda lines: lines[:-1],
-            "{0}/valid.len has 8 lines but {0}/valid.src has 9; line n",
         ),
         (
             "train",

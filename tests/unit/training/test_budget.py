@@ -449,7 +449,10 @@ def test_what_is_fixed_has_no_state(make_run: MakeRun) -> None:
         "training.max_buckets=2",
     ],
 )
-def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, change: str) -> None:
+def test_a_plan_holds_for_the_same_shapes_and_state_only(
+    make_run: MakeRun, use_rows: UseRows, change: str
+) -> None:
+    use_rows(2)
     derived = (BUDGET, "training.bucket_width=null")
     budget = make_run(*derived).trainer().budget
     before = budget._made_for("text")
@@ -466,8 +469,9 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, chan
     ],
 )
 def test_a_plan_holds_for_the_same_text_precision_and_ranks_only(
-    make_run: MakeRun, name: str, value: object
+    make_run: MakeRun, use_rows: UseRows, name: str, value: object
 ) -> None:
+    use_rows(2)
     budget = make_run(BUDGET).trainer().budget
     before = budget._made_for("text")
     assert budget._made_for("other text") != before
@@ -488,8 +492,9 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])
 def test_the_limit_of_a_gpu_names_it_by_its_number(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, index: int
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, name: str, index: int
 ) -> None:
+    use_rows(2)
     limits: list[tuple[float, object]] = []
     real = H200._replace(memory=4 << 30)
     monkeypatch.setattr("econmt.budget.run_budget.limits_of", lambda _: real)
@@ -576,7 +581,8 @@ def budget_of(trainer: Trainer, communicator: Communicator) -> Budget:
     )
 
 
-def test_ranks_refuse_a_budget_together(make_run: MakeRun) -> None:
+def test_ranks_refuse_a_budget_together(make_run: MakeRun, use_rows: UseRows) -> None:
+    use_rows(2)
     trainer = make_run(BUDGET).trainer()
     assert trainer.budget.plan is not None
     found = {"plan": trainer.budget.plan.state_dict()}
@@ -587,8 +593,9 @@ def test_ranks_refuse_a_budget_together(make_run: MakeRun) -> None:
         budget_of(trainer, AnotherRank(result={"error": ["too little"]})).make(TrainingState(), 0)
 
 
-def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun) -> None:
+def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun, use_rows: UseRows) -> None:
     """Another rank may have another GPU."""
+    use_rows(2)
     trainer = make_run(BUDGET).trainer()
     plan = trainer.budget.plan
     assert plan is not None

@@ -24,6 +24,7 @@ from econmt.model.language_model import LanguageModel
 from econmt.tasks import language_model
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape
+from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
@@ -116,31 +117,21 @@ def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> N
     # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
     whole = make_run(averaging, name="whole").trainer()
     for _ in range(7):
-        whole._update(_Silent())
+        whole._update(Progress.silent())
     parts = make_run(averaging, name="parts").trainer()
     for _ in range(3):
-        parts._update(_Silent())
+        parts._update(Progress.silent())
     parts.folder.recipe.write_text(recipe_text(parts.recipe))
     parts._save(optimizer_tensors(parts.optimizer, parts.parameters), None)
     resumed = make_run(averaging, name="parts").trainer()
     assert resumed.state.update == 3
     assert float(resumed.model.get_buffer("carried").abs().sum()) > 0.0
     for _ in range(4):
-        resumed._update(_Silent())
+        resumed._update(Progress.silent())
     assert_same_bits(parameters(resumed.model), parameters(whole.model))
     assert_same_bits(resumed.step.carried(), whole.step.carried())
     found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (resumed, whole))
     assert_same_bits(found, wanted)
-
-
-class _Silent:
-    is_live = False
-
-    def note(self, _: str) -> None: ...
-
-    def updates(self, _: object) -> None: ...
-
-    def doing(self, _: str) -> None: ...
 
 
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
