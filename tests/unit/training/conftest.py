@@ -20,6 +20,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of eight updates that nothing happened to."""
+    run = Run(text, tmp_path_factory.mktemp("whole") / "run")
+    run.train()
+    return run
+
+
 @pytest.fixture
 def make_run(text: Path, tmp_path: Path) -> Callable[..., Run]:
     def make(*overrides: str, name: str = "run") -> Run:

@@ -261,10 +261,8 @@ def checkpoint_operations(run: Run, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.slow
 def test_a_crash_at_any_file_operation_loses_nothing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_run(name="whole")
-    whole.train()
     base = make_run("training.max_updates=4", name="base")
     base.train()
     shutil.copytree(base.folder.path, base.folder.path.with_name("count"))

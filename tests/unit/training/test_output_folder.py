@@ -149,10 +149,8 @@ def test_a_dry_run_downloads_nothing(
 
 
 def test_a_run_that_had_not_come_to_a_checkpoint_begins_again(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_run(name="whole")
-    whole.train()
     run = make_run()
     with monkeypatch.context() as patch:
         patch.setattr(Interrupts, "pending", property(lambda self: True))

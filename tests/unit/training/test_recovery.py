@@ -29,14 +29,6 @@ NEWEST = "training_state/00006"
 
 
 @pytest.fixture(scope="module")
-def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of eight updates that nothing happened to."""
-    run = Run(text, tmp_path_factory.mktemp("whole") / "run")
-    run.train()
-    return run
-
-
-@pytest.fixture(scope="module")
 def at_six(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",))
     run.train()

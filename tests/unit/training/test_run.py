@@ -56,10 +56,8 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, updates: int, interrupts: l
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("update", [1, 3, 5])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, update: int
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch, update: int
 ) -> None:
-    whole = make_run(name="whole")
-    whole.train()
     run = make_run(name="interrupted")
     with monkeypatch.context() as patch:
         interrupt_after(patch, update, [])
@@ -76,9 +74,9 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     assert run.folder.commits() == [Commit(6, True), Commit(8, True)]
 
 
-def test_an_interruption_in_validation_repeats_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = make_run(name="whole")
-    whole.train()
+def test_an_interruption_in_validation_repeats_it(
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(name="interrupted")
     asked = []
 
@@ -105,7 +103,7 @@ def go(run: Run, **keywords: bool) -> object:
     return run_recipe(run.recipe, [run.text], console=run.console, **keywords)
 
 
-def test_a_finished_run_is_left_alone_and_goes_on_with_a_higher_limit(make_run: MakeRun) -> None:
+def test_a_finished_run_is_left_alone_and_goes_on_with_a_higher_limit(make_run: MakeRun, whole: Run) -> None:
     run = make_run("training.max_updates=4")
     outcome = run_recipe(run.recipe, [run.text], console=run.console)
     assert outcome.training.went_on
@@ -119,8 +117,6 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_higher_limit(make_run: 
     longer = make_run("training.max_updates=8")
     outcome = run_recipe(longer.recipe, [run.text], console=run.console)
     assert outcome.training.update == 8
-    whole = make_run(name="whole")
-    whole.train()
     assert snapshot(longer.folder) == snapshot(whole.folder)
 
 
