@@ -27,7 +27,6 @@ from econmt.data.text.annotation import (
 )
 from econmt.data.text.glossary import Glossary, Occurrence
 from econmt.decoding.terms import annotated_source, plain_source
-from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 SENTENCE = "(The hot dog), a dog."
@@ -221,26 +220,6 @@ def test_a_pair_that_would_be_too_long_is_not_annotated(
         lengths[bool(tags & {*ids})].append(len(ids))
     assert 0 < max(lengths[True]) <= longest
     assert max(lengths[False]) > longest - 10
-
-
-def test_a_run_without_annotation_has_no_tags(run: Callable[..., PreparedData]) -> None:
-    assert term_tag_ids(run(subwords=SUBWORDS).vocabularies.source) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"subwords": {"type": "words"}}, "sources get target words"),
-        ({"subwords": {**SUBWORDS, "joint": False}}, "sources get target words"),
-        ({"alignment": "align"}, "cannot be combined with data.alignment"),
-        ({"tags": ["<term>"]}, "expected a tag"),
-    ],
-)
-def test_what_excludes_annotation_is_told(
-    make_recipe: Callable[..., Recipe], changes: dict[str, object], words: str
-) -> None:
-    with pytest.raises((InputError, ValueError), match=words):
-        make_recipe(**{"annotate_terms": {"share": 0.1}, **changes})
 
 
 def test_noise_leaves_annotated_pairs_unchanged(run: Callable[..., PreparedData], tmp_path: Path) -> None:

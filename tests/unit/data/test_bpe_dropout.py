@@ -116,7 +116,7 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     sentence = list(itertools.chain(*words))
     gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(11)), p)
     found: list[Counter[tuple[int, ...]]] = [Counter() for _ in words]
-    for _ in range(30_000):
+    for _ in range(8_000):
         cut = sampler.sample(sentence, gaps)
         pieces = vocabulary.tokens(cut)
         starts = [place for place, piece in enumerate(pieces) if piece.startswith("\u2581")]
@@ -213,13 +213,6 @@ class TestBatch:
         )
         assert first != epoch
         assert first != seed
-
-    def test_text_stays(self, vocabularies: Vocabularies) -> None:
-        for (source, target), (source_ids, target_ids) in zip(
-            text(12), self.resample(vocabularies, list(range(12)), (5, 5)), strict=True
-        ):
-            assert vocabularies.source.decode(source_ids) == source
-            assert vocabularies.target.decode(target_ids) == target
 
     def test_cuts_fit_their_bucket(self, vocabularies: Vocabularies) -> None:
         _, source_lengths, _, target_lengths = self.rows(vocabularies, 12)

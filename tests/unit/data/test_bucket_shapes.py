@@ -55,7 +55,7 @@ def cells_of(counts: np.ndarray) -> list[tuple[int, int]]:
     return list(itertools.product(range(1, counts.shape[0]), range(1, counts.shape[1])))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(histograms(), works, st.integers(1, 4))
 def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: int) -> None:
     found = [tuple(shape) for shape in nested_shapes(counts, Derived(most, work)).tolist()]
@@ -75,7 +75,7 @@ def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: i
     assert cost_of(counts, found, work) == least
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), works, st.integers(1, 3))
 def test_where_both_sides_are_as_long_no_shapes_at_all_cost_less(
     lengths: list[int], work: PairFlops, most: int
@@ -89,7 +89,7 @@ def test_where_both_sides_are_as_long_no_shapes_at_all_cost_less(
     assert cost_of(counts, found, work) == least
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(histograms(longest=12), works, st.integers(1, 6))
 def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
     counts: np.ndarray, work: PairFlops, width: int
@@ -112,7 +112,7 @@ def rules(draw: st.DrawFn) -> tuple[np.ndarray, Derived]:
     return counts, Derived(draw(st.integers(13, 60)), draw(works), draw(st.integers(1, 2000)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(rules())
 def test_shapes_with_a_price_are_worth_it(ruled: tuple[np.ndarray, Derived]) -> None:
     counts, rule = ruled

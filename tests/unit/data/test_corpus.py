@@ -34,10 +34,6 @@ def test_search_path_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert search_path(recipe, data) == [folder.resolve() for folder in expected]
 
 
-def test_search_path_names_each_folder_once(tmp_path: Path) -> None:
-    assert search_path(tmp_path, tmp_path).count(tmp_path.resolve()) == 1
-
-
 def test_data_dir_that_is_no_folder() -> None:
     with pytest.raises(InputError, match="--data-dir nowhere: no such folder"):
         search_path(None, Path("nowhere"))

@@ -8,7 +8,6 @@ import io
 import itertools
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,13 +146,6 @@ def test_closed_without_an_answer(server: Server, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_closed_within_the_body_is_gone_on_with(server: Server, tmp_path: Path) -> None:
-    rest = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 1000-102399/102400\r\nContent-Length: 101400\r\n\r\n"
-    short = WHOLE[: len(WHOLE) - len(CONTENT) + 1000]
-    assert fetch(server, tmp_path, says(short), says(rest + CONTENT[1000:])) == ""
-    assert server.wanted == ["", "bytes=1000-"]
-
-
 def test_a_length_that_never_comes(server: Server, tmp_path: Path) -> None:
     said = fetch(server, tmp_path, says(OK + b"Content-Length: 102401\r\n\r\n" + CONTENT))
     assert "URL: the connection broke (102,400 of 102,401 bytes arrived); 102,400 bytes are kept" in said
@@ -252,10 +244,3 @@ def test_another_part_than_the_one_requested(server: Server, tmp_path: Path) -> 
     other = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 100-102399/102400\r\nContent-Length: 102300\r\n\r\n"
     assert fetch(server, tmp_path, says(other + CONTENT[100:]), says(WHOLE), checksum=False) == ""
     assert server.wanted == ["bytes=500-", ""]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-def test_a_full_disk(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "text.part").symlink_to("/dev/full")
-    said = fetch(server, tmp_path, says(WHOLE))
-    assert said == "FOLDER: the disk is full; free some space and run the same command again"

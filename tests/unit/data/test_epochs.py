@@ -36,7 +36,7 @@ def plan(given_buckets: list[tuple[int, int, int, int]], rule: int | Derived = R
     return plan_epoch(np.stack([sources, targets], axis=1), counts, rows.tolist(), rule)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(buckets.map(sorted))
 def test_every_pair_is_in_one_batch_that_has_room_for_it(
     given_buckets: list[tuple[int, int, int, int]],
@@ -57,7 +57,7 @@ def test_every_pair_is_in_one_batch_that_has_room_for_it(
             assert all(other_source < source for _, other_source, *_ in later)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(buckets.map(sorted))
 def test_batches_of_mixed_shape_are_no_larger_than_their_pairs(
     given_buckets: list[tuple[int, int, int, int]],

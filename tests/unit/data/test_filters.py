@@ -112,17 +112,6 @@ def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: 
     assert examples == [line for n in (1, 2, 3) for line in (f"train.en:{n}", f"source {n}", f"target {n}")]
 
 
-@pytest.mark.parametrize("by", ["source", "target"])
-def test_a_pair_with_an_empty_side_takes_no_others_place(corpus: Path, make_recipe: Make, by: str) -> None:
-    other = ("QQQ WWW", "") if by == "source" else ("", "QQQ WWW")
-    good = ("QQQ WWW", "ba de") if by == "source" else ("ba de", "QQQ WWW")
-    write_pairs(corpus, "train", [other, good, *made_up_pairs(20)])
-    recipe = make_recipe(filters={"duplicates": by}, empty_lines="skip", subwords={"type": "words"})
-    found = prepared(recipe, corpus)
-    assert found.train.location(0).endswith(":2")
-    assert found.statistics["train"]["empty"] == 1
-
-
 def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Make) -> None:
     write_pairs(corpus, "again", made_up_pairs(200)[:50] + made_up_pairs(10, seed=99))
     found = prepared(make_recipe(train=["train", "again"], filters={"duplicates": "pairs"}), corpus)

@@ -11,8 +11,7 @@ import pytest
 import sentencepiece
 
 from econmt.checkpoint.checkpoints import load_task
-from econmt.config.recipe import load_recipe
-from econmt.data.batching.store import open_prepared, prepare
+from econmt.data.batching.store import prepare
 from econmt.data.text.own_vocabulary import own_subwords, own_words
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, SentencePieceVocabulary, WordVocabulary, normalized
 from econmt.errors import InputError
@@ -195,26 +194,6 @@ def test_rare_words_are_unknown(tmp_path: Path) -> None:
     assert source.tokens(range(source.size)) == [*SPECIAL_TOKENS, "a", "b"]
     assert isinstance(target, WordVocabulary)
     assert target.encode("a b c d") == [4, 5, 1, 1]
-
-
-def test_a_store_of_before_these_keys_is_used_again(tmp_path: Path) -> None:
-    text = letters(tmp_path)
-    run = Run(text, tmp_path / "run")
-    store = tmp_path / "p"
-    prepare(run.recipe, store, [text], show_progress=False)
-    meta = json.loads((store / "meta.json").read_text())
-    for key in ("min_count", "lists"):
-        del meta["data"]["subwords"][key]
-    (store / "meta.json").write_text(json.dumps(meta))
-    before = (store / "train.tokens").stat().st_mtime_ns
-    prepare(run.recipe, store, [text], show_progress=False)
-    assert (store / "train.tokens").stat().st_mtime_ns == before
-    assert open_prepared(store).vocabularies.source.size == 12
-    rare = load_recipe(
-        tmp_path / "run.yaml", ["data.subwords={type: words, source: 50, target: 50, min_count: 2}"]
-    )
-    prepare(rare, store, [text], show_progress=False)
-    assert (store / "train.tokens").stat().st_mtime_ns != before
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def check(batch: Batch, prepared: PreparedData, wanted: dict[tuple[str, str], ob
     return count
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("trimmed", [False, True])
 @pytest.mark.parametrize(
     "overrides",
@@ -210,7 +211,7 @@ def test_links_are_parsed() -> None:
     assert [parse_weight(text, "f:1") for text in ("0.3", "1.1", "2.3", "8.7", "0.0000006", "4e-7", "3.", "3e3")] == [
         300_000, 1_100_000, 2_300_000, 8_700_000, 1, 0, 3_000_000, 3_000_000_000,
     ]  # fmt: skip
-    for text in ("4000.0000001", "4e3000", "1e", ".", "1 2", "inf", "+1", "\u0663"):
+    for text in ("4000.0000001", "4001", "-1", "4e3000", "1e", ".", "1 2", "inf", "+1", "\u0663"):
         with pytest.raises(
             InputError, match=re.escape(f"f:1: expected a weight from 0 to 4000, found {text!r}")
         ):
@@ -242,12 +243,8 @@ def test_words_of_tokens_are_those_of_the_text() -> None:
     ("name", "line", "message"),
     [
         ("align", "0-9", "train.align:1: 0-9 names target word 9, but the sentence has"),
-        ("align", "7-0", "train.align:1: 7-0 names source word 7, but the sentence has"),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
-        ("align", "0-0-0", "train.align:1: expected pairs of words as 0-0 1-2, found '0-0-0'"),
-        ("weights", "-1", "train.weights:1: expected a weight from 0 to 4000, found '-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
-        ("weights", "4001", "train.weights:1: expected a weight from 0 to 4000, found '4001'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),
     ],
 )
@@ -283,18 +280,7 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
         assert all((batch.alignment is not None) == are_aligned for batch in batches)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("data.noise={typos: 0.1}",), "cannot be combined with data.alignment"),
-        (("data.weights=src",), "weights: 'src' is also the suffix of other files"),
-        (("data.weights=align",), "weights: 'align' is also the suffix of other files"),
-        (
-            ("parallel.pipeline=2", "model.encoder.layers=2", "model.decoder.layers=2"),
-            "cannot be combined with data.alignment",
-        ),
-    ],
-)
-def test_recipes_that_do_not_fit(make_recipe: MakeRecipe, overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make_recipe(*overrides)
+@pytest.mark.parametrize("suffix", ["src", "align"])
+def test_a_suffix_of_two_kinds_of_files_is_refused(make_recipe: MakeRecipe, suffix: str) -> None:
+    with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
+        make_recipe(f"data.weights={suffix}")

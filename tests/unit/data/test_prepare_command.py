@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,29 +106,11 @@ def break_text(corpus: Path, fault: str) -> list[str]:
     if fault == "missing":
         german.unlink()
         return ["text train not found", str(corpus), "train.en exists but train.de(.gz) does not"]
-    if fault == "line counts":
-        german.write_bytes(german.read_bytes() + b"mehr\n")
-        return [f"{english} has 200 lines but {german} has 201"]
-    if fault == "utf-8":
-        english.write_bytes(english.read_bytes().replace(b"\n", b"\n\xff", 4).replace(b"\xff", b"", 3))
-        return [f"{english}:5: not valid UTF-8"]
-    if fault == "empty file":
-        english.write_bytes(b"")
-        return [f"{english}: the file is empty"]
-    if fault == "empty side":
-        german.write_bytes(b"\n" + german.read_bytes().split(b"\n", 1)[1])
-        return [f"{german}:1: the target side of this training pair is empty", "data.empty_lines"]
-    if fault == "NUL":
-        german.write_bytes(german.read_bytes().replace(b" ", b"\0", 1))
-        return [f"{german}:", "NUL byte"]
-    german.unlink()
-    (corpus / "train.de.gz").write_bytes(gzip.compress(b"text\n" * 200)[:-12])
-    return [f"{german}.gz: corrupt gzip file"]
+    english.write_bytes(english.read_bytes().replace(b"\n", b"\n\xff", 4).replace(b"\xff", b"", 3))
+    return [f"{english}:5: not valid UTF-8"]
 
 
-@pytest.mark.parametrize(
-    "fault", ["missing", "line counts", "utf-8", "empty file", "empty side", "NUL", "corrupt gzip"]
-)
+@pytest.mark.parametrize("fault", ["missing", "utf-8"])
 def test_bad_text_gets_one_clear_line(econmt: Command, corpus: Path, fault: str) -> None:
     expected = break_text(corpus, fault)
     code, out, err = econmt()
@@ -139,23 +120,3 @@ def test_bad_text_gets_one_clear_line(econmt: Command, corpus: Path, fault: str)
     for text in expected:
         assert text in err
     assert not Path("model/prepared").exists()
-
-
-def test_only_long_lines(econmt: Command) -> None:
-    code, _, err = econmt("data.max_length=1")
-    assert code == 2
-    assert "no training pair is left of 200" in err
-    assert "raise data.max_length" in err
-
-
-def test_place_that_cannot_be_written(econmt: Command) -> None:
-    Path("taken").write_text("a file")
-    code, _, err = econmt("--output", "taken/store")
-    assert code == 2
-    assert err.startswith("econmt: error: taken/store: ")
-    assert err.count("\n") == 1
-
-
-def test_data_dir_that_is_not_there(econmt: Command) -> None:
-    code, _, err = econmt("--data-dir", "nowhere")
-    assert (code, err) == (2, "econmt: error: --data-dir nowhere: no such folder\n")

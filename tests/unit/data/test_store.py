@@ -6,7 +6,6 @@ import errno
 import gzip
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,13 +134,9 @@ class TestReuse:
 
         return again
 
-    def test_nothing_changed(self, made: Callable[..., str]) -> None:
+    def test_what_changes_no_store(self, made: Callable[..., str], corpus: Path) -> None:
         assert made() == ""
-
-    def test_dropout_is_no_part_of_the_store(self, made: Callable[..., str]) -> None:
         assert made(subwords={"type": "bpe", "size": 60, "dropout": 0.1}) == ""
-
-    def test_touched_but_equal_text(self, made: Callable[..., str], corpus: Path) -> None:
         os.utime(corpus / "train.en", (1, 1))
         assert made() == ""
 
@@ -171,17 +166,6 @@ class TestReuse:
     def test_changed_recipe(self, made: Callable[..., str], change: dict[str, object], said: str) -> None:
         assert said in made(**change)
 
-    @pytest.mark.parametrize(("most", "said"), [(None, ""), (3, "data.filters changed from")])
-    def test_a_key_that_an_older_store_lacks_had_its_default(
-        self, made: Callable[..., str], most: int | None, said: str
-    ) -> None:
-        file = Path("store") / "meta.json"
-        meta = json.loads(file.read_text(encoding="utf-8"))
-        del meta["data"]["filters"]["max_repeats"]
-        file.write_text(json.dumps(meta), encoding="utf-8")
-        answer = made(filters={"max_repeats": most})
-        assert said in answer if said else answer == ""
-
     def test_another_folder_gets_the_store_that_changed_text_needs(
         self, run: Callable[..., PreparedData], corpus: Path, make_recipe: MakeRecipe
     ) -> None:
@@ -199,6 +183,7 @@ class TestReuse:
         assert "bytes instead of" in made()
         assert made() == ""
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("name", ["train.tokens", "train.index", "train.lines", "valid.target.txt"])
     @pytest.mark.parametrize("hidden", [False, True])
     def test_other_content_of_the_same_size(self, made: Callable[..., str], name: str, hidden: bool) -> None:
@@ -210,17 +195,6 @@ class TestReuse:
         assert f"again: {Path.cwd() / file}: has changed since it was written" in made()
         assert file.read_bytes() == before
         assert made() == ""
-
-    def test_a_copy_is_as_good(
-        self, run: Callable[..., PreparedData], capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        run()
-        shutil.copytree("store", "copy", copy_function=shutil.copyfile)
-        shutil.rmtree("store")
-        Path("copy").rename("store")
-        made = Path("store").stat().st_ino
-        run()
-        assert Path("store").stat().st_ino == made
 
     def test_text_of_the_same_size_and_time(self, made: Callable[..., str], corpus: Path) -> None:
         file = corpus / "train.de"
@@ -248,24 +222,14 @@ class TestReuse:
         prepare(make_recipe(), Path.cwd() / "store", [corpus], show_progress=False, verify=True)
         assert file.read_bytes() == before
 
-    @pytest.mark.parametrize(("given", "said"), [(100, ""), (50, "data.max_length changed from None to 50")])
-    def test_a_key_that_the_store_lacks_had_its_default(
-        self, made: Callable[..., str], given: int, said: str
-    ) -> None:
+    def test_a_key_that_either_lacks_had_its_default(self, made: Callable[..., str]) -> None:
         file = Path("store") / "meta.json"
         meta = json.loads(file.read_text(encoding="utf-8"))
         del meta["data"]["max_length"]
-        file.write_text(json.dumps(meta), encoding="utf-8")
-        output = made(max_length=given)
-        assert said in output
-        assert bool(output) == bool(said)
-
-    def test_a_key_of_a_former_option_had_its_default(self, made: Callable[..., str]) -> None:
-        file = Path("store") / "meta.json"
-        meta = json.loads(file.read_text(encoding="utf-8"))
         meta["data"]["subwords"]["copies"] = 0
         file.write_text(json.dumps(meta), encoding="utf-8")
         assert made() == ""
+        assert "data.max_length changed from None to 50" in made(max_length=50)
 
     def test_files_of_others_in_the_store_stay(self, run: Callable[..., PreparedData]) -> None:
         run()
@@ -284,15 +248,12 @@ class TestReuse:
             open_prepared(Path("store"))
         assert "vocabulary files do not belong" in made()
 
-    def test_text_is_gone(self, made: Callable[..., str], corpus: Path) -> None:
-        (corpus / "valid.de").unlink()
-        assert "its text was not found, so it was not checked for changes" in made()
-
     def test_text_is_gone_and_the_recipe_has_changed(
         self, run: Callable[..., PreparedData], corpus: Path
     ) -> None:
         run()
         (corpus / "valid.de").unlink()
+        run()
         with pytest.raises(InputError, match="text valid not found") as caught:
             run(max_length=50)
         assert caught.value.lines[1].endswith(
@@ -343,11 +304,6 @@ class TestRefused:
         with pytest.raises(InputError, match="store: "):
             run()
 
-    def test_a_file_above_in_the_way(self, corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
-        (tmp_path / "file").write_text("x")
-        with pytest.raises(InputError, match=r"file/store: "):
-            prepare(make_recipe(), tmp_path / "file" / "store", [corpus], show_progress=False)
-
     def test_nothing_to_open(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no prepared data here; run econmt prepare"):
             open_prepared(tmp_path)
@@ -381,25 +337,6 @@ class TestFailureInTheMiddle:
             run()
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
-    def test_no_permission(self, run: Callable[..., PreparedData], monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(self: Path, *_: object, **__: object) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-
-        monkeypatch.setattr(Path, "mkdir", refuse)
-        with pytest.raises(InputError, match=r"no permission to write .*; choose another folder"):
-            run()
-
-    def test_what_a_killed_run_left_is_removed(
-        self, run: Callable[..., PreparedData], tmp_path: Path
-    ) -> None:
-        dead = tmp_path / ".store.999999999.partial"
-        alive = tmp_path / f".store.{os.getppid()}.partial"
-        other = tmp_path / ".store.notes.partial"
-        for folder in (dead, alive, other):
-            folder.mkdir()
-        run()
-        assert [folder.is_dir() for folder in (dead, alive, other)] == [False, True, True]
-
 
 def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
     stores = [tmp_path / name for name in ("one", "two")]
@@ -424,7 +361,7 @@ def test_place_of_the_store(make_recipe: MakeRecipe) -> None:
 
 
 def test_quantiles() -> None:
-    assert length_quantiles(np.arange(101)) == [0, 25, 50, 75, 95, 99, 100]
+    assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]
 
 
 def test_pairs_that_are_left_out_are_counted_with_the_reason() -> None:

@@ -135,7 +135,7 @@ def alphabet_vocabulary() -> Vocabularies:
         )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.text(st.sampled_from(ALPHABET), max_size=40))
 def test_any_text_of_known_characters_comes_back(text: str) -> None:
     vocabulary = alphabet_vocabulary().source
@@ -150,12 +150,6 @@ def test_same_text_same_file(tmp_path: Path, kind: str) -> None:
         tmp_path / "b" / "subwords.model"
     ).read_bytes()
     assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
-
-
-def test_other_settings_other_fingerprint(tmp_path: Path) -> None:
-    learn(tmp_path / "a", type="bpe", size=100)
-    learn(tmp_path / "b", type="bpe", size=110)
-    assert fingerprint(tmp_path / "a") != fingerprint(tmp_path / "b")
 
 
 def test_separate_models(tmp_path: Path) -> None:
@@ -291,6 +285,7 @@ class TestLoadingWhatIsBroken:
             load_vocabularies(tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tab", [" ", "\t"])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("joint", [True, False])
@@ -367,12 +362,3 @@ class TestSampling:
         monkeypatch.setattr("econmt.data.text.subwords.SAMPLE_PAIRS", 30)
         vocabularies = learn(tmp_path, type="bpe", size=120)
         assert vocabularies.source.size > 60
-
-
-def test_frequency_ties_do_not_depend_on_the_order_of_lines(tmp_path: Path) -> None:
-    def build(pairs: list[tuple[str, str]], name: str) -> bytes:
-        train_vocabularies(data(type="words"), lambda: iter(pairs), tmp_path / name)
-        return (tmp_path / name / "vocab.source.txt").read_bytes()
-
-    pairs = [("b", "x"), ("a", "y"), ("c", "z")]
-    assert build(pairs, "one") == build(pairs[::-1], "two")

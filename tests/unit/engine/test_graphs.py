@@ -32,7 +32,7 @@ from econmt_ops.dispatch.capture import first_error
 from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
-from tests.unit.training.tiny import Run, snapshot, write_text
+from tests.unit.training.tiny import Run, write_text
 
 VOCABULARY = 80
 MODEL = (
@@ -128,25 +128,6 @@ def assert_close(found: Outcome, wanted: Outcome) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("clipping", ["norm", "value"])
-@pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("how", [TRITON, RECOMPUTE], ids=["triton", "recompute"])
-def test_a_captured_run_has_the_bits_of_one_that_is_not(
-    how: Implementations, precision: Precision, clipping: str
-) -> None:
-    eager = make_step(CLIPPING[clipping], how=how, precision=precision)
-    step = make_step(CLIPPING[clipping], how=how, precision=precision)
-    notes: list[str] = []
-    graphed = GraphedStep(step, note=notes.append)
-    updates = [[batch] for batch in some_batches(eager.task, 6)]  # type: ignore[arg-type]
-    wanted = train(eager, eager, updates)
-    assert_same(train(step, graphed, updates), wanted)
-    assert (notes, graphed.captured) == ([], len(SHAPES))
-    assert len(set(map(float, wanted.losses))) == 6
-    assert torch.equal(step.random_state(), eager.random_state())
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("clipping", ["norm", "value"])
 def test_kernels_that_were_compiled_ahead_compute_the_same_bits(clipping: str) -> None:
     eager, step = (make_step(CLIPPING[clipping], precision=ROUNDED) for _ in range(2))
     graphed = GraphedStep(step, note=pytest.fail)
@@ -154,30 +135,6 @@ def test_kernels_that_were_compiled_ahead_compute_the_same_bits(clipping: str) -
     graphed.warm_up((batch, step.implementations) for (batch,) in updates[: len(SHAPES)])
     assert_same(train(step, graphed, updates), train(eager, eager, updates))
     assert torch.equal(step.random_state(), eager.random_state())
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
-def test_updates_of_several_batches_have_the_same_bits(precision: Precision) -> None:
-    eager, step = (make_step(CLIPPING["norm"], precision=precision) for _ in range(2))
-    eager.prepare(gradients=True)
-    eager.keeps_gradients = True
-    graphed = GraphedStep(step, several=True)
-    batches = some_batches(eager.task, 6)  # type: ignore[arg-type]
-    updates = [batches[:2], batches[2:4], batches[4:], [batches[0], batches[0]], batches[1:4], batches[:1]]
-    assert_same(train(step, graphed, updates), train(eager, eager, updates))
-    assert graphed.captured == len(SHAPES) + 1
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("how", [TRITON, RECOMPUTE], ids=["triton", "recompute"])
-def test_a_batch_of_fewer_rows_is_filled_up(how: Implementations) -> None:
-    eager, step = (make_step(CLIPPING["norm"], "model.dropout=0.0", how=how) for _ in range(2))
-    graphed = GraphedStep(step)
-    whole, *_ = some_batches(eager.task)  # type: ignore[arg-type]
-    updates = [[whole], [whole.first(5)], [whole.first(1)], [whole]]
-    assert_close(train(step, graphed, updates), train(eager, eager, updates))
-    assert graphed.captured == 1
 
 
 @pytest.mark.cuda
@@ -239,19 +196,6 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
     text, home = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("runs")
     write_text(text, {"train": 30, "valid": 6, "test": 4})
     return lambda *overrides, name="run": Run(text, home / name, overrides)
-
-
-@pytest.mark.cuda
-@pytest.mark.alone
-@pytest.mark.parametrize("interval", [1, 2])
-def test_a_run_in_parts_leaves_what_a_whole_one_leaves(make_run: MakeRun, interval: int) -> None:
-    changes = (*GPU, f"training.update_interval={interval}")
-    whole, parts = make_run(*changes, name="whole"), make_run(*changes, name="parts")
-    whole.train()
-    make_run(*changes, "training.max_updates=4", name="parts").train()
-    parts.train()
-    assert snapshot(parts.folder) == snapshot(whole.folder)
-    assert "no CUDA graph" not in whole.said()
 
 
 @pytest.mark.cuda
@@ -324,6 +268,25 @@ def bag_step(task: type[TranslationTask] = BagTask, *overrides: str) -> Training
     return TrainingStep(made, made.build_model().train(), implementations=Implementations())
 
 
+def bags(count: int = len(SHAPES)) -> list[Batch]:
+    return some_batches(bag_step().task, count)  # type: ignore[arg-type]
+
+
+def count_warm_ups(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[GraphedStep, Any], object] = lambda *_: None
+) -> list[int]:
+    """Returns the source positions of the shapes that are run before their capture; ``before`` may fail."""
+    runs, warm_up = list[int](), GraphedStep._warm_up
+
+    def counted(graphed: GraphedStep, inputs: Any, *rest: Any) -> None:
+        runs.append(inputs.batch.source.shape[1])
+        before(graphed, inputs)
+        warm_up(graphed, inputs, *rest)
+
+    monkeypatch.setattr(GraphedStep, "_warm_up", counted)
+    return runs
+
+
 @pytest.fixture
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
@@ -345,7 +308,7 @@ def replays(graphed: GraphedStep) -> list[int]:
 @pytest.mark.parametrize("several", [False, True])
 def test_a_replay_reads_the_batch_that_it_is_given(several: bool) -> None:
     eager, step = bag_step(), bag_step()
-    one, other = (some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 4)[n] for n in (0, 3))
+    one, other = (bags(4)[n] for n in (0, 3))
     graphed = GraphedStep(step, several=several)
     updates = [[one, other], [other, one]] if several else [[one], [other]]
     assert_same(train(step, graphed, updates), train(eager, eager, updates))
@@ -356,7 +319,7 @@ def test_a_replay_reads_the_batch_that_it_is_given(several: bool) -> None:
 @fake
 def test_rows_that_are_missing_change_nothing() -> None:
     eager, step = bag_step(), bag_step()
-    whole, *_ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    whole, *_ = bags()
     graphed = GraphedStep(step)
     graphed.capture(whole)
     updates = [[whole.first(3)], [whole.first(1)]]
@@ -367,7 +330,7 @@ def test_rows_that_are_missing_change_nothing() -> None:
 @fake
 def test_the_order_of_batches_makes_no_difference_where_their_rows_are_known() -> None:
     step = bag_step()
-    whole, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    whole, *_ = bags()
     graphed = GraphedStep(step, most_rows=lambda batch: {7: 8, 5: 2}[batch.source.shape[1]])
     for batch in (whole.first(2), whole, whole.first(5)):
         graphed([batch])
@@ -378,7 +341,7 @@ def test_the_order_of_batches_makes_no_difference_where_their_rows_are_known() -
 @fake
 def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
     step = bag_step()
-    batches = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    batches = bags()
     graphed = GraphedStep(step)
     for batch in (*batches, batches[0].first(2), batches[1]):
         graphed([batch])
@@ -398,7 +361,7 @@ def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
 @fake
 def test_what_is_released_includes_the_gradients_to_which_batches_add() -> None:
     step, never = bag_step(), bag_step()
-    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    one, other = bags(2)
     graphed, always = GraphedStep(step, several=True), GraphedStep(never, several=True)
     updates = [[one, other], [other, one]]
     train(step, graphed, updates)
@@ -412,7 +375,7 @@ def test_what_is_released_includes_the_gradients_to_which_batches_add() -> None:
 @fake
 def test_a_step_that_accumulates_from_now_on_has_graphs_of_several_batches() -> None:
     always, step = bag_step(), bag_step()
-    one, other = (some_batches(BagTask(always.task.recipe, VOCABULARY, VOCABULARY), 4)[n] for n in (0, 3))
+    one, other = (bags(4)[n] for n in (0, 3))
     graphed = GraphedStep(step)
     graphed.capture(one)
     held = [each.graph for found in graphed._graphs.values() for each in found]
@@ -440,7 +403,7 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
     eager, step = bag_step(AsksTask), bag_step(AsksTask)
     notes: list[str] = []
     graphed = GraphedStep(step, several=several, note=notes.append)
-    first, five, _ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    first, five, _ = bags()
     updates = [[first, five], [five, first]] if several else [[five], [five]]
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
     assert notes == [
@@ -453,7 +416,7 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
 def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None:
     eager, step = bag_step(AsksTask), bag_step(AsksTask)
     graphed = GraphedStep(step, several=True)
-    first, five, _ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    first, five, _ = bags()
     updates = [[first, five], [first, first]]
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
     assert replays(graphed) == [2]
@@ -462,7 +425,7 @@ def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None
 @fake
 def test_batches_that_are_split_later_take_no_memory_for_graphs() -> None:
     eager, step = bag_step(), bag_step()
-    batches = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 2)
+    batches = bags(2)
     graphed = GraphedStep(step)
     assert_same(train(step, graphed, [batches, batches]), train(eager, eager, [batches, batches]))
     assert graphed.captured == 0
@@ -472,7 +435,7 @@ def test_batches_that_are_split_later_take_no_memory_for_graphs() -> None:
 def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> None:
     eager, step = bag_step(), bag_step()
     graphed = GraphedStep(step, several=True)
-    updates = [some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 2)]
+    updates = [bags(2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingStep, "finish_and_update", full_memory)
         with pytest.raises(RuntimeError) as caught:
@@ -486,7 +449,7 @@ def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> N
 @fake
 def test_a_capture_that_fails_has_updated_nothing() -> None:
     step = bag_step(BagTask, "training.optimizer_in_backward=always")
-    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    batch, *_ = bags()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedOptimizer, "clip_and_step_parts", full_memory)
         with pytest.raises(torch.cuda.OutOfMemoryError):
@@ -498,7 +461,7 @@ def test_a_capture_that_fails_has_updated_nothing() -> None:
 def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
     step = bag_step()
     graphed = GraphedStep(step, several=True)
-    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    batch, *_ = bags()
     before = [torch.ones_like(part) for part in step.model.parameters()]
     for part, gradient in zip(step.model.parameters(), before, strict=True):
         part.grad = gradient
@@ -515,7 +478,7 @@ def test_a_warm_up_of_several_batches_takes_no_second_set_of_gradients(
 ) -> None:
     step = bag_step()
     graphed = GraphedStep(step, several=True)
-    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    batch, *_ = bags()
     kept = [parameter.grad for parameter in step.parameters]
     reached: list[bool] = []
     accumulate = TrainingStep.accumulate
@@ -632,16 +595,14 @@ def test_a_largest_batch_that_does_not_fit_its_plan_is_divided_until_it_does(mak
 @fake
 def test_shapes_that_are_too_large_are_returned_and_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     step = bag_step()
-    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
-    graphed, warm_up, runs = GraphedStep(step, note=pytest.fail), GraphedStep._warm_up, list[int]()
+    one, other, third = bags(3)
+    graphed = GraphedStep(step, note=pytest.fail)
 
-    def small(graphed: GraphedStep, inputs: Any, *rest: Any) -> None:
-        runs.append(inputs.batch.source.shape[1])
-        if runs[-1] == 5 and not graphed.captured:
+    def small(graphed: GraphedStep, inputs: Any) -> None:
+        if inputs.batch.source.shape[1] == 5 and not graphed.captured:
             full_memory()
-        warm_up(graphed, inputs, *rest)
 
-    monkeypatch.setattr(GraphedStep, "_warm_up", small)
+    runs = count_warm_ups(monkeypatch, small)
     given = [(each, step.implementations) for each in (one, one, other, third)]
     assert graphed.warm_up(given) == [other]
     assert runs == [7, 5, 12, 12], "a shape that comes twice is run once; the last one again, with launches"
@@ -658,15 +619,8 @@ def test_shapes_that_are_too_large_are_returned_and_not_prepared(monkeypatch: py
 @fake
 def test_shapes_that_were_warmed_up_are_captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     eager, step = bag_step(), bag_step()
-    one, other, third = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 3)
-    graphed, runs = GraphedStep(step, note=pytest.fail), list[int]()
-    warm_up = GraphedStep._warm_up
-
-    def counted(graphed: GraphedStep, *rest: Any) -> None:
-        runs.append(1)
-        warm_up(graphed, *rest)
-
-    monkeypatch.setattr(GraphedStep, "_warm_up", counted)
+    one, other, third = bags(3)
+    graphed, runs = GraphedStep(step, note=pytest.fail), count_warm_ups(monkeypatch)
     graphed.warm_up((each, step.implementations) for each in (one, other))
     assert (len(runs), graphed.captured) == (3, 0)
     updates = [[one], [other], [third]]
@@ -680,17 +634,12 @@ def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
     monkeypatch: pytest.MonkeyPatch, failed: bool
 ) -> None:
     step = bag_step()
-    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
-    graphed, warm_up, runs = GraphedStep(step, note=pytest.fail), GraphedStep._warm_up, list[int]()
-
-    def counted(graphed: GraphedStep, *rest: Any) -> None:
-        runs.append(1)
-        warm_up(graphed, *rest)
+    one, other = bags(2)
+    graphed, runs = GraphedStep(step, note=pytest.fail), count_warm_ups(monkeypatch)
 
     def compiling_only(_: torch.device) -> nullcontext[SimpleNamespace]:
         return nullcontext(SimpleNamespace(failed=failed))
 
-    monkeypatch.setattr(GraphedStep, "_warm_up", counted)
     monkeypatch.setattr(graphs.kernels, "runs_on", lambda _: True)
     module = SimpleNamespace(compiling_only=compiling_only)
     monkeypatch.setattr(graphs, "importlib", SimpleNamespace(import_module=lambda _: module))
@@ -704,7 +653,7 @@ def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
 def test_too_little_memory_is_no_reason_to_go_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     step = bag_step()
     graphed = GraphedStep(step, note=pytest.fail)
-    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    batch, *_ = bags()
     calls: list[int] = []
     loss = BagTask.loss
 
@@ -724,31 +673,30 @@ def test_graphs_make_room_for_the_first_run_of_another_shape(
     monkeypatch: pytest.MonkeyPatch, several: bool
 ) -> None:
     eager, step = bag_step(), bag_step()
-    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    one, other, third = bags(3)
     updates = [[one, other, third]] if several else [[one], [other], [one]]
     graphed = GraphedStep(step, several=several, note=pytest.fail)
-    warm_up, runs = GraphedStep._warm_up, list[int]()
 
-    def beside_no_graph(graphed: GraphedStep, *rest: Any) -> None:
+    def beside_no_graph(graphed: GraphedStep, _: Any) -> None:
         if any(graphed._graphs.values()):
             full_memory()
-        runs.append(1)
-        warm_up(graphed, *rest)
+        done.append(1)
 
-    monkeypatch.setattr(GraphedStep, "_warm_up", beside_no_graph)
+    done: list[int] = []
+    count_warm_ups(monkeypatch, beside_no_graph)
     found, wanted = train(step, graphed, updates), train(eager, eager, updates)
     if several:
         assert_close(found, wanted)
     else:
         assert_same(found, wanted)
-    assert len(runs) == (3 if several else 2)
+    assert len(done) == (3 if several else 2)
     assert graphed.captured == (4 if several else 2)
 
 
 @fake
 def test_a_shape_makes_room_once_after_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
     step = bag_step()
-    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    one, other = bags(2)
     graphed = GraphedStep(step, note=pytest.fail)
     capture_one = GraphedStep._capture
 
@@ -769,7 +717,7 @@ def test_a_shape_makes_room_once_after_each_release(monkeypatch: pytest.MonkeyPa
 @fake
 def test_ranks_run_a_shape_alike_that_one_of_them_cannot_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     eager, step = bag_step(), bag_step()
-    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    one, other = bags(2)
     notes, calls = list[str](), list[tuple[int, ...]]()
     graphed = GraphedStep(step, several=True, note=notes.append)
 
@@ -799,7 +747,7 @@ def test_ranks_have_the_same_graphs_after_one_of_them_lacked_memory(
 ) -> None:
     """Otherwise only one of them would capture the smaller parts, and wait for the other one."""
     eager, step = bag_step(), bag_step()
-    one, other, third = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 3)
+    one, other, third = bags(3)
     monkeypatch.setattr(step.communicator, "size", 2)
     graphed = GraphedStep(step, several=True, note=pytest.fail)
     graphed([one])
@@ -832,7 +780,7 @@ def another_lacks_memory() -> None:
 @fake
 def test_several_ranks_release_no_graph_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     step = bag_step()
-    one, other = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY), 2)
+    one, other = bags(2)
     graphed = GraphedStep(step)
     graphed([one])
     monkeypatch.setattr(step.communicator, "size", 2)

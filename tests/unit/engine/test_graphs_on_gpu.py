@@ -161,14 +161,6 @@ def test_the_graph_of_a_shape_is_the_same_whatever_came_before() -> None:
         torch.testing.assert_close(found[0][name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_an_update_of_several_batches_that_was_not_foreseen_is_launched() -> None:
-    step, eager = make_step(), make_step()
-    batches = some_batches(step)
-    graphed = GraphedStep(step)
-    found = [float(graphed(some).loss) for some in (batches[:1], batches, batches[:1])]
-    assert found == [float(eager(some).loss) for some in (batches[:1], batches, batches[:1])]
-
-
 def test_a_step_launched_between_replays_changes_no_later_one() -> None:
     """Validation, and a shape that could not be captured, run between replays."""
     found = []

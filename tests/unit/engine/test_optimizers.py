@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -29,27 +26,6 @@ def run(config: Optimizer, start: float = 1.5, rates: list[float] | None = None)
         parameter.grad = torch.tensor([gradient])
         optimizer.step()
     return parameter.item()
-
-
-def adam_by_hand(decay: float, decoupled: bool, rate: float = 0.1) -> float:
-    value, first, second = 1.5, 0.0, 0.0
-    for step, gradient in enumerate(GRADIENTS, 1):
-        if decoupled:
-            value -= rate * decay * value
-        else:
-            gradient += decay * value
-        first = 0.8 * first + 0.2 * gradient
-        second = 0.95 * second + 0.05 * gradient * gradient
-        value -= rate * (first / (1 - 0.8**step)) / (math.sqrt(second / (1 - 0.95**step)) + 1e-6)
-    return value
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_adam_is_the_formula_of_the_paper(name: str, decay: float) -> None:
-    keys = {"name": name, "learning_rate": 0.1, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": decay}
-    expected = adam_by_hand(decay, name == "adamw")
-    assert run(Optimizer.model_validate(keys)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -99,33 +75,6 @@ def test_steps_are_those_of_torch(keys: dict[str, object]) -> None:
     for mine, yours in zip(our_state, their_state, strict=True):
         assert mine.keys() == yours.keys()
         assert all(torch.equal(mine[name], yours[name]) for name in mine)
-
-
-@pytest.mark.thorough
-def test_training_does_not_import_the_compiler() -> None:
-    """It takes 70 MB and two seconds, and torch.optim imports it when an optimizer is made."""
-    program = """
-import sys, torch
-from econmt.config.recipe import OptimizerSection as Optimizer
-from econmt.engine.optimizers import make_optimizer
-parameter = torch.nn.Parameter(torch.ones(2))
-optimizer = make_optimizer({"a": parameter}, Optimizer(name="adam", learning_rate=0.1))
-parameter.sum().backward()
-optimizer.step()
-optimizer.zero_grad()
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-def test_sgd_with_momentum() -> None:
-    value, velocity = 1.5, 0.0
-    for gradient in GRADIENTS:
-        velocity = 0.9 * velocity + gradient
-        value -= 0.1 * velocity
-    config = Optimizer(name="sgd", learning_rate=0.1, momentum=0.9)
-    assert run(config) == pytest.approx(value, rel=1e-5)
 
 
 def test_the_rate_of_each_update_can_be_set() -> None:

@@ -10,7 +10,6 @@ from econmt.data.batching.batches import Batch
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.errors import InputError
 from econmt.estimate.measurement import measure_step
 from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
@@ -225,17 +224,6 @@ def test_a_watcher_is_told_of_every_phase() -> None:
     assert seen == [*2 * [("forward", False), ("backward", True)], ("optimizer", False)]
 
 
-def test_bfloat16_rounds_products_and_keeps_float32_parameters() -> None:
-    task = make_task("model.dropout=0.0")
-    exact, rounded = make_step(task), make_step(task, Precision(torch.bfloat16))
-    (batch, *_) = some_batches(task)
-    one, other = (step([batch]) for step in (exact, rounded))
-    assert other.loss.dtype == torch.float32
-    assert float(other.loss) == pytest.approx(float(one.loss), rel=0.02)
-    assert float(other.loss) != float(one.loss)
-    assert {part.dtype for part in rounded.model.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])
 def test_what_is_measured_is_what_is_trained(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     """The ledger's step leaves the bits that a trainer's leaves: gradients, clipping and rows of few words included."""
@@ -290,17 +278,3 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
         runs.append(([(float(one.loss), float(one.norm)) for one in results], step.model))
     assert runs[0][0] == runs[1][0]
     assert_same_bits(*(parameters(model) for _, model in runs))
-
-
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        (CLIPPED, "gradient_clipping.type: norm"),
-        ("training.update_interval=2", "update_interval: 2"),
-        ("training.precision=float16", "precision: float16"),
-    ],
-)
-def test_updates_in_the_backward_pass_are_refused_where_they_cannot_be_exact(key: str, words: str) -> None:
-    value = "training.gradient_clipping={type: value, threshold: 1.0}"
-    with pytest.raises(InputError, match=f"always cannot be combined with training.{words}"):
-        tiny_recipe(value, key, "training.optimizer_in_backward=always")

@@ -189,14 +189,6 @@ def test_changes_nothing_outside() -> None:
     assert torch.ones(2).sum() == 2.0
 
 
-@pytest.mark.slow
-def test_large_models_take_no_memory() -> None:
-    recipe = load_recipe("iwslt", ["model.encoder.size=16384", "model.decoder.size=16384"])
-    ledger = estimate_step(TranslationTask(recipe, 10**6, 10**6), (256, 2, 1))
-    assert ledger.category("weights") > 10 * 2**30
-    assert ledger.peak > 100 * 2**30
-
-
 def test_implementations_replace_those_of_the_recipe() -> None:
     shape = (16, 8, 2)
     plain = estimate_step(TranslationTask(small("quickstart", *REFERENCE), VOCABULARY, VOCABULARY), shape)

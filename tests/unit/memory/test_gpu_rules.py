@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from econmt import memory
 from econmt_memory.estimate.fake import ON_GPU, fake_tensors
-from econmt_memory.estimate.gpu_convolutions import convolution, convolution_backward
+from econmt_memory.estimate.gpu_convolutions import _FEW, convolution, convolution_backward
 from econmt_memory.estimate.gpu_dispatch import attention_backend
 from econmt_memory.estimate.gpu_reductions import reduction_buffers
 from econmt_memory.measure.tracker import Tracker
@@ -209,6 +209,9 @@ def test_convolutions_copy_tensors_with_the_channels_last() -> None:
     assert convolution(inputs, weight, None, *settings) == 2 * image + kernel
     backward = convolution_backward(inputs, inputs, weight, None, *settings, [True, True, False])
     assert backward == 2 * image + kernel + 3 * kernel  # three partial sums
+    few, thin = torch.empty(32, _FEW, 16, 16, device="meta"), torch.empty(_FEW, 256, 3, 3, device="meta")
+    backward = convolution_backward(few, inputs, thin, None, *settings, [True, True, False])
+    assert backward == round(2.28 * image)
     last = [each.to(memory_format=torch.channels_last) for each in (inputs, weight)]
     assert convolution(*last, None, *settings) == 0
 

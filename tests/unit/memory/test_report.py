@@ -15,7 +15,6 @@ from econmt.estimate.report.report import (
     faster,
     fit_table,
     format_rate,
-    heading,
     layers_table,
     less,
     print_report,
@@ -226,24 +225,6 @@ def test_no_line_is_longer_than_the_console(width: int) -> None:
         with console.capture() as capture:
             print_report(report, console)
         assert max(map(len, capture.get().splitlines())) <= width
-
-
-def test_everything_is_printed() -> None:
-    console = Console(width=160)
-    one = make_report(make_profile("as in the recipe", 1))
-    with console.capture() as capture:
-        print_report(one, console)
-    text = capture.get()
-    for expected in ("sample: 4 x 30 x 20", "1,234 and 56", "Shape: as it came.", "fingers", "8,000 target"):
-        assert expected in text
-    several = make_report(make_profile("reference", 4), make_profile("all", 1))
-    with console.capture() as capture:
-        print_report(several, console)
-    text = capture.get()
-    assert "3.18x less" in text
-    assert "67 %" in text
-    assert "float32" in heading(one)[0]
-    assert "float32" not in heading(several)[0]
 
 
 def test_data_is_json_and_adds_up() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from econmt.model import Implementations, TranslationModel
 from econmt.model.guided_alignment import TrainingGuides, alignment_losses
-from tests.unit.model.test_translation import PAD, make_batch, make_config, make_model
+from tests.unit.model.test_translation import make_batch, make_config, make_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "additive": {},
@@ -98,22 +98,3 @@ def test_attention_of_zero_has_a_finite_loss() -> None:
     assert attention.grad is not None
     assert attention.grad[0, 0, 1] == pytest.approx(-1e6, rel=1e-3)
     assert attention.grad[0, 1].tolist() == [0.0, 0.0]
-
-
-def test_it_moves_attention_to_the_links() -> None:
-    torch.manual_seed(2)
-    model = TranslationModel(make_config(), 13, 13)
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    source, lengths, target_input, target_output = make_batch()
-    for _ in range(60):
-        optimizer.zero_grad()
-        model.loss(
-            source, lengths, target_input, target_output, guides=TrainingGuides(links(), 1.0)
-        ).backward()
-        optimizer.step()
-    how = Implementations()
-    _, attention = model._decode(model.encode(source, lengths, how), target_input, how)
-    found = (attention * links()).sum(2)[links().sum(2) > 0]
-    assert found.min() > 0.5
-    assert found.mean() > 0.85
-    assert (target_output != PAD).sum() > len(found)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from econmt.config import recipe
 from econmt.config.recipe import load_recipe
@@ -23,7 +21,6 @@ from econmt.model import (
 )
 from econmt_ops import linear_cross_entropy
 
-RECOMPUTE = Implementations.everywhere("recompute")
 SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 7, 3], [8, 3, 0, 0, 0]]), torch.tensor([5, 2])
 TARGET = torch.tensor([[4, 9, 7, 3], [8, 3, 0, 0]])
 
@@ -133,25 +130,3 @@ def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
         reduction="sum",
     )
     assert smoothed.item() == pytest.approx(direct.item(), rel=1e-6)
-
-
-def loss_and_gradients(model: TranslationModel) -> tuple[float, dict[str, Tensor]]:
-    """With dropout, from the same seed."""
-    model.train()
-    torch.manual_seed(2)
-    loss = model.loss(SOURCE, LENGTHS, TARGET, TARGET)
-    torch.autograd.backward(loss)
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return loss.item(), gradients
-
-
-@pytest.mark.parametrize(
-    ("input_feeding", "type"), list(itertools.product((True, False), ("additive", "dot", "bilinear")))
-)
-def test_recomputing_changes_nothing(input_feeding: bool, type: str) -> None:
-    expected = loss_and_gradients(make_model(input_feeding=input_feeding, type=type))
-    found = loss_and_gradients(make_model(RECOMPUTE, input_feeding=input_feeding, type=type))
-    assert found[0] == pytest.approx(expected[0], rel=1e-6)
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-9, atol=1e-11)

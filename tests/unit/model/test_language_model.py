@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from econmt.config.recipe import LanguageModelSection
-from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
 from econmt_ops import LSTMWeights
 
@@ -32,36 +30,6 @@ def windows(count: int, rows: int = 3, tokens: int = 4) -> list[tuple[Tensor, Te
 def loss_of(model: LanguageModel, window: tuple[Tensor, Tensor], carries: int = 1) -> Tensor:
     rows = torch.arange(1, len(window[0]) + 1)
     return model.loss(*window, rows, torch.full_like(rows, carries))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["reference", "recompute"])
-@pytest.mark.parametrize("tying", ["none", "softmax"])
-def test_gradients_reach_every_parameter_through_dropped_weights(
-    name: str, tying: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropout = {
-        "embedding": 0.2,
-        "inputs": 0.2,
-        "layers": 0.2,
-        "output": 0.2,
-        "weights": 0.4,
-        "variational": True,
-    }
-    model = make(dropout=dropout, weight_tying=tying)
-    (window,) = windows(1)
-    monkeypatch.setattr("econmt.model.language_model.draw_seed", lambda **_: 7)
-    monkeypatch.setattr("econmt.model.layers.draw_seed", lambda **_: 8)
-    how = Implementations.everywhere(name)
-
-    def loss(*_: Tensor) -> Tensor:
-        hidden, _ = model(window[0], None, how)
-        logits = torch.nn.functional.linear(hidden, model.output.weight, model.output.bias)
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[1].flatten())
-
-    parameters = list(model.parameters())
-    assert torch.autograd.gradcheck(loss, parameters, atol=1e-6)
-    assert all(bool(gradient.any()) for gradient in torch.autograd.grad(loss(), parameters))
 
 
 def test_weight_drop_drops_recurrent_matrices_alone() -> None:

@@ -65,39 +65,6 @@ def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> No
         torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, marks=[pytest.mark.slow] if cell == "lnlstm" else []) for cell in (*OTHERS, "lstm")],
-)
-def test_it_learns_to_repeat_the_first_word_of_a_line(cell: str) -> None:
-    # A line is one of four words, three words of two others, and the first word again: ln 4 = 1.39 without memory.
-    model = make(cell, words=10, embedding=12, size=24, layers=1, initialization={"weights": "torch"}).float()
-    torch.manual_seed(4)
-
-    def lines(count: int) -> Tensor:
-        keys = torch.randint(4, 8, (ROWS, count, 1))
-        noise = torch.randint(8, 10, (ROWS, count, 3))
-        return torch.cat([keys, noise, keys], 2).flatten(1)
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(250):
-        optimizer.zero_grad()
-        (loss_of(model, lines(5), 0) / (ROWS * 24)).backward()
-        optimizer.step()
-    ids = lines(20)
-    # In windows of 2 tokens: the word to repeat is in a window before.
-    model.eval()
-    nats = torch.zeros(())
-    with torch.no_grad():
-        for first in range(0, 98, 2):
-            window, rows = ids[:, first : first + 3], torch.arange(1, ROWS + 1)
-            ends = (torch.arange(first + 1, first + 3) % 5 == 4).expand(ROWS, 2)
-            targets = torch.where(ends, window[:, 1:], 0)
-            nats += model.loss(window[:, :-1], targets, rows, torch.full_like(rows, int(first > 0)))
-    assert float(nats) / (ROWS * 19) < 0.2
-
-
 @pytest.mark.parametrize("cell", ["gru", "lnlstm", "lnglstm", "gilr_lstm"])
 def test_weight_drop_of_other_cells(cell: str) -> None:
     model = make(cell, dropout={"weights": 0.5})
@@ -111,14 +78,3 @@ def test_weight_drop_of_other_cells(cell: str) -> None:
         )
     ids = torch.randint(4, WORDS, (ROWS, 5))
     assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dropout": {"weights": 0.5}}, "cannot be combined with cell: qrnn"),
-    ],
-)
-def test_what_cells_without_recurrent_matrices_refuse(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make("qrnn", **changes)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from econmt.config import recipe
-from econmt.model import IncrementalModel, TranslationModel
+from econmt.model import TranslationModel
 from econmt.model.layers import Factors, LSTMLayer
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
@@ -55,20 +55,6 @@ def test_equals_the_model_with_the_factors_multiplied_out(options: dict[str, obj
         left, right = (dict(thin.named_parameters())[f"{name}.{part}"] for part in ("left", "right"))
         torch.testing.assert_close(found[f"{name}.left"], gradient @ right.t(), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found[f"{name}.right"], left.t() @ gradient, rtol=1e-9, atol=1e-12)
-
-
-@KINDS
-def test_steps_of_a_search_give_what_teacher_forcing_gives(options: dict[str, object]) -> None:
-    model = make_model(make_config(**options, **RANKS))
-    source, lengths, target_input, _ = make_batch()
-    with torch.no_grad():
-        hidden = model(source, lengths, target_input)
-        expected = torch.log_softmax(model.output(hidden), 2)
-        steps = IncrementalModel(model)
-        state = steps.encode(source, lengths)
-        for step, tokens in enumerate(target_input.unbind(1)):
-            found, _, state = steps.step(tokens, state)
-            torch.testing.assert_close(found, expected[:, step], rtol=1e-9, atol=1e-11)
 
 
 def test_parameters_have_the_names_and_shapes_of_factors() -> None:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from econmt.config.recipe import ParallelSection
-from econmt.engine.communicator import Communicator
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment
 
@@ -88,8 +87,3 @@ def _work(pipe: Connection) -> None:
             pipe.send((True, result))
         except BaseException:  # noqa: BLE001  the test is told
             pipe.send((False, traceback.format_exc()))
-
-
-def world_of(communicator: Communicator) -> tuple[int, int]:
-    """A job: who a rank is."""
-    return communicator.rank, communicator.size

@@ -106,22 +106,6 @@ def test_whatever_the_recipe(group: Group, text: Path, tmp_path: Path, overrides
     assert_like_one(train(group, 3, path, text, *short), alone)
 
 
-@pytest.mark.thorough
-def test_shares_of_moments_of_8_bits_are_saved_as_they_are(group: Group, text: Path, tmp_path: Path) -> None:
-    path = recipe_in(tmp_path, text)
-    given = ("training.optimizer.name=adam8bit", "model.decoder.size=40", "training.max_updates=2")
-    alone = train(group, 1, path, text, *given, name="alone")
-    shared = train(group, 2, path, text, *given, "parallel.shard_optimizer=true")
-    assert_like_one(shared, alone, 1e-4)
-    mine, other = (
-        read_tensors(each / "training_state/00002/optimizer.safetensors")[0] for each in (shared, alone)
-    )
-    assert {name: part.dtype for name, part in mine.items()} == {
-        name: part.dtype for name, part in other.items()
-    }
-    assert torch.int8 in {part.dtype for part in mine.values()}
-
-
 @pytest.mark.slow
 def test_a_rank_without_memory_makes_all_divide_the_batch(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from econmt.checkpoint.folder import ModelFolder
-from tests.conftest import PATIENCE, ROOT, econmt_environment
+from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.parallel.processes_of_run import (
     MARK,
     connections_to,
@@ -200,20 +200,3 @@ def test_a_rank_that_hangs_is_named_and_all_end(start: Callable[..., Run]) -> No
     assert line.startswith("econmt: error: rank 1 (")
     assert "does not answer, after update " in line
     assert not processes_of_run(run.mark)
-
-
-@pytest.mark.slow
-def test_no_process_of_a_benchmark_outlives_it() -> None:
-    mark = secrets.token_hex(8)
-    code = "import time; from scripts.bench.parallel_processes import together; together(time.sleep, 600, 2, 1, 600)"
-    process = subprocess.Popen([sys.executable, "-c", code], env=econmt_environment({MARK: mark}), cwd=ROOT)
-    try:
-        while sum(map(imports_torch, processes_of_run(mark))) < 3:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-        process.wait()
-        assert seconds_until_all_ended(mark, ENDED) < ENDED
-    finally:
-        for each in processes_of_run(mark):
-            os.kill(each, signal.SIGKILL)

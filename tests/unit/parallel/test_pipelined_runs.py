@@ -69,28 +69,6 @@ def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_
     assert all("parallel.pipeline 2: 3 processes cannot be divided" in each for each in said)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (("training.memory_budget=1GiB",), "cannot be combined with training.memory_budget"),
-        (
-            ("training.optimizer.name=adafactor",),
-            "cannot be combined with training.optimizer.name: adafactor",
-        ),
-        (("training.optimizer.name=adam8bit",), "cannot be combined with training.optimizer.name: adam8bit"),
-        (("parallel.shard_optimizer=true",), "cannot be combined with parallel.shard_optimizer"),
-        (("model.encoder.cell=gru",), "cannot be combined with model.encoder.cell: gru"),
-        (
-            ("model.encoder.layers=1", "model.decoder.layers=1"),
-            "model.decoder.layers: 1 (each stage needs a layer)",
-        ),
-    ],
-)
-def test_what_cannot_be_divided_is_refused(given: tuple[str, ...], told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        load_recipe("quickstart", ["parallel.pipeline=2", *given])
-
-
 def test_there_may_be_as_many_stages_as_the_deeper_side_has_layers() -> None:
     given = [*PAIRS, "model.encoder.layers=1", "parallel.pipeline=3"]
     assert load_recipe("quickstart", given).parallel.pipeline == 3

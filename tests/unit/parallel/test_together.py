@@ -19,17 +19,8 @@ from econmt.parallel.processes import _Watch
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.parallel.processes_of_run import MARK, ranks_of_run
-from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in, train
+from tests.unit.parallel.test_data_parallel import recipe_in, train
 from tests.unit.training import tiny
-
-
-@pytest.mark.thorough
-def test_subwords_are_sampled_as_by_one_rank(group: Group, text: Path, tmp_path: Path) -> None:
-    path = recipe_in(tmp_path, text)
-    sampled = "data.subwords={type: bpe, size: 24, joint: false, dropout: 0.5}"
-    short = (sampled, "training.max_updates=6", "training.bucket_width=null")
-    alone = train(group, 1, path, text, *short, name="alone")
-    assert_like_one(train(group, 2, path, text, *short), alone)
 
 
 @pytest.mark.slow

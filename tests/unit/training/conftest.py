@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from econmt.budget.planner import BatchBudget, Planner
+from econmt.model import Implementations
 from tests.unit.training.tiny import Run, write_text
+
+LEAN = Implementations.everywhere("recompute", "outputs")
+UseRows = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +20,35 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of eight updates that nothing happened to."""
+    run = Run(text, tmp_path_factory.mktemp("whole") / "run")
+    run.train()
+    return run
+
+
 @pytest.fixture
 def make_run(text: Path, tmp_path: Path) -> Callable[..., Run]:
     def make(*overrides: str, name: str = "run") -> Run:
         return Run(text, tmp_path / name, overrides)
 
     return make
+
+
+@pytest.fixture
+def use_rows(monkeypatch: pytest.MonkeyPatch) -> UseRows:
+    """Makes all plans those of so many rows a micro-batch, without estimates."""
+
+    def use(rows: int, implementations: Implementations = LEAN, decoding_rows: int = 3) -> None:
+        def allot(planner: Planner) -> list[BatchBudget]:
+            return [
+                BatchBudget(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
+                for shape in planner._shapes
+            ]
+
+        monkeypatch.setattr(Planner, "allot", allot)
+        monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
+        monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: decoding_rows)
+
+    return use

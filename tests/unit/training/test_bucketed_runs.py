@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.budget.planner import BatchBudget, Planner
 from econmt.data.batching.batches import Batch
 from econmt.engine.devices import trims_batches
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.model import Implementations
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.conftest import UseRows
+from tests.unit.training.tiny import Run, metrics
 
 MakeRun = Callable[..., Run]
 DERIVED = ("training.bucket_width=null", "training.max_buckets=3")
@@ -64,21 +63,6 @@ def test_auto_leaves_a_gpu_few_shapes() -> None:
         assert not trims_batches("never", device)
 
 
-def test_trimming_changes_no_gradient(make_run: MakeRun) -> None:
-    trainer = make_run(*DERIVED, *EXACT).trainer()
-    trainer.model.double()
-    batches = [next(trainer.batches) for _ in range(6)]
-    assert not all(is_tight(batch) for batch in batches)
-    found = []
-    for trims in (True, False):
-        trainer._trims = trims
-        trainer.gradient(batches, updates=True)
-        found.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
-    assert set(found[0]) == set(found[1]) == set(trainer.parameters)
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-10, atol=1e-12)
-
-
 CHANGING = (
     "data.mixing={weights: [[3, 1], [0, 1]], epochs: [2], epoch_pairs: 13}",
     "data.noise={upper: 0.2, typos: 0.3, emoji: 0.2, markup: 0.2}",
@@ -86,29 +70,11 @@ CHANGING = (
 )
 
 
-@pytest.mark.parametrize("changing", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, changing: bool) -> None:
-    overrides = DERIVED
-    if changing:
-        text = make_run().text
-        overrides = (*DERIVED, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
-    make_run(*overrides, "training.max_updates=12", name="whole").train()
-    for updates in (3, 8, 12):
-        make_run(*overrides, f"training.max_updates={updates}", name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    names = {name for name in expected if name.startswith("params.")}
-    assert "params.00012.safetensors" in names
-    assert all(found[name] == expected[name] for name in names)
-
-
-@pytest.mark.parametrize("changing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
-    make_run: MakeRun, changing: bool
+    make_run: MakeRun,
 ) -> None:
-    exact = EXACT
-    if changing:
-        text = make_run().text
-        exact = (*EXACT, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
+    text = make_run().text
+    exact = (*EXACT, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
     free = make_run(*DERIVED, *exact, name="free")
     free.train()
     bounded = make_run(*DERIVED, *exact, "training.memory_budget=1GiB", name="bounded")
@@ -122,23 +88,10 @@ def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
 
 
 def test_parts_of_a_divided_batch_are_trimmed_by_themselves(
-    make_run: MakeRun, computed: list[Batch], monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, computed: list[Batch], use_rows: UseRows
 ) -> None:
-    def allot(planner: Planner) -> list[BatchBudget]:
-        return [BatchBudget(*shape, 1, 1, Implementations()) for shape in planner._shapes]
-
-    monkeypatch.setattr(Planner, "allot", allot)
-    monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
-    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
+    use_rows(1)
     make_run(*DERIVED, "training.memory_budget=1GiB", "training.max_updates=2").train()
     parts = computed[1:]  # the first one is the rehearsal
     assert {len(batch.indices) for batch in parts} == {1}
     assert all(is_tight(batch) for batch in parts)
-
-
-def test_another_number_of_buckets_makes_another_plan(make_run: MakeRun) -> None:
-    made_for = [
-        make_run(*DERIVED, f"training.max_buckets={most}").trainer().budget._made_for("text")
-        for most in (3, 3, 2)
-    ]
-    assert made_for[0] == made_for[1] != made_for[2]

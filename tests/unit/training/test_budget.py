@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 
 from econmt.budget.planner import BatchBudget, MemoryPlan, Planner
 from econmt.budget.run_budget import Budget, divide, first_plan
-from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.state import TrainingState
 from econmt.config.parallel import ParallelSection
 from econmt.data.batching.batches import Batch
@@ -27,19 +24,16 @@ from econmt.estimate.byte_budget import AUTO_SHARE
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
-from econmt.training.progress import Progress
-from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Callbacks, validate
 from econmt_memory.measure.ledger import OutsideMemory
-from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.device_limits import H200
+from tests.unit.training.conftest import UseRows
 from tests.unit.training.test_trainer import batch_of, gradients
-from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
+from tests.unit.training.tiny import Run, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
-Use = Callable[..., None]
 LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
@@ -52,23 +46,6 @@ FULL = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     MemoryError(),
 ]
-
-
-@pytest.fixture
-def use_rows(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Makes all plans those of so many rows a micro-batch, without estimates."""
-
-    def use(rows: int, implementations: Implementations = LEAN, decoding_rows: int = 3) -> None:
-        def allot(planner: Planner) -> list[BatchBudget]:
-            return [
-                BatchBudget(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
-                for shape in planner._shapes
-            ]
-
-        monkeypatch.setattr(Planner, "allot", allot)
-        monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: decoding_rows)
-
-    return use
 
 
 def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException = FULL[0]) -> list[int]:
@@ -101,27 +78,6 @@ def plan_of(trainer: Trainer) -> MemoryPlan:
 # ---------------------------------------------------------------------- the same update
 
 
-@pytest.mark.parametrize("implementations", [Implementations(), LEAN], ids=["auto", "lean"])
-def test_micro_batches_give_the_gradient_of_the_whole(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch, implementations: Implementations
-) -> None:
-    use_rows(3, implementations)
-    trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
-    trainer.model.double()
-    batches = [batch_of(trainer, range(8)), batch_of(trainer, range(8, 13))]
-    used: set[Implementations] = set()
-    watch_losses(monkeypatch, lambda _, how: used.add(how))
-    divided = gradients(trainer, batches)
-    assert used == {implementations}
-    trainer.budget.plan = None
-    trainer.step.implementations = Implementations()
-    whole = gradients(trainer, batches)
-    assert set(divided) == set(whole) == set(trainer.parameters)
-    for name, value in whole.items():
-        assert value.dtype == torch.float64
-        torch.testing.assert_close(divided[name], value, rtol=1e-10, atol=1e-12)
-
-
 def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run: MakeRun) -> None:
     trainer = make_run().trainer()
     batch = batch_of(trainer, range(8))
@@ -131,21 +87,6 @@ def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run
         assert [len(part.indices) for part, _ in parts] == rows
         assert {how for _, how in parts} == {LEAN}
     assert divide(batch, None, Implementations()) == [(batch, Implementations())]
-
-
-def test_a_run_with_a_budget_learns_the_same(make_run: MakeRun, use_rows: Use) -> None:
-    use_rows(3)
-    free = make_run(*EXACT, name="free")
-    free.train()
-    bounded = make_run(*EXACT, BUDGET, name="bounded")
-    bounded.train()
-    for mine, other in zip(metrics(bounded.folder), metrics(free.folder), strict=True):
-        for column in ("train_loss", "valid_perplexity", "gradient_norm"):
-            assert mine[column] == pytest.approx(other[column], rel=1e-4)
-        assert mine["target_tokens"] == other["target_tokens"]
-        assert mine["bleu"] == other["bleu"]
-    hypotheses = bounded.folder.hypotheses(8).read_text()
-    assert hypotheses == free.folder.hypotheses(8).read_text()
 
 
 def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +100,7 @@ def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytes
     assert trainer.step.implementations == Implementations.everywhere("recompute")
 
 
-def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
+def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: UseRows) -> None:
     use_rows(3)
     run = make_run(BUDGET, "training.max_updates=2")
     run.train()
@@ -175,18 +116,8 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
 # ---------------------------------------------------------------------- going on
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("rows", [4, 3])
-def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, use_rows: Use, rows: int) -> None:
-    use_rows(rows)
-    make_run(BUDGET, name="whole").train()
-    for updates in (2, 6, 8):
-        make_run(BUDGET, f"training.max_updates={updates}", name="parts").train()
-    assert snapshot(make_run(name="parts").folder) == snapshot(make_run(name="whole").folder)
-
-
 def test_a_saved_plan_is_taken_over(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     make_run(BUDGET, "training.max_updates=2").train()
@@ -197,7 +128,9 @@ def test_a_saved_plan_is_taken_over(
     assert {entry.rows for entry in plan_of(run.trainer())} == {2}
 
 
-def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, use_rows: Use) -> None:
+def test_another_budget_makes_another_plan_and_asks_for_no_leave(
+    make_run: MakeRun, use_rows: UseRows
+) -> None:
     use_rows(2)
     make_run("training.max_updates=2").train()
     make_run(BUDGET, "training.max_updates=4").train()
@@ -209,20 +142,12 @@ def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeR
     assert last.trainer().state.plan == {}
 
 
-def test_a_changed_batch_size_makes_another_plan(make_run: MakeRun, use_rows: Use) -> None:
-    use_rows(2)
-    make_run(BUDGET, "training.max_updates=2").train()
-    use_rows(1)
-    trainer = make_run(BUDGET, "training.batch.size=5").trainer(resume_with_changes=True)
-    assert {entry.rows for entry in plan_of(trainer)} == {1}
-
-
 # ---------------------------------------------------------------------- memory is full
 
 
 @pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
 def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     use_rows(8)
     trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
@@ -241,7 +166,7 @@ def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
 
 
 def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     make_run(BUDGET, name="small").train()
@@ -262,19 +187,8 @@ def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
     assert "micro-batches have at most 2 from now on" in full.folder.log.read_text()
 
 
-def test_what_was_learnt_is_saved(make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_rows(4)
-    with monkeypatch.context() as limited:
-        fill_memory(limited, 1)
-        make_run(BUDGET, "training.max_updates=8").train()
-    run = make_run(BUDGET)
-    assert {entry.rows for entry in plan_of(run.trainer())} == {1}
-    saved = load_state(run.folder, run.folder.commits()[-1]).plan
-    assert json.loads(json.dumps(saved)) == saved
-
-
 def test_one_sentence_that_does_not_fit_ends_the_run(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(4)
     attempts = fill_memory(monkeypatch, 0)
@@ -286,7 +200,7 @@ def test_one_sentence_that_does_not_fit_ends_the_run(
 
 
 def test_other_errors_are_no_lack_of_memory(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(4)
     trainer = make_run(BUDGET).trainer()
@@ -309,7 +223,7 @@ def test_without_a_budget_full_memory_ends_the_run_and_names_the_budget(
 
 
 def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(3)
     trainer = make_run(BUDGET).trainer()
@@ -331,7 +245,7 @@ def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
 @pytest.mark.parametrize(("overrides", "rehearsals"), [((), 0), ((BUDGET,), 1)], ids=["free", "bounded"])
 def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
     make_run: MakeRun,
-    use_rows: Use,
+    use_rows: UseRows,
     monkeypatch: pytest.MonkeyPatch,
     overrides: tuple[str, ...],
     rehearsals: int,
@@ -347,7 +261,7 @@ def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
 
 
 def test_validation_obeys_the_budget(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2, decoding_rows=2)
     run = make_run(BUDGET, "training.max_updates=8")
@@ -374,42 +288,7 @@ def test_validation_obeys_the_budget(
     assert found[1][1] == found[0][1]
 
 
-@pytest.mark.thorough
-def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2)
-    run = make_run(BUDGET, "training.max_updates=2")
-    run.train()
-    seen = []
-    watch_losses(monkeypatch, lambda batch, how: seen.append((len(batch.indices), how)))
-    found = make_results(run.context())
-    assert set(seen) == {(2, LEAN)}
-    assert found.ledger.category("gradients") > 0
-
-
 # ---------------------------------------------------------------------- real plans
-
-
-@pytest.mark.slow
-def test_real_updates_stay_within_the_budget(make_run: MakeRun) -> None:
-    budget = 60 << 10
-    run = make_run(f"training.memory_budget={budget}", *REAL)
-    trainer = run.trainer()
-    plan = plan_of(trainer)
-    assert plan.worst.parts > 2
-    assert 1 <= plan.decoding_rows < 64
-    progress = Progress(run.folder.log, run.folder.tensorboard, run.console, 0)
-    trainer.model.train()
-    with progress:
-        trainer._update(progress)
-        for _ in range(2):
-            trainer.step.clear()
-            tracker = Tracker(CPU)
-            with tracker.recording():
-                tracker.begin("forward")
-                trainer._update(progress)
-            assert 0.7 * budget < tracker.peak()[0] <= budget
 
 
 def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run: MakeRun) -> None:
@@ -444,7 +323,7 @@ def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> 
 
 
 def test_a_gpus_budget_is_about_all_of_its_memory(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
 
@@ -495,7 +374,7 @@ def test_advice_for_a_gpu_counts_what_is_outside_too(
 
 
 def test_auto_is_what_the_device_has(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**9)
@@ -514,7 +393,7 @@ def test_auto_is_what_the_device_has(
 
 
 def test_a_search_that_does_not_fit_is_refused(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 0)
@@ -566,9 +445,14 @@ def test_what_is_fixed_has_no_state(make_run: MakeRun) -> None:
         "data.mixing.weights=[[1]]",
         "data.subwords={type: bpe, dropout: 0.1}",
         "training.fixed_param_names=[output.bias]",
+        "training.batch.size=5",
+        "training.max_buckets=2",
     ],
 )
-def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, change: str) -> None:
+def test_a_plan_holds_for_the_same_shapes_and_state_only(
+    make_run: MakeRun, use_rows: UseRows, change: str
+) -> None:
+    use_rows(2)
     derived = (BUDGET, "training.bucket_width=null")
     budget = make_run(*derived).trainer().budget
     before = budget._made_for("text")
@@ -585,8 +469,9 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, chan
     ],
 )
 def test_a_plan_holds_for_the_same_text_precision_and_ranks_only(
-    make_run: MakeRun, name: str, value: object
+    make_run: MakeRun, use_rows: UseRows, name: str, value: object
 ) -> None:
+    use_rows(2)
     budget = make_run(BUDGET).trainer().budget
     before = budget._made_for("text")
     assert budget._made_for("other text") != before
@@ -605,22 +490,11 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
     assert 0.4 * alone.peak < shared.peak < 0.8 * alone.peak
 
 
-@pytest.mark.thorough
-def test_what_is_measured_in_the_end_is_of_one_rank(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2", "parallel.shard_optimizer=true")
-    run.train()
-    worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
-    ledgers = [make_results(replace(run.context(), communicator=world)).ledger for world in worlds]
-    assert [ledger.rank for ledger in ledgers] == ["", "rank 0 of 2"]
-    assert ledgers[1].tokens < ledgers[0].tokens
-    state = [ledger.category("optimizer state") for ledger in ledgers]
-    assert state[1] < 0.6 * state[0]
-
-
 @pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])
 def test_the_limit_of_a_gpu_names_it_by_its_number(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, index: int
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, name: str, index: int
 ) -> None:
+    use_rows(2)
     limits: list[tuple[float, object]] = []
     real = H200._replace(memory=4 << 30)
     monkeypatch.setattr("econmt.budget.run_budget.limits_of", lambda _: real)
@@ -652,7 +526,7 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.Monkey
 
 @pytest.mark.cuda
 def test_a_gpu_that_is_full_learns_smaller_micro_batches(
-    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory_outside(monkeypatch, OutsideMemory(0, 0, 0))
     use_rows(1)
@@ -707,7 +581,8 @@ def budget_of(trainer: Trainer, communicator: Communicator) -> Budget:
     )
 
 
-def test_ranks_refuse_a_budget_together(make_run: MakeRun) -> None:
+def test_ranks_refuse_a_budget_together(make_run: MakeRun, use_rows: UseRows) -> None:
+    use_rows(2)
     trainer = make_run(BUDGET).trainer()
     assert trainer.budget.plan is not None
     found = {"plan": trainer.budget.plan.state_dict()}
@@ -718,8 +593,9 @@ def test_ranks_refuse_a_budget_together(make_run: MakeRun) -> None:
         budget_of(trainer, AnotherRank(result={"error": ["too little"]})).make(TrainingState(), 0)
 
 
-def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun) -> None:
+def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun, use_rows: UseRows) -> None:
     """Another rank may have another GPU."""
+    use_rows(2)
     trainer = make_run(BUDGET).trainer()
     plan = trainer.budget.plan
     assert plan is not None

@@ -206,16 +206,6 @@ def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.M
     assert run.folder.best.read_bytes() == run.folder.parameters(4).read_bytes()
 
 
-def test_a_plateau_schedule_keeps_the_optimizer_state_of_the_best(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = iter([5.0, 3.0, 4.0, 4.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
-    run = make_run("training.schedule.name=plateau-reduce", "training.schedule.reduce_num_not_improved=5")
-    run.train()
-    assert run.folder.commits() == [Commit(4, True), Commit(6, True), Commit(8, True)]
-
-
 def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(95, "Operation not supported")
@@ -271,10 +261,8 @@ def checkpoint_operations(run: Run, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.slow
 def test_a_crash_at_any_file_operation_loses_nothing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_run(name="whole")
-    whole.train()
     base = make_run("training.max_updates=4", name="base")
     base.train()
     shutil.copytree(base.folder.path, base.folder.path.with_name("count"))
@@ -294,30 +282,6 @@ def test_a_crash_at_any_file_operation_loses_nothing(
         run.train()
         assert snapshot(run.folder) == snapshot(whole.folder), number
         assert run.folder.temporaries() == []
-        shutil.rmtree(run.folder.path)
-
-
-@pytest.mark.thorough
-def test_a_full_disk_at_any_file_operation_is_one_line_and_loses_nothing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = make_run("training.max_updates=6", name="whole")
-    whole.train()
-    base = make_run("training.max_updates=4", name="base")
-    base.train()
-    shutil.copytree(base.folder.path, base.folder.path.with_name("count"))
-    operations = checkpoint_operations(make_run("training.max_updates=6", name="count"), monkeypatch)
-    for number in range(1, operations + 1, 2):
-        name = f"full{number}"
-        shutil.copytree(base.folder.path, base.folder.path.with_name(name))
-        run = make_run("training.max_updates=6", name=name)
-        full = OSError(28, "No space left on device")
-        with pytest.raises((TrainingError, InputError)) as caught, failing(number, full, monkeypatch):
-            run.train()
-        assert "No space left on device" in str(caught.value)
-        assert "\n" not in str(caught.value)
-        run.train()
-        assert snapshot(run.folder) == snapshot(whole.folder), number
         shutil.rmtree(run.folder.path)
 
 

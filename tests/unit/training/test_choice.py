@@ -196,17 +196,6 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     assert pinned.trainer().step.implementations == chosen._replace(encoder="recompute")
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_second_run_finds_what_the_first_has_measured(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Run(text, tmp_path / "one", ("training.max_updates=2",)).trainer()
-    monkeypatch.setattr(session, "alternate", None)
-    session.forget()
-    second = Run(text, tmp_path / "two", ("training.max_updates=2",))
-    assert second.trainer().step.implementations[:2] == ("reference",) * 2
-
-
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "measure", None)
     tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))

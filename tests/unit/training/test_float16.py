@@ -36,16 +36,6 @@ def scale_of(trainer: Trainer) -> tuple[float, int]:
     return trainer.step.loss_scale.state()
 
 
-def test_a_task_is_learnt(make_run: MakeRun) -> None:
-    one_batch = ("training.batch.size=30", "training.max_buckets=1", "training.bucket_width=null")
-    often = ("training.max_updates=60", "training.checkpoint_interval=30", "training.decode_and_evaluate=0")
-    run = make_run("model.dropout=0.0", *one_batch, *often, "training.optimizer={learning_rate: 0.05}", HALF)
-    run.train()
-    first, last = metrics(run.folder)
-    assert last["train_loss"] < 0.5 < 1.0 < first["train_loss"]
-    assert (last["loss_scale"], last["skipped_updates"]) == (2.0**16, 0.0)
-
-
 def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) -> None:
     several = ("training.update_interval=2", "training.log_interval=100")
     trainer = begin(make_run(*LARGE, *several, "training.averaging.start=at-once"))
@@ -69,18 +59,6 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) ->
     for number in range(2):
         trainer._update(Progress.silent())
         assert scale_of(trainer) == (seen[-1], 2) if number == 0 else (2 * seen[-1], 0)
-
-
-def test_clipping_and_norms_do_not_depend_on_the_scale(make_run: MakeRun) -> None:
-    found = []
-    for number, scale in enumerate((2**8, 2**12)):
-        how = (f"training.loss_scale={scale}", "training.gradient_clipping={type: norm, threshold: 0.01}")
-        trainer = begin(make_run(HALF, *how, "model.dropout=0.0", name=str(number)))
-        trainer._update(Progress.silent())
-        found.append((trainer.state.gradient_norm, tensors(trainer)))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-2)
-    for one, other in zip(found[0][1], found[1][1], strict=True):
-        torch.testing.assert_close(one, other, rtol=0.05, atol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +94,6 @@ def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tupl
     state = json.loads(next(whole.folder.path.glob("training_state/*24/state.json")).read_text())
     assert state["loss_scale"]["scale"] == rows[-1]["loss_scale"]
     assert state["skipped"] == rows[-1]["skipped_updates"]
-
-
-def test_a_run_in_another_precision_has_no_scale(make_run: MakeRun) -> None:
-    run = make_run()
-    trainer = begin(run)
-    assert trainer.step.loss_scale is None
-    trainer._update(Progress.silent())
-    assert "loss scale" not in trainer._figures(1).line()
 
 
 def test_a_scale_that_is_too_small_stops_the_run(make_run: MakeRun) -> None:
@@ -167,16 +137,3 @@ def test_another_precision_starts_and_ends_without_a_scale(make_run: MakeRun) ->
         run.train(resume_with_changes=True)
         saved = json.loads(max(run.folder.path.glob("training_state/*/state.json")).read_text())
         assert (saved["precision"], saved["loss_scale"]) == (precision, scale)
-
-
-@pytest.mark.thorough
-def test_a_memory_budget_changes_no_scale(make_run: MakeRun) -> None:
-    whole, parts = (
-        begin(make_run(*LARGE, f"training.loss_scale={2**20}", "model.dropout=0.0", *more, name=name))
-        for name, more in (("whole", ()), ("parts", ("training.memory_budget=1GiB",)))
-    )
-    for _ in range(6):
-        for trainer in (whole, parts):
-            trainer._update(Progress.silent())
-        assert scale_of(whole) == scale_of(parts)
-    assert whole.state.skipped == parts.state.skipped > 0

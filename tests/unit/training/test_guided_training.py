@@ -1,4 +1,4 @@
-"""Runs with word alignments and weights of pairs: they learn from them, and resume exactly."""
+"""Runs with word alignments and weights of pairs: they learn from them, and notice changed files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from econmt.errors import InputError
-from tests.unit.training.tiny import Run, metrics, snapshot, write_text
+from tests.unit.training.tiny import Run, metrics, write_guides, write_text
 
 GUIDED = ("data.alignment=align", "training.guided_alignment_weight=0.5", "training.max_updates=6")
 
@@ -15,11 +15,7 @@ GUIDED = ("data.alignment=align", "training.guided_alignment_weight=0.5", "train
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     write_text(tmp_path, {"train": 30, "valid": 6})
-    for split in ("train", "valid"):
-        lines = [line.split() for line in (tmp_path / f"{split}.src").read_text().splitlines()]
-        rows = [" ".join(f"{i}-{len(line) - 1 - i}" for i in range(len(line))) for line in lines]
-        (tmp_path / f"{split}.align").write_text("\n".join(rows) + "\n")
-    (tmp_path / "train.weights").write_text("".join(f"{0.5 + n % 3}\n" for n in range(30)))
+    write_guides(tmp_path)
     return tmp_path
 
 
@@ -40,17 +36,7 @@ def test_attention_follows_the_alignment(text: Path) -> None:
     assert losses[1][-1] < losses[1][0]
 
 
-@pytest.mark.parametrize("overrides", [(), ("training.memory_budget=1GiB",)], ids=["plain", "budget"])
-def test_a_resumed_run_is_the_whole_run(text: Path, overrides: tuple[str, ...]) -> None:
-    both = (*GUIDED, "data.weights=weights", *overrides)
-    whole = run(text, "whole", *both)
-    whole.train()
-    parts = run(text, "parts", *both, "training.max_updates=4")
-    parts.train()
-    run(text, "parts", *both).train()
-    assert snapshot(whole.folder) == snapshot(parts.folder)
-
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("file", "line", "overrides"),
     [
@@ -90,19 +76,6 @@ def test_a_changed_file_beside_the_text_stops_a_resumed_run(
     assert longer.train().update == 2
 
 
-def test_weights_of_one_change_nothing(text: Path) -> None:
-    (text / "train.ones").write_text("1\n" * 30)
-    plain, ones = run(text, "plain"), run(text, "ones", "data.weights=ones")
-    weighted = run(text, "weighted", "data.weights=weights")
-    for each in (plain, ones, weighted):
-        each.train()
-    rows = [metrics(each.folder) for each in (plain, ones, weighted)]
-    for mine, theirs, others in zip(*rows, strict=True):
-        assert mine["valid_perplexity"] == pytest.approx(theirs["valid_perplexity"], rel=1e-5)
-        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
-        assert mine["train_loss"] != pytest.approx(others["train_loss"], rel=1e-2)
-
-
 def test_pairs_of_weight_zero_are_not_learnt(text: Path) -> None:
     (text / "train.none").write_text("0\n" * 30)
     each = run(text, "none", "data.weights=none")
@@ -110,11 +83,3 @@ def test_pairs_of_weight_zero_are_not_learnt(text: Path) -> None:
     assert {row["train_loss"] for row in metrics(each.folder)} == {0.0}
     found = [row["valid_perplexity"] for row in metrics(each.folder)]
     assert max(found) == pytest.approx(min(found), rel=1e-6)
-
-
-def test_the_weight_needs_an_alignment(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(text, "plain", "training.guided_alignment_weight=0.5")
-    assert (
-        "guided_alignment_weight: 0.5 has no effect without data.alignment other than null"
-        in capsys.readouterr().err
-    )

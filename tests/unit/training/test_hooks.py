@@ -19,7 +19,7 @@ from econmt.model import TranslationModel
 from econmt.training.hooks import HookError, Judged, program_hook
 from econmt.training.run import run_recipe
 from econmt.training.validation import Callbacks, validate
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.tiny import Run, metrics
 
 MakeRun = Callable[..., Run]
 PROGRAM = """
@@ -62,30 +62,6 @@ def test_accuracy_counts_the_most_probable_tokens(make_run: MakeRun) -> None:
     best_row = max(rows, key=lambda row: row["valid_accuracy"])
     assert f"best checkpoint {best_row['update']:.0f}" in run.said()
     assert f"accuracy {rows[-1]['valid_accuracy']:.4f}" in run.said()
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "{name: noam, warmup: 3}",
-        "{name: cosine, decay_updates: 7}",
-        "{name: linear, warmup: 2, decay_updates: 7}",
-    ],
-)
-def test_schedules_resume_exactly(make_run: MakeRun, schedule: str) -> None:
-    key = f"training.schedule={schedule}"
-    whole = make_run(key, "training.optimizer.learning_rate=0.05", name="whole")
-    whole.train()
-    for updates in (3, 5, 8):
-        parts = make_run(
-            key, "training.optimizer.learning_rate=0.05", f"training.max_updates={updates}", name="parts"
-        )
-        parts.train()
-    last = "params.00008.safetensors"
-    assert snapshot(whole.folder)[last] == snapshot(parts.folder)[last]
-    rates = [row["learning_rate"] for row in metrics(whole.folder)]
-    assert len(set(rates)) > 1
 
 
 def test_a_program_judges_checkpoints(make_run: MakeRun, tmp_path: Path) -> None:

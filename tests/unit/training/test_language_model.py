@@ -24,6 +24,7 @@ from econmt.model.language_model import LanguageModel
 from econmt.tasks import language_model
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape
+from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
@@ -47,18 +48,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_run(text: Path, tmp_path: Path) -> MakeRun:
     return lambda *overrides, name="run": TextRun(text, tmp_path / name, overrides)
-
-
-def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
-    # Two words may follow each, and a line may end: near 3 is all there is to learn of nine tokens.
-    write_lines(tmp_path, {"train": 400, "valid": 40, "test": 4})
-    sizes = ("model.size=24", "model.embedding=12", "training.batch.size=8", "training.bptt=10")
-    limits = ("training.max_updates=80", "training.checkpoint_interval=40")
-    adam = "training.optimizer={name: adam, learning_rate: 0.02}"
-    run = TextRun(tmp_path, tmp_path / "run", (NO_DROPOUT, *sizes, *limits, adam))
-    run.train()
-    found = [row["valid_perplexity"] for row in metrics(run.folder)]
-    assert found[-1] < 4.2 < found[0]
 
 
 @pytest.mark.sampled(2)
@@ -128,44 +117,21 @@ def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> N
     # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
     whole = make_run(averaging, name="whole").trainer()
     for _ in range(7):
-        whole._update(_Silent())
+        whole._update(Progress.silent())
     parts = make_run(averaging, name="parts").trainer()
     for _ in range(3):
-        parts._update(_Silent())
+        parts._update(Progress.silent())
     parts.folder.recipe.write_text(recipe_text(parts.recipe))
     parts._save(optimizer_tensors(parts.optimizer, parts.parameters), None)
     resumed = make_run(averaging, name="parts").trainer()
     assert resumed.state.update == 3
     assert float(resumed.model.get_buffer("carried").abs().sum()) > 0.0
     for _ in range(4):
-        resumed._update(_Silent())
+        resumed._update(Progress.silent())
     assert_same_bits(parameters(resumed.model), parameters(whole.model))
     assert_same_bits(resumed.step.carried(), whole.step.carried())
     found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (resumed, whole))
     assert_same_bits(found, wanted)
-
-
-class _Silent:
-    is_live = False
-
-    def note(self, _: str) -> None: ...
-
-    def updates(self, _: object) -> None: ...
-
-    def doing(self, _: str) -> None: ...
-
-
-def test_the_mean_of_the_parameters_is_validated_and_saved(make_run: MakeRun) -> None:
-    trainer = make_run("training.averaging={start: at-once}").trainer()
-    seen = []
-    for _ in range(3):
-        trainer._update(_Silent())
-        seen.append(parameters(trainer.model))
-    with trainer._average.in_place(trainer.state):
-        for name, value in parameters(trainer.model).items():
-            mean = torch.stack([each[name] for each in seen]).mean(0)
-            torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
-    assert_same_bits(parameters(trainer.model), seen[-1])
 
 
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:

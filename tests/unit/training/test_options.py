@@ -20,40 +20,9 @@ from econmt.errors import InputError
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.tiny import Run, metrics
 
 MakeRun = Callable[..., Run]
-
-
-@pytest.mark.parametrize("name", [pytest.param("nadam", marks=pytest.mark.thorough), "adafactor"])
-def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: str) -> None:
-    key = f"training.optimizer.name={name}"
-    whole, parts = make_run(key, name="whole"), make_run(key, name="parts")
-    whole.train()
-    make_run(key, "training.max_updates=4", name="parts").train()
-    parts.train()
-    assert snapshot(whole.folder) == snapshot(parts.folder)
-
-
-WIDE = ("model.encoder.size=32", "model.decoder.size=32", "model.attention.size=32")
-
-
-def test_a_run_with_moments_of_8_bits_goes_on(make_run: MakeRun) -> None:
-    """Bit for bit; they lie in the state as they are, and the mean of the parameters beside them."""
-    keys = (*WIDE, "training.optimizer.name=adam8bit", "training.averaging.start=at-once")
-    whole, parts = make_run(*keys, name="whole"), make_run(*keys, name="parts")
-    whole.train()
-    make_run(*keys, "training.max_updates=4", name="parts").train()
-    parts.train()
-    assert snapshot(whole.folder) == snapshot(parts.folder)
-    state, _ = read_tensors(whole.folder.state(Commit(8, True)) / "optimizer.safetensors")
-    kinds = {name.partition("/")[0]: value.dtype for name, value in state.items() if value.dim() == 2}
-    assert kinds["exp_avg_scale"] == kinds["exp_avg_sq_scale"] == torch.float32
-    matrix = "decoder.layers.0.input"
-    assert (state[f"exp_avg/{matrix}"].dtype, state[f"exp_avg_sq/{matrix}"].dtype) == (
-        torch.int8,
-        torch.uint8,
-    )
 
 
 @pytest.mark.parametrize(
@@ -79,34 +48,7 @@ def test_chrf_and_ter_decide_which_checkpoint_is_best(
     assert f"{expected.name} {expected.score:.2f} (nrefs:1|" in run.said()
 
 
-def test_a_metric_of_translations_needs_translations(make_run: MakeRun) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"early_stopping\.metric: chrf cannot be combined with training.decode_and_evaluate: 0",
-    ):
-        make_run("training.early_stopping.metric=chrf", "training.decode_and_evaluate=0")
-
-
 AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
-
-
-def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
-    """That of the parameters of every update of a run without it, whose updates are the same."""
-    still = make_run(name="still").trainer()
-    expected: dict[str, torch.Tensor] = {}
-    for number in range(1, 9):
-        still._update(Progress.silent())
-        weight = max(1.0 / number, 1.0 - 0.6)
-        for name, part in still.parameters.items():
-            before = expected.get(name, torch.zeros_like(part))
-            expected[name] = before + weight * (part.detach() - before)
-    run = make_run(AVERAGING, "training.checkpoint_interval=8", name="averaged")
-    run.train()
-    found, _ = read_tensors(run.folder.parameters(8))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value)
-    with pytest.raises(InputError, match="decay needs start: at-once or non-monotone"):
-        make_run("training.averaging.decay=0.9")
 
 
 def steps(trainer: Trainer, count: int) -> dict[str, torch.Tensor]:
@@ -154,15 +96,6 @@ def test_copies_of_the_state_are_saved_with_what_the_mean_displaces(make_run: Ma
     assert all(torch.equal(part, wanted[name]) for name, part in found.parameters.items())
 
 
-@pytest.mark.thorough
-def test_a_moving_average_goes_on(make_run: MakeRun) -> None:
-    run, parts = make_run(AVERAGING, name="whole"), make_run(AVERAGING, name="parts")
-    run.train()
-    make_run(AVERAGING, "training.max_updates=4", name="parts").train()
-    parts.train()
-    assert snapshot(parts.folder) == snapshot(run.folder)
-
-
 def test_names_that_are_fixed(make_run: MakeRun) -> None:
     names = r"training.fixed_param_names=['encoder\..*', 'output\.bias']"
     run = make_run(names, "training.optimizer={name: adamw, weight_decay: 0.1}", "training.max_updates=4")
@@ -178,63 +111,6 @@ def test_names_that_are_fixed(make_run: MakeRun) -> None:
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.fixed_param_names={given}", name="wrong").trainer()
-
-
-OPTIONS = (
-    "model.decoder.cell=gru",
-    "model.attention.coverage={type: gru, num_hidden: 2}",
-    "model.decoder.context_gating=true",
-    "model.layer_normalization=true",
-    "model.dropout={embedding: 0.1, layers: 0.1}",
-    "model.decoder.layers=2",
-)
-
-
-def test_a_decoder_with_every_option_learns(make_run: MakeRun) -> None:
-    """From its beginning to its translations; a pipeline refuses its options."""
-    run = make_run(*OPTIONS, "training.max_updates=24", "training.checkpoint_interval=12")
-    result = run.train()
-    assert result.metrics[-1]["valid_perplexity"] < 0.95 * result.metrics[0]["valid_perplexity"]
-    assert load_model(run.folder.path).recipe == run.recipe
-    with pytest.raises(InputError, match=r"pipeline: 2 cannot be combined with model.decoder.context_gating"):
-        make_run(*OPTIONS, "parallel.pipeline=2", "model.encoder.layers=2")
-
-
-@pytest.mark.parametrize(
-    "cell", [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("lstm", "lnlstm")), "gru"]
-)
-def test_a_decoder_with_every_option_goes_on(make_run: MakeRun, cell: str) -> None:
-    keys = (*OPTIONS, f"model.decoder.cell={cell}")
-    make_run(*keys, "training.max_updates=4", name="parts").train()
-    whole, parts = make_run(*keys, name="whole"), make_run(*keys, name="parts")
-    whole.train()
-    parts.train()
-    assert snapshot(whole.folder) == snapshot(parts.folder)
-
-
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.thorough), "bfloat16"])
-def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: str) -> None:
-    """Gradients of the reference, and those of a run within a byte budget, in micro-batches."""
-    keys = (*OPTIONS, f"training.precision={precision}", "model.dropout=0.0")
-    found = []
-    for number, key in enumerate(
-        (
-            "ops.decoder=recompute",
-            "ops.decoder=reference",
-            "training.memory_budget=120kB" if precision == "float32" else "ops.decoder=auto",
-        )
-    ):
-        trainer = make_run(*keys, key, name=f"run{number}").trainer()
-        batches = [next(trainer.batches)]
-        trainer.gradient(batches)
-        found.append(
-            {name: part.grad.to_dense() for name, part in trainer.parameters.items() if part.grad is not None}
-        )
-    rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 5e-3)
-    for other in found[1:]:
-        assert other.keys() == found[0].keys()
-        for name, value in other.items():
-            torch.testing.assert_close(value, found[0][name], rtol=rtol, atol=atol)
 
 
 FORMER = {

@@ -11,7 +11,6 @@ import pytest
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.main import main
 from econmt.errors import InputError
-from econmt.export.model_folder import export_model
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.run import run_recipe
 from tests.unit.training.tiny import Run, snapshot, write_recipe
@@ -58,6 +57,7 @@ def test_parameters_without_a_state_are_not_trained_over(make_run: MakeRun, lost
     assert snapshot(run.folder) == first
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
     "names",
@@ -149,10 +149,8 @@ def test_a_dry_run_downloads_nothing(
 
 
 def test_a_run_that_had_not_come_to_a_checkpoint_begins_again(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_run(name="whole")
-    whole.train()
     run = make_run()
     with monkeypatch.context() as patch:
         patch.setattr(Interrupts, "pending", property(lambda self: True))
@@ -164,18 +162,6 @@ def test_a_run_that_had_not_come_to_a_checkpoint_begins_again(
     go(run)
     assert snapshot(run.folder) == snapshot(whole.folder)
     assert (run.folder.path / "notes.txt").read_text() == "mine"
-
-
-def test_an_export_is_not_trained_over(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run(SHORT)
-    run.train()
-    lean = export_model(run.folder.path, tmp_path / "lean")
-    before = contents(lean)
-    with pytest.raises(
-        InputError, match=r"holds params.best.safetensors of an earlier run but no training state"
-    ):
-        go(Run(run.text, lean, (SHORT,)))
-    assert contents(lean) == before
 
 
 @pytest.mark.sampled(2)

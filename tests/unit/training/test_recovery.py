@@ -29,14 +29,6 @@ NEWEST = "training_state/00006"
 
 
 @pytest.fixture(scope="module")
-def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of eight updates that nothing happened to."""
-    run = Run(text, tmp_path_factory.mktemp("whole") / "run")
-    run.train()
-    return run
-
-
-@pytest.fixture(scope="module")
 def at_six(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",))
     run.train()
@@ -202,16 +194,6 @@ def test_a_plateau_goes_back_without_the_optimizer_state_that_is_damaged(
     assert json.loads((run.folder.states / "00008" / "state.json").read_text())["parameters_from"] == 2
 
 
-def test_what_the_state_before_needs_is_kept(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([5.0, 3.0, 4.0, 2.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
-    run = make_run()  # keeps one parameter file beside the best
-    run.train()
-    assert run.folder.commits() == [Commit(6, True), Commit(8, True)]
-    # Going on from 6 needs its own parameters, and 4, the best when it was saved.
-    assert sorted(run.folder.numbered_parameters()) == [4, 6, 8]
-
-
 OTHERS = (
     "notes.tmp",
     "params.77777.safetensors",
@@ -230,18 +212,6 @@ def put_others(folder: ModelFolder) -> None:
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"of someone else: {name}")
-
-
-def test_a_state_is_damaged_twice(run: Run) -> None:
-    """A crash after the commit that replaces it has left the one that was set aside."""
-    flip(run.folder.path / NEWEST / "optimizer.safetensors")
-    run.trainer()
-    aside = run.folder.states / "00006.damaged"
-    shutil.copytree(aside, run.folder.path / NEWEST)
-    (aside / "state.json").write_text("of the first time")
-    run.trainer()
-    assert (aside / "state.json").read_text() != "of the first time"
-    assert sorted(path.name for path in run.folder.states.iterdir()) == ["00004", "00006.damaged"]
 
 
 def test_what_a_save_left_half_is_no_obstacle_to_the_next(run: Run, whole: Run) -> None:
@@ -274,15 +244,6 @@ def test_files_of_a_checkpoint_at_the_update_of_an_interruption_are_not_taken_fo
         pending(path).write_text("not proved")
     assert run.trainer().state.update == 7
     assert not any(path.exists() or pending(path).exists() for path in paths)
-
-
-def test_checkpoints_that_another_run_wrote_are_not_cleared(run: Run) -> None:
-    others = [run.folder.hypotheses(99), run.folder.parameters(98)]
-    for path in others:
-        path.write_text("of someone else")
-    run.folder.clear()
-    assert run.folder.numbered_hypotheses() == {99: others[0]}
-    assert run.folder.numbered_parameters() == {98: others[1]}
 
 
 def test_files_of_others_in_a_model_folder_stay(run: Run) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from econmt.budget.planner import BatchBudget, Planner
 from econmt.budget.run_budget import divide
 from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations, layers
-from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
+from tests.unit.training.conftest import UseRows
+from tests.unit.training.tiny import Run, metrics, watch_losses
 
 MakeRun = Callable[..., Run]
 
@@ -51,13 +51,13 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_learns_the_same(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout], name: str
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    use_rows: UseRows,
+    layouts: set[torch.layout],
+    name: str,
 ) -> None:
-    def allot(planner: Planner) -> list[BatchBudget]:
-        return [BatchBudget(*shape, 2, 1, Implementations()) for shape in planner._shapes]
-
-    monkeypatch.setattr(Planner, "allot", allot)
-    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
+    use_rows(2)
     rows = []
     for few in (0, 10**9):
         monkeypatch.setattr(layers, "_FEW", few)
@@ -78,33 +78,14 @@ def test_a_run_learns_the_same(
         assert sparse["valid_perplexity"] == pytest.approx(dense["valid_perplexity"], rel=1e-5)
 
 
-def test_a_run_in_parts_is_the_run_that_never_stopped(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout]
-) -> None:
-    monkeypatch.setattr(layers, "_FEW", 0)
-    make_run("training.max_updates=6", name="whole").train()
-    for updates in (3, 6):
-        make_run(f"training.max_updates={updates}", name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    names = {name for name in expected if name.startswith("params.")}
-    assert "params.00006.safetensors" in names
-    assert all(found[name] == expected[name] for name in names)
-    assert torch.sparse_coo in layouts
-
-
 def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, use_rows: UseRows
 ) -> None:
     """The second of two parts fails: both are computed again, in smaller parts."""
     monkeypatch.setattr(layers, "_FEW", 0)
     found = []
     for rows in (1, 2):
-
-        def allot(planner: Planner, rows: int = rows) -> list[BatchBudget]:
-            return [BatchBudget(*shape, rows, 1, Implementations()) for shape in planner._shapes]
-
-        monkeypatch.setattr(Planner, "allot", allot)
-        monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
+        use_rows(rows)
         run = make_run("training.memory_budget=1GiB", "model.dropout=0.0", name=f"rows{rows}")
         trainer = run.trainer()
         parts: list[int] = []

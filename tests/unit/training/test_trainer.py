@@ -17,7 +17,6 @@ from econmt.data.batching.batches import Batch, pad_batch
 from econmt.engine.step import StepResult
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
-from econmt.tasks.translation import TranslationTask
 from econmt.training.end_of_run import judge_checkpoint
 from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
@@ -57,56 +56,6 @@ def test_an_error_in_a_rehearsal_leaves_random_states_as_they_were(make_run: Mak
     assert float(torch.rand(())) == expected
 
 
-def test_two_halves_give_the_gradient_of_the_whole(make_run: MakeRun) -> None:
-    trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
-    whole = gradients(trainer, [batch_of(trainer, range(8))])
-    halves = gradients(trainer, [batch_of(trainer, range(4)), batch_of(trainer, range(4, 8))])
-    assert set(halves) == set(whole) == set(trainer.parameters)
-    for name, value in whole.items():
-        torch.testing.assert_close(halves[name], value, rtol=1e-4, atol=1e-7)
-
-
-def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> None:
-    trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
-    batch = batch_of(trainer, range(5))
-    found = gradients(trainer, [batch])["output.bias"]
-    trainer.step.clear()
-    hidden = trainer.model(batch.source, batch.source_lengths, batch.target_input)
-    logits = hidden @ trainer.model.output.weight.T + trainer.model.output.bias
-    mean = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), batch.target_output.flatten(), ignore_index=0
-    )
-    (expected,) = torch.autograd.grad(mean, [trainer.model.output.bias])
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("kind", ["norm", "value", "none"])
-def test_clipping(make_run: MakeRun, kind: str) -> None:
-    free = make_run("model.dropout=0.0", "training.gradient_clipping.type=none", name="free").trainer()
-    batch = batch_of(free, range(6))
-    norm = free.gradient([batch]).norm
-    before = {name: p.grad.clone() for name, p in free.parameters.items() if p.grad is not None}
-    expected_norm = math.sqrt(sum(float(value.double().square().sum()) for value in before.values()))
-    assert float(norm) == pytest.approx(expected_norm, rel=1e-5)
-
-    threshold = {"norm": expected_norm / 4, "value": expected_norm / 40, "none": 1e-3}[kind]
-    clipped = make_run(
-        "model.dropout=0.0",
-        "training.optimizer={name: sgd, learning_rate: 1.0}",
-        f"training.gradient_clipping.type={kind}",
-        f"training.gradient_clipping.threshold={threshold!r}",
-        name="clipped",
-    ).trainer()
-    start = {name: parameter.detach().clone() for name, parameter in clipped.parameters.items()}
-    logged = clipped.gradient([batch]).norm
-    assert float(logged) == pytest.approx(expected_norm, rel=1e-5)
-    clipped.step.update()
-    for name, value in before.items():
-        wanted = {"norm": value / 4, "value": value.clamp(-threshold, threshold), "none": value}[kind]
-        taken = start[name] - clipped.parameters[name].detach()
-        torch.testing.assert_close(taken, wanted, rtol=1e-3, atol=2e-7)
-
-
 def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun) -> None:
     # 30 pairs, batches of 4: 8 an epoch; 4 updates of 3 batches are an epoch and a half.
     run = make_run("training.update_interval=3", "training.max_updates=4")
@@ -118,22 +67,6 @@ def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun)
     assert int(lengths.sum()) < rows[-1]["target_tokens"] < 2 * int(lengths.sum())
     # The first row is about all updates so far, which take some of the seconds of the run.
     assert 0.0 < rows[0]["target_tokens"] / rows[0]["target_tokens_per_second"] < rows[0]["seconds"]
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_16_bits_keep_float32_parameters_and_learn_the_same_within_rounding(
-    make_run: MakeRun, precision: str
-) -> None:
-    exact = make_run("model.dropout=0.0", name="exact").trainer()
-    rounded = make_run("model.dropout=0.0", f"training.precision={precision}", name="rounded").trainer()
-    batch = batch_of(exact, range(8))
-    loss = exact.gradient([batch]).loss
-    loss16 = rounded.gradient([batch]).loss
-    assert loss16.dtype == torch.float32
-    assert float(loss16) == pytest.approx(float(loss), rel=0.02)
-    assert float(loss16) != float(loss)
-    assert {p.dtype for p in rounded.parameters.values()} == {torch.float32}
-    assert {p.grad.dtype for p in rounded.parameters.values() if p.grad is not None} == {torch.float32}
 
 
 def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(make_run: MakeRun) -> None:
@@ -187,25 +120,6 @@ def test_perplexity_is_that_of_the_saved_parameters(make_run: MakeRun) -> None:
         total += torch.nn.functional.cross_entropy(logits, one.target_output[0], reduction="sum").item()
         tokens += one.target_tokens
     assert metrics(run.folder)[-1]["valid_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
-
-
-def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: MakeRun) -> None:
-    run = make_run(
-        "training.optimizer.learning_rate=1.0e-12",
-        "model.dropout=0.0",
-        "training.max_updates=8",
-        "training.checkpoint_interval=4",
-    )
-    run.train()
-    # Parameters hardly move and 8 batches are an epoch: the rows add up to the training text under the first ones.
-    trainer = run.trainer()
-    whole = batch_of(trainer, range(len(trainer.prepared.train)))
-    loss = trainer.gradient([whole]).loss
-    first, second = metrics(run.folder)
-    later = second["target_tokens"] - first["target_tokens"]
-    found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
-    assert found == pytest.approx(float(loss), rel=1e-5)
-    assert first["train_loss"] != second["train_loss"]
 
 
 def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
@@ -347,20 +261,6 @@ def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
     assert run.folder.parameters(4).read_bytes() != run.folder.parameters(2).read_bytes()
 
 
-def test_a_run_that_goes_on_after_a_plateau_is_the_run_that_never_stopped(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = (3.0, 4.0, 2.5, 2.6)
-    script(monkeypatch, *found, *found)
-    whole = make_run(*PLATEAU, name="whole")
-    whole.train()
-    for updates in (4, 6, 8):
-        make_run(*PLATEAU, f"training.max_updates={updates}", name="parts").train()
-    parts = make_run(name="parts")
-    assert snapshot(parts.folder) == snapshot(whole.folder)
-    assert [row["learning_rate"] for row in metrics(whole.folder)] == [0.02, 0.02, 0.01, 0.01]
-
-
 def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,36 +382,3 @@ def test_limits(make_run: MakeRun, limit: str, updates: int) -> None:
     assert result.update == updates
     assert result.reason == f"{limit.replace('=', ' ')} reached"
     assert [row["update"] for row in metrics(run.folder)] == [updates]
-
-
-def test_a_rehearsal_leaves_no_trace(make_run: MakeRun) -> None:
-    plain = make_run(name="plain").trainer()
-    rehearsed = make_run(name="rehearsed").trainer()
-    progress = Progress(plain.folder.log, plain.folder.tensorboard, make_run().console, 0)
-    with progress:
-        for trainer in (plain, rehearsed):
-            trainer.model.train()
-            torch.manual_seed(1)
-            if trainer is rehearsed:
-                trainer.rehearse()
-                assert all(parameter.grad is None for parameter in trainer.parameters.values())
-            for _ in range(3):
-                trainer._update(progress)
-    for name, parameter in plain.parameters.items():
-        assert torch.equal(parameter, rehearsed.parameters[name])
-
-
-def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_run().trainer()
-
-    def full(*arguments: object) -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(TranslationTask, "loss", full)
-    batch = batch_of(trainer, range(3))
-    with pytest.raises(
-        TrainingError, match=r"out of memory on cpu for a batch of 3 pairs, \d source and \d target"
-    ):
-        trainer.gradient([batch])

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional, utils
 
-from econmt.budget.planner import BatchBudget, Planner
 from econmt.checkpoint.tensor_files import read_tensors
 from econmt.config.recipe import Training
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.text_batches import TextBatch
 from econmt.model import Implementations
-from tests.unit.training.tiny import Run, metrics, write_text
+from tests.unit.training.conftest import UseRows
+from tests.unit.training.tiny import Run, metrics, write_guides, write_text
 from tests.unit.training.tiny_text import TextRun, write_lines
 
 RATE = 0.5
@@ -234,11 +234,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts of both tasks, with alignments and weights of the pairs."""
     made = tmp_path_factory.mktemp("updates")
     write_text(made, {"train": 30, "valid": 1})
-    for split in ("train", "valid"):
-        lines = [line.split() for line in (made / f"{split}.src").read_text().splitlines()]
-        links = [" ".join(f"{i}-{len(line) - 1 - i} {i}-0" for i in range(len(line))) for line in lines]
-        (made / f"{split}.align").write_text("\n".join(links) + "\n")
-    (made / "train.weights").write_text("".join(f"{0.5 + n % 3}\n" for n in range(30)))
+    write_guides(made)
     (made / "text").mkdir()
     write_lines(made / "text", {"train": 60, "valid": 6, "test": 6})
     return made
@@ -341,15 +337,8 @@ def check(run: Run | TextRun, plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_updates_of_translation(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def allot(planner: Planner) -> list[BatchBudget]:
-        return [BatchBudget(*shape, 3, 1, Implementations()) for shape in planner._shapes]
-
-    monkeypatch.setattr(Planner, "allot", allot)
-    monkeypatch.setattr(Planner, "budget_of_whole_batches", lambda _: "2GiB")
-    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 3)
+def test_updates_of_translation(folder: Path, tmp_path: Path, use_rows: UseRows, name: str) -> None:
+    use_rows(3)
     row, plain = TRANSLATION[name]
     text = "-".join(re.findall(r"data\.(\w+)", row))
     none = ("model.dropout=0.0", "training.decode_and_evaluate=0", f"data.prepared={folder}/prepared-{text}")

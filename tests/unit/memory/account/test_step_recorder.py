@@ -256,23 +256,6 @@ def test_an_optimizer_that_multiplies_nothing_counts_as_one_operator() -> None:
     assert account.by_category()["optimizer state"] == weight.nbytes
 
 
-def test_a_function_that_an_optimizer_calls_is_recorded() -> None:
-    case = gpt()
-    case.optimizer.zero_grad()
-
-    def closure() -> Tensor:
-        loss = case.loss()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    with memory.track(case.model, case.optimizer) as account:
-        case.optimizer.step(closure)
-    assert account.ledger.operations["head"] > 0
-    assert account.ledger.stash["head"] > 0
-    assert {begin.phase for begin in account._tracker.begins} == {"forward", "backward", "optimizer"}
-    assert not {"aten.addmm", "aten.mm"} & {*optimizer_operators(account)}
-
-
 def test_operators_are_recorded_again_after_an_optimizer_failed() -> None:
     weight = nn.Parameter(torch.ones(8))
     weight.grad = torch.ones(8)

@@ -76,6 +76,7 @@ def _unusual_tensors() -> dict[str, Tensor]:
         }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("profiled", [False, True])
 @pytest.mark.parametrize("kind", ["coo", "hybrid", "csr", "bsr", "mkldnn", "nested"])
 def test_modules_take_and_return_tensors_of_every_layout(kind: str, profiled: bool) -> None:
