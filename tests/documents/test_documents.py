@@ -35,11 +35,7 @@ from tests.documents.blocks import (
 )
 from tests.documents.shell import Shell
 
-NEEDS_EXTRA = {
-    "serve ": "starlette",
-    "serve-load": "starlette",
-    "bench filters": "py3langid",
-}
+NEEDS_EXTRA = {"serve ": "starlette", "serve-load": "starlette", "bench filters": "py3langid"}
 """Commands that need an optional package, by what they contain."""
 
 

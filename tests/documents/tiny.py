@@ -15,11 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOAKS = Path(__file__).parents[2] / "docs" / "results" / "soak"
-NARROW = {
-    "model.embedding": "32",
-    "model.encoder.size": "64",
-    "model.decoder.size": "64",
-}
+NARROW = {"model.embedding": "32", "model.encoder.size": "64", "model.decoder.size": "64"}
 TRANSLATION = {
     **NARROW,
     "data.subwords": "{type: bpe, size: 120, joint: true}",

@@ -217,18 +217,6 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> st
     return line.removeprefix("econmt: error: ")
 
 
-def test_bad_devices(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert (
-        refused(folder, capsys, "--device", "gpu") == "device 'gpu': unknown; use auto, cpu, cuda or cuda:N"
-    )
-    line = refused(folder, capsys, "training.device=cuda")
-    assert line == "device 'cuda': torch sees no GPU here; use device cpu or auto"
-    assert not (folder / "run").exists()
-
-
 def test_a_folder_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(folder, capsys, "--output", str(folder / "train.src" / "run"))
     assert line.startswith(f"{folder}/train.src/run: the model folder cannot be written (")

@@ -83,10 +83,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
     rows = selection.rows_of(found.measurements)
     assert by(
         [row for row in rows if str(row["problem"]).startswith("attentional_lstm")], "candidate", "chosen"
-    ) == {
-        ("reference", "chosen"),
-        ("recompute/gates", " (rule)"),
-    }
+    ) == {("reference", "chosen"), ("recompute/gates", " (rule)")}
     regrets = {
         row["candidate"]: row["regret"] for row in rows if str(row["problem"]).startswith("linear_cross")
     }

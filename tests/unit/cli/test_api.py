@@ -8,8 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ import torch
 import econmt
 from econmt.api import translation as translation_module
 from econmt.checkpoint.folder import ModelFolder
-from econmt.config.model import Model
 from econmt.config.recipe import load_recipe
 from econmt.data.text.glossary import Glossary
 from econmt.decoding.search.fusion import ShallowFusion
@@ -104,18 +103,6 @@ def test_every_other_option_makes_another_translator(
         assert model.translator({}, **{name: value}) is changed
 
 
-def test_attention_is_a_distribution_over_the_source(model: econmt.TrainedModel) -> None:
-    for line, translation in zip(LINES, model.translate(LINES), strict=True):
-        if not line:
-            assert translation.attention is None
-            continue
-        assert translation.attention is not None
-        assert translation.attention.shape == (len(translation.tokens) + 1, len(line.split()) + 1)
-        assert translation.attention.sum(dim=1).tolist() == pytest.approx(
-            [1.0] * (len(translation.tokens) + 1), abs=1e-5
-        )
-
-
 def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:
     first = [translation.text for translation in model.translate(LINES)]
     drawn = [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
@@ -124,14 +111,6 @@ def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:
     assert [translation.text for translation in model.translate(LINES, batch_size=1, device="cpu")] == first
     assert model.translate([]) == []
     assert all(translation.attention is None for translation in model.translate(LINES, attention=False))
-
-
-def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
-    both = econmt.load([word_model, word_model], [6, 8], device="cpu", precision="float32")
-    found = [translation.score for translation in both.translate(LINES, ensemble_mode="log_linear")]
-    options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
-    ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
-    assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -152,70 +131,81 @@ def test_each_model_of_an_ensemble_has_its_checkpoint(
     assert loaded == [(word_model, expected[0]), (other, expected[1])]
 
 
-def test_the_widest_model_of_an_ensemble_decides_on_threads(
-    word_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[tuple[object, int]] = []
-    widths = iter([64, 512, 8])
-    monkeypatch.setattr(Model, "widest", property(lambda _: next(widths)))
-
-    def threads_for(given: int | None, _: torch.device, width: int) -> SimpleNamespace:
-        found.append((given, width))
-        return SimpleNamespace(number=1)
-
-    monkeypatch.setattr(translation_module, "threads_for", threads_for)
-    monkeypatch.setattr(
-        translation_module.torch, "set_num_threads", lambda number: found.append(("set", number))
-    )
-    econmt.load([word_model] * 3, checkpoint=["best", "last", 6], threads="auto", precision="float32")
-    assert found == [(None, 512), ("set", 1)]
-
-
 def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
     with pytest.warns(UserWarning, match="input:2: 120 source tokens"):
         model.translate(["a", "b " * 120])
 
 
-def test_what_cannot_be_used_is_one_clear_line(
-    model: econmt.TrainedModel, word_model: Path, subword_model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda model, _: model.translate("A dog."), "list of lines"),
+        (lambda model, _: model.translate([b"A dog."]), "list of lines"),
+        (lambda model, _: model.translate(5), "list of lines"),
+        (lambda model, _: model.translate(["a", "a\ud800"]), r"input:2: text: the character U\+D800"),
+        (lambda model, _: model.translate(["a", econmt.Request("a\ud800")]), r"input:2: text: the character"),
+        (lambda model, _: model.score(["a\ud800"], ["a"]), r"sources\[0\]: text: the character U\+D800"),
+        (
+            lambda model, _: model.score([econmt.Request("a\ud800")], ["a"]),
+            r"sources\[0\]: text: the character",
+        ),
+        (lambda model, _: model.score(["a"], ["a\ud800"]), r"targets\[0\]: text: the character U\+D800"),
+        (lambda model, _: model.score(["a", "b"], ["A"]), "2 sources and 1 targets"),
+        (lambda model, _: model.score("a", "A"), "score expects two lists"),
+        (lambda model, _: model.generate("a"), "generate is for language models"),
+        (lambda model, _: model.translate(LINES, glossary={"a": "B"}), "glossary expects a file"),
+        (lambda model, _: model.translate(LINES, language_model=model), "language_model expects the folder"),
+        (lambda model, _: model.translate(["a"], avoid="B"), "avoid expects a list"),
+        (lambda model, _: model.translate(["a"], avoid=["B"], sample=0), "sample cannot be combined"),
+        (lambda model, _: model.translate(LINES, beam_size=2, nbest_size=3), "nbest_size 3 must not exceed"),
+        (lambda model, _: model.translate(LINES, beem_size=2), "beem_size"),
+        (lambda model, _: model.translate(["a"], beam_size="5"), "beam_size"),
+        (lambda model, _: model.translate(["a"], batch_size=0), "batch_size"),
+        (lambda model, _: model.translate(["a"], batch_size=True), "batch_size"),
+        (lambda model, _: model.translate(["a"], batch_size=10**9), "batch_size"),
+        (lambda model, _: model.translate(LINES, device="cuda:99"), "cuda:99"),
+        (lambda model, _: model.translate(LINES, top_k=3), "top_k has no effect without sample"),
+        (
+            lambda model, _: model.translate(["a"], temperature=0.5),
+            "temperature has no effect without sample",
+        ),
+        (lambda model, _: model.translate(["a"], sample=True, beam_prune=0.5), "without beam search"),
+        (
+            lambda model, _: model.translate(["a"], sample=True, beam_search_stop="first"),
+            "without beam search",
+        ),
+        (
+            lambda model, _: model.translate(["a"], brevity_penalty_constant_length_ratio=2.0),
+            "brevity_penalty_constant_length_ratio has no effect without brevity_penalty_weight above 0",
+        ),
+        (lambda model, _: model.translate(["a"], restrict_lexicon_topk=3), "without restrict_lexicon"),
+        (lambda model, _: model.translator(5), "search 5"),
+        (lambda model, _: model.translator({}, long_lines="x"), "long_lines: must be one of"),
+        (lambda _, folder: econmt.load(folder, device="tpu"), "device 'tpu'"),
+        (lambda _, folder: econmt.load(folder, device="cpu", precision="int4"), "precision 'int4'"),
+        (lambda _, folder: econmt.load(folder / "none"), "no such model folder"),
+        (lambda _, folder: econmt.load(str(folder), 7), "no checkpoint '7'"),
+        (lambda _, folder: econmt.load(folder, [6, 8]), "2 checkpoints are given for 1 models"),
+        (lambda *_: econmt.load([]), "at least one"),
+        (lambda *_: econmt.load(5), "model 5"),
+        (lambda *_: econmt.load([None]), "model"),
+        (lambda *_: econmt.load("x", 1.5), "checkpoint 1.5"),
+        (lambda *_: econmt.load("x", True), "checkpoint True"),
+        (lambda *_: econmt.train(5), "recipe 5"),
+        (lambda *_: econmt.train("quickstart", 5), "overrides 5"),
+        (lambda *_: econmt.train("quickstart", [5]), "overrides"),
+        (lambda *_: econmt.train("quickstart", data_dir=5), "data_dir 5"),
+    ],
+)
+def test_what_cannot_be_used_is_told(
+    model: econmt.TrainedModel, word_model: Path, use: Callable[[Any, Any], object], message: str
 ) -> None:
-    def refused(message: str) -> pytest.RaisesExc[InputError]:
-        return pytest.raises(InputError, match=message)
+    with pytest.raises(InputError, match=message):
+        use(model, word_model)
 
-    with refused("list of lines"):
-        model.translate("A dog.")
-    with refused("list of lines"):
-        model.translate([b"A dog."])  # type: ignore[list-item]
-    for line in ("a\ud800", econmt.Request("a\ud800")):
-        with refused(r"input:2: text: the character U\+D800"):
-            model.translate(["a", line])
-        with refused(r"sources\[0\]: text: the character U\+D800"):
-            model.score([line], ["a"])
-    with refused(r"targets\[0\]: text: the character U\+D800"):
-        model.score(["a"], ["a\ud800"])
-    with refused("glossary expects a file"):
-        model.translate(LINES, glossary={"a": "B"})  # type: ignore[arg-type]
-    with refused("language_model expects the folder"):
-        model.translate(LINES, language_model=model)  # type: ignore[arg-type]
-    with refused("nbest_size 3 must not exceed beam_size 2"):
-        model.translate(LINES, beam_size=2, nbest_size=3)
-    with refused("beem_size"):
-        model.translate(LINES, beem_size=2)
-    with refused("cuda:99"):
-        model.translate(LINES, device="cuda:99")
-    with refused("device 'tpu'"):
-        econmt.load(word_model, device="tpu")
-    with refused("precision 'int4'"):
-        econmt.load(word_model, device="cpu", precision="int4")
-    with refused("no such model folder"):
-        econmt.load(tmp_path / "none")
-    with refused("no checkpoint '7'"):
-        econmt.load(str(word_model), 7)
-    with refused("at least one"):
-        econmt.load([])
-    with refused("2 checkpoints are given for 1 models"):
-        econmt.load(word_model, [6, 8])
-    with refused("vocabularies differ"):
+
+def test_models_with_other_vocabularies_are_no_ensemble(word_model: Path, subword_model: Path) -> None:
+    with pytest.raises(InputError, match="vocabularies differ"):
         econmt.load([word_model, subword_model])
 
 
@@ -288,12 +278,6 @@ def test_scores_are_those_of_the_command_line(
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))
     assert [f"{each.log_probability:.6f}" for each in found] == ended.lines
-    with pytest.raises(InputError, match="2 sources and 1 targets"):
-        model.score(["a", "b"], ["A"])
-    with pytest.raises(InputError, match="score expects two lists"):
-        model.score("a", "A")
-    with pytest.raises(InputError, match="generate is for language models"):
-        model.generate("a")
 
 
 def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
@@ -303,28 +287,6 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
     assert model.search_options({"sample": False}).sample is None
     drawn = [each.text for each in model.translate(LINES, sample=True, top_k=2, seed=3)]
     assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
-    with pytest.raises(InputError, match="top_k has no effect without sample"):
-        model.translate(LINES, top_k=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.5}, "temperature has no effect without sample"),
-        ({"sample": True, "beam_prune": 0.5}, "beam_prune has no effect without beam search"),
-        ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop has no effect without beam search"),
-        (
-            {"brevity_penalty_constant_length_ratio": 2.0},
-            "brevity_penalty_constant_length_ratio has no effect without brevity_penalty_weight above 0",
-        ),
-        ({"restrict_lexicon_topk": 3}, "restrict_lexicon_topk has no effect without restrict_lexicon"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(
-    model: econmt.TrainedModel, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        model.translate(["a"], **options)
 
 
 def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:
@@ -339,9 +301,3 @@ def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> N
         econmt.evaluate(hypotheses, ["a"])
     with pytest.raises(InputError, match="metric 'meteor'"):
         econmt.evaluate(hypotheses, references, ["meteor"])
-
-
-def test_evaluation_may_ignore_case() -> None:
-    for lowercase, expected in ((False, False), (True, True)):
-        found = econmt.evaluate(["ein hund bellt laut"], ["Ein Hund bellt laut"], lowercase=lowercase)
-        assert all((found[name].value > 99.9) == expected for name in ("bleu", "chrf"))

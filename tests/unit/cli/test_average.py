@@ -84,13 +84,6 @@ def test_the_result_translates_and_says_what_it_is(call: Call, word_model: Path,
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
-def test_the_average_of_one_is_that_one(call: Call, word_model: Path, tmp_path: Path) -> None:
-    call("average", "-m", word_model, "-n", 1, "--strategy", "last", "-o", tmp_path / "one")
-    found = load_file(tmp_path / "one" / "params.best.safetensors")
-    for name, values in parameters(word_model, 8).items():
-        np.testing.assert_array_equal(found[name], values)
-
-
 def test_what_cannot_be_averaged_is_one_clear_line(call: Call, word_model: Path, tmp_path: Path) -> None:
     lean = tmp_path / "lean"
     call("export", word_model, lean)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import tomllib
@@ -215,28 +213,6 @@ def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.Mon
     ended = call("doctor")
     assert ended.code == 0
     assert "the folder of this shell was removed" in " ".join(ended.out.split())
-
-
-def test_doctor_tries_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking twice finds the same and leaves nothing."""
-    (tmp_path / "file").write_text("")
-    for _ in range(2):
-        assert doctor._why_not_writable(tmp_path / "a" / "b" / "c") is None
-        assert doctor._why_not_writable(tmp_path) is None
-        for below in ("file", "file/a", "file/a/b"):
-            assert doctor._why_not_writable(tmp_path / below) == os.strerror(errno.ENOTDIR)
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    tried: list[Path] = []
-
-    def fails(*, dir: Path, prefix: str) -> NoReturn:
-        tried.append(dir)
-        raise OSError("no reason")
-
-    monkeypatch.setattr(doctor.tempfile, "NamedTemporaryFile", fails)
-    (tmp_path / "a").mkdir()
-    assert doctor._why_not_writable(tmp_path / "a" / "b" / "c") == "no reason"
-    assert doctor._why_not_writable(tmp_path / "a") == "no reason"
-    assert tried == [tmp_path / "a", tmp_path / "a"]
 
 
 def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

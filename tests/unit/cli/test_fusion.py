@@ -108,12 +108,6 @@ def test_what_is_refused(
             f"{other / 'vocab.txt'}: differs from {word_model / 'vocab.target.txt'}, whose tokens a language model "
             f"must have; train the language model with data.subwords.lists: [{word_model / 'vocab.target.txt'}]",
         ),
-        (
-            ("--language-model", subword_model),
-            "holds a translation model; language_model takes a language model",
-        ),
-        (("--language-model", tmp_path / "none"), "no such model folder"),
-        (("--lm-weight", "1"), "--lm-weight is of --language-model; give that too, or leave it out"),
     ):
         told = call("translate", "-m", word_model, *options, text=INPUT)
         assert (told.code, told.out) == (2, "")

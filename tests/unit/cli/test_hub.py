@@ -82,14 +82,6 @@ def test_a_run_without_figures_has_a_card_too(call: Call, word_model: Path, tmp_
     assert "## Quality" not in card.text
 
 
-def test_what_a_card_cannot_say_is_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    failure(call("export", word_model, made, "--hub"), "give --hub and --license together")
-    failure(call("export", word_model, made, "--license", "other"), "give --hub and --license together")
-    failure(call("export", word_model, made, "--hub", "--license", "MIT\n---"), "--license 'MIT")
-    assert not made.exists()
-
-
 def test_a_model_of_the_hub_is_fetched_and_translates(
     call: Call, exported: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,11 +108,6 @@ def test_a_model_of_the_hub_is_fetched_and_translates(
 
 
 def test_what_cannot_be_fetched_is_told(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure(
-        call("translate", "-m", "hf://reverse", text=TEXT),
-        "hf://reverse: not the name of a model of the Hub; use hf://OWNER/NAME",
-    )
-
     def refuse(*_: Any, **__: Any) -> str:
         raise LocalEntryNotFoundError("no connection\nand much more")
 

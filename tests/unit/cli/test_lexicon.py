@@ -26,7 +26,6 @@ def test_a_lexicon_is_learnt_and_restricts(call: Call, word_model: Path, text: P
     for line, translation in zip(lines.split("\n"), found.lines, strict=False):
         ids = [*vocabularies.source.encode(line), 2, 3]
         assert {*vocabularies.target.encode(translation)} <= {*table[ids, :1].flatten().tolist(), 1}
-    assert call("translate", "-m", word_model, "--restrict-lexicon-topk", 1).code == 2
 
 
 def test_a_lexicon_of_another_model_or_none_is_refused(

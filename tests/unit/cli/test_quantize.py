@@ -75,18 +75,6 @@ def test_products_are_of_8_bits_where_the_folder_is(call: Call, word_model: Path
     assert str(api.load(made, device="cpu").precision) == "torch.int8"
 
 
-def test_a_file_without_steps_is_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
-    made = tmp_path / "int8"
-    call("quantize", "-m", word_model, "-o", made)
-    tensors, metadata = read_tensors(made / PARAMETERS)
-    name = next(name for name in tensors if name.endswith(".steps"))
-    del tensors[name]
-    write_tensors(made / PARAMETERS, tensors, metadata)
-    ended = call("translate", "-m", made, text="a\n")
-    assert ended.code == 2
-    assert f"'{name.removesuffix('.steps')}' has no scales for its rows" in ended.err
-
-
 @pytest.mark.parametrize("precision", ["int8", "bfloat16"])
 def test_values_that_are_not_finite_are_refused(
     call: Call, word_model: Path, tmp_path: Path, precision: str

@@ -259,10 +259,6 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
         assert message in ended.err
         assert not (tmp_path / "made").exists()
     del VARIANTS["qrnn"], VARIANTS["gated"]
-    assert (
-        "--precision is for --runtime"
-        in call("export", word_model, tmp_path / "x", "--precision", "int8").err
-    )
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +268,7 @@ def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
 
 
-FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py"]
+FILES = ["model.json", "arrays.safetensors", "vocab.source.txt"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -380,15 +376,10 @@ def test_options_out_of_range_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("variant", ["additive", "ssru"])
 def test_lists_of_the_best_are_those_of_econmt(
-    word_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variant: str,
+    word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = random_model(word_model, tmp_path / "model", variant)
+    folder = random_model(word_model, tmp_path / "model", "ssru")
     made, text = export_runtime(folder, tmp_path / "runtime"), tmp_path / "text"
     text.write_text("\n".join(LINES) + "\n")
     expected = api.load(folder, device="cpu", precision="float32").translate(LINES, nbest_size=2)

@@ -204,16 +204,17 @@ def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
 def test_modules_are_compared_before_they_are_imported(whole: Path, tmp_path: Path) -> None:
     draw, broken = random.Random(25), tmp_path / "broken"
     shutil.copytree(whole, broken)
-    for module in sorted((broken / "econmt_runtime").glob("*.py")):
+    modules = sorted((broken / "econmt_runtime").glob("*.py"))
+    for module in modules:
         sound = module.read_bytes()
-        for _ in range(2):
-            damaged = bytearray(sound)
-            damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
-            module.write_bytes(damaged)
-            assert f"{module}: absent or changed since it was exported" in refusal(run(broken))
-        module.unlink()
-        assert f"{module}: absent or changed" in refusal(run(broken))
+        damaged = bytearray(sound)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        module.write_bytes(damaged)
+        assert f"{module}: absent or changed since it was exported" in refusal(run(broken))
         module.write_bytes(sound)
+    modules[-1].unlink()
+    assert f"{modules[-1]}: absent or changed" in refusal(run(broken))
+    modules[-1].write_bytes(sound)
     assert run(broken).returncode == 0
 
 
@@ -247,13 +248,7 @@ def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
 
 
-FILES = [
-    "model.json",
-    "arrays.safetensors",
-    "vocab.source.txt",
-    "econmt_runtime/search.py",
-    "LIBRARY",
-]
+FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
 
 
 @pytest.mark.sampled(8)
@@ -271,16 +266,9 @@ def test_what_is_no_regular_file_is_refused(whole: Path, tmp_path: Path, file: s
     else:
         path.symlink_to(f"/dev/{kind}")
     assert str(path) in refusal(run(made))
-    code = f"import econmt_runtime; econmt_runtime.load({str(made)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.stderr.splitlines()[-1].startswith(f"econmt_runtime.errors.RuntimeInputError: {path}: ")
+    with pytest.raises(econmt_runtime.RuntimeInputError) as error:
+        econmt_runtime.load(made)
+    assert str(error.value).startswith(f"{path}: ")
 
 
 def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:

@@ -68,22 +68,6 @@ def files(factored_text: Path) -> list[object]:
     return ["-i", factored_text / "valid.src", "--input-factors", factored_text / "valid.case"]
 
 
-@pytest.mark.slow
-def test_it_learns_what_the_factors_say(
-    call: Call, model: Path, factored_text: Path, files: list[object]
-) -> None:
-    """Without them half of the words would be wrong."""
-    found = call("translate", "-m", model, *files)
-    assert found.code == 0, found.err
-    expected = (factored_text / "valid.trg").read_text().split("\n")[:-1]
-    pairs = [
-        (one, other)
-        for line, reference in zip(found.lines, expected, strict=True)
-        for one, other in zip(line.split(), reference.split(), strict=False)
-    ]
-    assert sum(one == other for one, other in pairs) / len(pairs) > 0.9
-
-
 def test_a_translation_has_the_score_that_scoring_gives(
     call: Call, model: Path, factored_text: Path, files: list[object], tmp_path: Path
 ) -> None:

@@ -92,22 +92,6 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
             torch.testing.assert_close(hypothesis.attention.sum(dim=1), torch.ones(len(hypothesis.ids) + 1))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_sentence_gives_the_same_alone(variant: str) -> None:
-    model = make_model(variant)
-    options = SearchOptions(beam_size=4, nbest_size=4)
-    together = beam_search(
-        IncrementalModel(model), *pad_sources(SOURCES, torch.device("cpu")), torch.full((4,), 8), options
-    )
-    for sentence, expected in enumerate(together):
-        alone = pad_sources([SOURCES[sentence]], torch.device("cpu"))
-        (found,) = beam_search(IncrementalModel(model), *alone, torch.tensor([8]), options)
-        assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
-        for one, other in zip(found, expected, strict=True):
-            assert one.score == pytest.approx(other.score, abs=5e-5)
-            torch.testing.assert_close(one.attention, other.attention, atol=5e-5, rtol=0)
-
-
 def test_coverage_is_of_the_attention_of_hypotheses() -> None:
     options = SearchOptions(beam_size=4, nbest_size=4, coverage_penalty_weight=0.3)
     model = IncrementalModel(make_model("additive"))

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from econmt.config.recipe import Data
-from econmt.data.text.glossary import (
-    Glossary,
-    Occurrence,
-    occurrences,
-    parse_glossary,
-    read_glossary,
-)
+from econmt.data.text.glossary import Glossary, Occurrence, occurrences, parse_glossary, read_glossary
 from econmt.data.text.subwords import train_vocabularies
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.constraints.batch import DecodingConstraints

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from econmt.config.recipe import Data, Decoding
 from econmt.data.text.glossary import Glossary
-from econmt.data.text.vocabulary import (
-    EOS,
-    PAD,
-    SPECIAL_TOKENS,
-    Vocabularies,
-    Vocabulary,
-    WordVocabulary,
-)
+from econmt.data.text.vocabulary import EOS, PAD, SPECIAL_TOKENS, Vocabularies, Vocabulary, WordVocabulary
 from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.formats import format_translation
 from econmt.decoding.requests import Request
@@ -201,12 +194,6 @@ def test_lines_are_read_a_chunk_at_a_time() -> None:
     assert [translation.text for translation in stream] == ["b", "c", "d", "e"]
 
 
-def test_batches_have_sentences_of_like_length_and_are_bounded() -> None:
-    model = Copying()
-    list(translator(model, batch_size=2).translate(["aaaa", "b", "ccccc", "dd", "e"]))
-    assert model.batches == [(2, 6), (2, 3), (1, 2)]
-
-
 def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
     beginnings = ["EIN HUND", "Ein HUND", ""]
     found = [
@@ -382,14 +369,6 @@ def test_broken_parameters_are_told_with_the_line() -> None:
         list(translator(Broken()).translate(["", "a"]))
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_evaluation_is_exact_in_cudnn(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-    with evaluation_mode([]):
-        assert not torch.backends.cudnn.allow_tf32
-    assert torch.backends.cudnn.allow_tf32 == allowed
-
-
 def test_evaluation_mode_comes_and_goes() -> None:
     on, off = nn.Dropout(), nn.Dropout().eval()
     with evaluation_mode([on, off, object()]):
@@ -398,13 +377,7 @@ def test_evaluation_mode_comes_and_goes() -> None:
     assert not off.training
 
 
-@pytest.mark.parametrize(
-    ("output_type", "expected"),
-    [
-        ("translation", "ab"),
-        ("score", "-0.100000\tab"),
-    ],
-)
+@pytest.mark.parametrize(("output_type", "expected"), [("translation", "ab"), ("score", "-0.100000\tab")])
 def test_plain_formats(output_type: str, expected: str) -> None:
     (found,) = translator().translate(["ab"])
     assert format_translation(found, output_type) == expected  # type: ignore[arg-type]

@@ -334,13 +334,6 @@ def test_what_cannot_be_done_is_told_in_a_line(
     assert "\n" not in answer.json["error"]
 
 
-def test_what_is_wished_counts(client: Client) -> None:
-    many = client.post("/translate", q="a", avoid=["b"] * 250)
-    assert (many.status, many.json["error"][:4]) == (413, "q an")
-    long = client.post("/translate", q="a", target_prefix="D " * 200)
-    assert (long.status, "400 tokens" in long.json["error"]) == (413, True)
-
-
 def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(queries, "check_request", lambda request, _: seen.append(len(request.avoid)))
@@ -352,11 +345,7 @@ def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.Monke
 
 def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     """Lists of both count, a prefix of the entry comes before that of the request."""
-    entries = [
-        {"text": "a", "avoid": ["X"], "constraints": ["K"], "target_prefix": "P"},
-        {"text": "b"},
-        "c",
-    ]
+    entries = [{"text": "a", "avoid": ["X"], "constraints": ["K"], "target_prefix": "P"}, {"text": "b"}, "c"]
     avoiding = [
         (text.sentences[0].text, [*text.sentences[0].avoid], [*text.sentences[0].constraints])
         for text in queries.texts_of(queries.TranslateBody(q=entries, avoid=["Y", "Z"]), 500, TextDivision())
@@ -392,37 +381,12 @@ def without_time(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != "milliseconds"}
 
 
-def test_both_avoid_lists_hold_in_answers(client: Client) -> None:
-    """The words of the plain translations, half of them avoided by the entry, the others by the request."""
-    plain = client.post("/translate", q=["a b c", "d e f g"]).json["translatedText"]
-    words = sorted({word for text in plain for word in text.split() if word.isalpha()})
-    own, common = words[::2], words[1::2] or ["H"]
-    entries: list[Any] = [{"text": "a b c", "avoid": own}, "d e f g"]
-    answer = client.post("/translate", q=entries, avoid=common)
-    first, second = (text.split() for text in answer.json["translatedText"])
-    assert not {*first} & {*own, *common}
-    assert not {*second} & {*common}
-
-
 def test_terms_of_a_request_are_found_by_its_language() -> None:
     glossary = {"ışık": "light"}
     for language, expected in (("tr", True), ("en", False)):
         body = queries.TranslateBody(q="IŞIK", glossary=glossary)
         (text,) = queries.texts_of(body, 500, TextDivision(), language)
         assert (text.sentences[0].glossary is not None) == expected
-
-
-def test_what_a_text_wishes_and_what_the_whole_request_wishes_go_together() -> None:
-    """A text has one beginning, its own; of all else it has both."""
-    own = {"text": "a", "constraints": ["A"], "target_prefix": "X"}
-    for entry, constraints, prefix in (
-        (own, ["A", "B"], "X"),
-        ({"text": "a"}, ["B"], "Y"),
-        ("a", ["B"], "Y"),
-    ):
-        body = queries.TranslateBody(q=entry, constraints=["B"], target_prefix="Y")
-        ((request,),) = (text.sentences for text in queries.texts_of(body, 500, TextDivision()))
-        assert (request.text, request.constraints, request.target_prefix) == ("a", constraints, prefix)
 
 
 def test_bodies_that_are_none(client: Client) -> None:
