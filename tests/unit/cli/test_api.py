@@ -103,16 +103,6 @@ def test_every_other_option_makes_another_translator(
         assert model.translator({}, **{name: value}) is changed
 
 
-def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:
-    first = [translation.text for translation in model.translate(LINES)]
-    drawn = [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
-    assert drawn == [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
-    assert drawn != first * 3
-    assert [translation.text for translation in model.translate(LINES, batch_size=1, device="cpu")] == first
-    assert model.translate([]) == []
-    assert all(translation.attention is None for translation in model.translate(LINES, attention=False))
-
-
 @pytest.mark.parametrize(
     ("given", "expected"), [(6, [6, 6]), ([6], [6, 6]), ([8, 6], [8, 6]), (["last", 6], ["last", 6])]
 )

@@ -59,16 +59,6 @@ def test_what_was_measured_before_an_interruption_is_told(
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
 
-def test_every_bench_takes_the_same_options(call: Call) -> None:
-    for name in ("select", "training"):
-        out = " ".join(call("bench", name, "--help").out.split())
-        assert "--device <str> Device: auto, cpu, cuda or cuda:N. [default: auto]" in out
-        assert "Number of CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
-        assert "CSV file to append the rows to, with machine, versions and date." in out
-        assert "Picture to draw the rows in." in out
-        assert "--place" not in out
-
-
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call(
         "bench",
@@ -109,10 +99,3 @@ def test_training(call: Call, tmp_path: Path) -> None:
     assert ended.out == (tmp_path / "t.csv").read_text()
     assert float(row["target tokens/s"]) > 0
     assert row["ops"] == "encoder=auto, decoder=auto, attention=auto, output=auto, stash=auto"
-
-
-@pytest.mark.parametrize("name", ["lstm", "scan", "memory-task", "language-model", "parallel"])
-def test_benchmarks_of_the_project_are_named_with_their_command(name: str, call: Call) -> None:
-    ended = call("bench", name, "--device", "cuda", "--made-up")
-    assert ended.code == 2
-    assert f"in a checkout of econmt run python -m scripts.bench {name}\n" in ended.err

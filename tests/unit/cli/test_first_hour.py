@@ -42,12 +42,6 @@ def test_help_of_a_verb_in_both_orders(call: Call, verb: str) -> None:
     assert "Usage: econmt" in help_first.out
 
 
-def test_help_of_an_unknown_verb(call: Call) -> None:
-    ended = call("help", "trian")
-    assert ended.code == 2
-    assert "No such command 'trian'" in ended.err
-
-
 def test_options_of_translate_have_headings(call: Call) -> None:
     out = call("translate", "--help").out
     headings = re.findall(r"^(\S.*):$", out, re.MULTILINE)

@@ -12,6 +12,7 @@ from econmt.cli.inspection import disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_runtime import random_model
 
 
 def test_everything_is_told(call: Call, word_model: Path) -> None:
@@ -48,6 +49,12 @@ def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
     starred = [line for line in ended.lines if line.endswith("*")]
     assert len(starred) == 1
     assert starred[0].split()[0] == str(best)
+
+
+def test_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
+    said = call("info", random_model(word_model, tmp_path / "model", "student")).out
+    assert "3 x GRU 6, both directions: bottom" in said
+    assert "2 x SSRU 7, no input feeding" in said
 
 
 def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Path) -> None:

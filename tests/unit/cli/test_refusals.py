@@ -29,6 +29,7 @@ FILES = {
 REFUSED = [
     ("translate --nosuch", "--nosuch", "see econmt translate --help"),
     ("trian", "trian"),
+    ("help trian", "No such command 'trian'"),
     ("recipes list --nosuch", "--nosuch"),
     ("recipes show", "Missing argument"),
     ("recipes show iwslt training.batchsize=256", "override 'training.batchsize=256': training.batchsize: unknown key"),

@@ -95,6 +95,7 @@ def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> 
     return folder
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, variant: str) -> None:
     folder = random_model(word_model, tmp_path / "model", variant, max_output_factor=1.5, beam_size=4)
@@ -105,17 +106,6 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert [each.text for each in found] == [each.text for each in expected]
         assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
         assert len({each.score for each in found}) > 3
-
-
-def test_all_hypotheses_of_a_beam_are_those_of_econmt(word_model: Path, tmp_path: Path) -> None:
-    folder = random_model(word_model, tmp_path / "model", "additive", length_penalty_alpha=0.0)
-    made = export_runtime(folder, tmp_path / "runtime")
-    expected = api.load(folder, device="cpu", precision="float32").translate(LINES, beam_size=4, nbest_size=4)
-    found = econmt_runtime.load(made, beam_size=4, nbest_size=4).translate(LINES)
-    assert [[entry.text for entry in each.nbest] for each in found] == [
-        [entry.text for entry in each.hypotheses] for each in expected
-    ]
-    assert max(len(each.nbest) for each in found) == 4
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 1000])

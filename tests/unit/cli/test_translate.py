@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from econmt.checkpoint.checkpoints import load_model
 from econmt.decoding.search.beam import SearchOptions
@@ -142,30 +141,6 @@ def test_several_translations_are_listed_as_moses_does(call: Call, word_model: P
     assert rows[2][1:] == ["", "logprob= 0.000000", "0.000000"]
 
 
-def test_a_line_longer_than_any_in_training_is_translated_with_a_warning(
-    call: Call, word_model: Path
-) -> None:
-    ended = call("translate", "-m", word_model, text="a\n" + "b " * 120 + "\n")
-    assert ended.code == 0
-    assert len(ended.lines) == 2
-    warnings = [line for line in ended.err.splitlines() if "warning" in line]
-    assert len(warnings) == 1
-    assert "standard input:2: 120 source tokens" in warnings[0]
-
-
-def test_a_hostile_pickle_is_not_run(call: Call, word_model: Path, tmp_path: Path) -> None:
-    class Bomb:
-        def __reduce__(self) -> tuple[object, ...]:
-            return (os.mkdir, (str(tmp_path / "ran"),))
-
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
-    (copy / "params.best.safetensors").unlink()
-    torch.save(Bomb(), copy / "params.best.safetensors")
-    failure(call("translate", "-m", copy, text="a\n"), "pickle")
-    assert not (tmp_path / "ran").exists()
-
-
 def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Path) -> None:
     command = [sys.executable, "-m", "econmt", "translate", "-m", str(word_model), "--threads", "1"]
     with subprocess.Popen(
@@ -193,20 +168,6 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
         process.wait(timeout=PATIENCE)
     assert "Traceback" not in talk
     assert "error" not in talk
-
-
-def test_a_line_past_the_longest_is_cut_or_left_out_and_told(call: Call, word_model: Path) -> None:
-    text = "a b c d\n" + "a b c d e\n" + "h g\n"
-    options = ("translate", "-m", word_model, "--max-input-length", "4")
-    expected = call("translate", "-m", word_model, text="a b c d\na b c d\nh g\n").lines
-    cut = call(*options, text=text)
-    assert cut.lines == expected
-    assert "standard input:2: 5 source tokens, more than a source of 4 tokens may have" in cut.err
-    assert "only the beginning is translated" in cut.err
-    assert ":1:" not in cut.err
-    skipped = call(*options, "--long-lines", "skip", text=text)
-    assert skipped.lines == [expected[0], "", expected[2]]
-    assert "left out, its translation is empty" in skipped.err
 
 
 @pytest.mark.slow

@@ -143,8 +143,9 @@ def test_searches_give_equal_translations(
     are_equal(beam_search(model, *BATCH, options, chooser=chooser), wanted)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("beam_size", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("precision", "beam_size"), [(torch.float32, 7), (torch.bfloat16, 2), (torch.int8, 7), (torch.int8, 1)]
+)
 def test_words_with_equal_probabilities_come_in_the_same_order(
     precision: torch.dtype, beam_size: int
 ) -> None:

@@ -101,12 +101,6 @@ def test_beam_one_is_greedy() -> None:
         assert hypothesis.ids == ids
 
 
-def test_length_penalty_is_sockeyes() -> None:
-    options = SearchOptions(length_penalty_alpha=0.7, length_penalty_beta=5.0)
-    assert float(length_penalty(9, options)) == pytest.approx((14 / 6) ** 0.7)
-    assert length_penalty(torch.tensor([1, 9]), options).tolist() == pytest.approx([1.0, (14 / 6) ** 0.7])
-
-
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.7, 1.0])
 def test_a_length_has_the_same_penalty_wherever_it_is_asked_for(alpha: float) -> None:
     options = SearchOptions(length_penalty_alpha=alpha)

@@ -136,13 +136,6 @@ def test_output_grows_as_lines_come(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_lines_make_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("old")
-    with LineOutput(tmp_path / "out"):
-        pass
-    assert (tmp_path / "out").read_bytes() == b""
-
-
 def test_output_keeps_permissions_and_follows_links(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")

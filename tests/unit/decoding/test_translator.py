@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from econmt.config.recipe import Data, Decoding
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.vocabulary import EOS, PAD, SPECIAL_TOKENS, Vocabularies, Vocabulary, WordVocabulary
-from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
+from econmt.decoding.batches import batches_by_length, evaluation_mode
 from econmt.decoding.formats import format_translation
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
@@ -207,12 +207,6 @@ def test_batches_by_length() -> None:
     # A batch is bounded in tokens too, but a sentence beyond the bound goes alone.
     assert batches_by_length([50, 4, 4, 4], 3, 9) == [[0], [1, 2], [3]]
     assert batches_by_length([], 2, 10) == []
-
-
-def test_pad_sources() -> None:
-    source, lengths = pad_sources([[7, 8], [9]], torch.device("cpu"))
-    assert source.tolist() == [[7, 8, EOS], [9, EOS, PAD]]
-    assert lengths.tolist() == [3, 2]
 
 
 def test_the_n_best_and_their_attention() -> None:

@@ -364,23 +364,6 @@ def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "B"]
 
 
-def test_what_all_translations_satisfy_changes_no_answer(client: Client) -> None:
-    how = {"alternatives": 1, "details": True}
-    plain = client.post("/translate", q="a b c", **how).json
-    common = {*plain["translatedText"].split()} & {*plain["alternatives"][0].split()}
-    word = next(word for word in sorted(common) if word.isalpha())
-    absent = next(word for word in "ABDEFG" if word not in str(plain["details"]))
-    wishes: dict[str, Any] = {"constraints": [word], "avoid": [absent], "glossary": {"b": word}}
-    answer = client.post("/translate", q="a b c", **wishes, **how).json
-    assert without_time(answer) == without_time(plain)
-    other = client.post("/translate", q="a b c", constraints=[absent], **how).json
-    assert all(absent in text.split() for text in (other["translatedText"], *other["alternatives"]))
-
-
-def without_time(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in answer.items() if name != "milliseconds"}
-
-
 def test_terms_of_a_request_are_found_by_its_language() -> None:
     glossary = {"ışık": "light"}
     for language, expected in (("tr", True), ("en", False)):
