@@ -103,19 +103,13 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
             "mine.yaml:7: data.max_lenght: unknown key; did you mean data.max_length?",
         ),
         (("  valid: text/valid\n", ""), "mine.yaml:3: data.valid: missing; prefix of the validation text"),
-        (
-            ("[text/train]", "text/train"),
-            "mine.yaml:6: data.train: expected a list, found the text 'text/train'",
-        ),
+        (("[text/train]", "text/train"), "mine.yaml:6: data.train: expected a list, found the text 'text/train'"),
         (("[text/train]", "[text/train, 3]"), "mine.yaml:6: data.train[1]: expected text, found 3"),
         (("[text/train]", "[]"), "mine.yaml:6: data.train: must not be empty, found an empty list"),
         (("source: en", "source: ''"), "mine.yaml:4: data.source: must not be empty, found the text ''"),
         (("source: en", "source: 1.5"), "mine.yaml:4: data.source: expected text, found 1.5"),
         (("updates: 10", "updates: 0"), "mine.yaml:9: training.max_updates: must be at least 1, found 0"),
-        (
-            ("updates: 10", "updates: 1.5"),
-            "mine.yaml:9: training.max_updates: expected a whole number, found 1.5",
-        ),
+        (("updates: 10", "updates: 1.5"), "mine.yaml:9: training.max_updates: expected a whole number, found 1.5"),
         (
             ("updates: 10", "updates: 1_000"),
             "mine.yaml:9: training.max_updates: expected a whole number, found the text '1_000'",
@@ -148,7 +142,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
             "did you mean bfloat16?",
         ),
     ],
-)
+)  # fmt: skip
 def test_one_line_names_file_line_key_and_remedy(
     tmp_path: Path, change: tuple[str, str], expected: str
 ) -> None:

@@ -135,10 +135,7 @@ def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) ->
         (lambda model, _: model.translate(["a", "a\ud800"]), r"input:2: text: the character U\+D800"),
         (lambda model, _: model.translate(["a", econmt.Request("a\ud800")]), r"input:2: text: the character"),
         (lambda model, _: model.score(["a\ud800"], ["a"]), r"sources\[0\]: text: the character U\+D800"),
-        (
-            lambda model, _: model.score([econmt.Request("a\ud800")], ["a"]),
-            r"sources\[0\]: text: the character",
-        ),
+        (lambda model, _: model.score([econmt.Request("a\ud800")], ["a"]), r"sources\[0\]: text: the character"),
         (lambda model, _: model.score(["a"], ["a\ud800"]), r"targets\[0\]: text: the character U\+D800"),
         (lambda model, _: model.score(["a", "b"], ["A"]), "2 sources and 1 targets"),
         (lambda model, _: model.score("a", "A"), "score expects two lists"),
@@ -155,15 +152,9 @@ def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) ->
         (lambda model, _: model.translate(["a"], batch_size=10**9), "batch_size"),
         (lambda model, _: model.translate(LINES, device="cuda:99"), "cuda:99"),
         (lambda model, _: model.translate(LINES, top_k=3), "top_k has no effect without sample"),
-        (
-            lambda model, _: model.translate(["a"], temperature=0.5),
-            "temperature has no effect without sample",
-        ),
+        (lambda model, _: model.translate(["a"], temperature=0.5), "temperature has no effect without sample"),
         (lambda model, _: model.translate(["a"], sample=True, beam_prune=0.5), "without beam search"),
-        (
-            lambda model, _: model.translate(["a"], sample=True, beam_search_stop="first"),
-            "without beam search",
-        ),
+        (lambda model, _: model.translate(["a"], sample=True, beam_search_stop="first"), "without beam search"),
         (
             lambda model, _: model.translate(["a"], brevity_penalty_constant_length_ratio=2.0),
             "brevity_penalty_constant_length_ratio has no effect without brevity_penalty_weight above 0",
@@ -186,7 +177,7 @@ def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) ->
         (lambda *_: econmt.train("quickstart", [5]), "overrides"),
         (lambda *_: econmt.train("quickstart", data_dir=5), "data_dir 5"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_used_is_told(
     model: econmt.TrainedModel, word_model: Path, use: Callable[[Any, Any], object], message: str
 ) -> None:

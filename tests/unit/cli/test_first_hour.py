@@ -108,32 +108,16 @@ def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "option", "said"),
     [
-        (
-            "train",
-            "--batch-size",
-            "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
-        ),
-        (
-            "train",
-            "--lr",
-            "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
-        ),
-        (
-            "profile",
-            "--memory-budget",
-            "set without dashes: training.memory_budget=VALUE; see econmt profile",
-        ),
+        ("train", "--batch-size", "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see"),
+        ("train", "--lr", "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help"),
+        ("profile", "--memory-budget", "set without dashes: training.memory_budget=VALUE; see econmt profile"),
         ("train", "--epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
-        (
-            "train",
-            "--data-dri",
-            "No such option: --data-dri (Possible options: --data-dir); see econmt train",
-        ),
+        ("train", "--data-dri", "No such option: --data-dri (Possible options: --data-dir); see econmt train"),
         ("train", "--outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
         ("train", "--xyzzy", "No such option: --xyzzy; see econmt train --help"),
         ("average", "--lr", "; see econmt average --help"),
     ],
-)
+)  # fmt: skip
 def test_an_option_that_is_a_recipe_key(call: Call, command: str, option: str, said: str) -> None:
     ended = call(command, "multi30k", option, "32")
     assert ended.code == 2

@@ -90,11 +90,7 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             1,
             "runs/x: Permission denied; check the permissions",
         ),
-        (
-            FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
-            1,
-            "x: No such file or directory",
-        ),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), 1, "x: No such file or directory"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, "x: Is a directory"),
         (OSError(errno.EIO, "Input/output error", "x"), 1, "x: Input/output error"),
         (MemoryError(), 1, OUT_OF_MEMORY),
@@ -111,7 +107,7 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             "this is a bug in econmt: AssertionError (run the command again with --debug for the traceback)",
         ),
     ],
-)
+)  # fmt: skip
 def test_an_error_is_one_line_and_an_exit_code(run_verb: Any, error: Exception, code: int, line: str) -> None:
     assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
 

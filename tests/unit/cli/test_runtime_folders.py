@@ -341,10 +341,7 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"files": {"../model.json": "0"}},
-            "files: '../model.json' is not the name of a file in this folder",
-        ),
+        ({"files": {"../model.json": "0"}}, "files: '../model.json' is not the name of a file in this folder"),
         ({"files": {"a\0b": "0"}}, "files: 'a\\x00b' is not the name of a file in this folder"),
         ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is not the name"),
         ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is not listed in files"),
@@ -354,7 +351,7 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
         ({"attention": {"norm": 1, "scale": 1.0}}, "attention.norm: not a value of type bool"),
         ({"encoder": {"cell": "sru"}}, "encoder.cell: not one of gru, lstm, ssru"),
     ],
-)
+)  # fmt: skip
 def test_messages_name_the_key(whole: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     made = tmp_path / "runtime"
     shutil.copytree(whole, made)

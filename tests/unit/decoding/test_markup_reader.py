@@ -34,11 +34,7 @@ PAGES = [
         ["A dog runs.", "It barks."],
         "<p>A <b>DOG</b> RUNS. IT <i>BARKS.</i></p>",
     ),
-    (
-        "<i>One. Two <b>three</b>.</i> Four.",
-        ["One.", "Two three.", "Four."],
-        "<i>ONE. TWO <b>THREE</b>.</i> FOUR.",
-    ),
+    ("<i>One. Two <b>three</b>.</i> Four.", ["One.", "Two three.", "Four."], "<i>ONE. TWO <b>THREE</b>.</i> FOUR."),
     ("a <i>bc. C</i> dd. <u>E</u>", ["a bc.", "C dd.", "E"], "A <i>BC. C</i> DD. <u>E</u>"),
     ("<p>\n  one\n  two </p>\n", ["one two"], "<p>\n  ONE TWO </p>\n"),
     ("One.\n  Two.", ["One.", "Two."], "ONE.\n  TWO."),
@@ -52,11 +48,7 @@ PAGES = [
     ("Use <code>a <b>x</b></code> now", ["Use now"], "USE <code>a <b>x</b></code> NOW"),
     ("Use <code>a now<p>b", ["Use a now", "b"], "USE <code>A NOW<p>B"),
     ('<p translate="no">a <p>b</p></p>c', ["c"], '<p translate="no">a <p>b</p></p>C'),
-    (
-        "a <span translate=no>b <span>c</span> d</span> e",
-        ["a e"],
-        "A <span translate=no>b <span>c</span> d</span> E",
-    ),
+    ("a <span translate=no>b <span>c</span> d</span> e", ["a e"], "A <span translate=no>b <span>c</span> d</span> E"),
     # A nested element closes inside, also in other letters; one that closes itself or an unclosed one does not.
     ("<svg> <svg/> <SVG>x</svg> y</Svg> z", ["z"], "<svg> <svg/> <SVG>x</svg> y</Svg> Z"),
     (
@@ -102,7 +94,7 @@ PAGES = [
     ("a" + " " * 9998 + "b", ["a b"], "A B"),
     ("", [], ""),
     (" <p> </p> ", [], " <p> </p> "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("page", "sentences", "expected"), PAGES)

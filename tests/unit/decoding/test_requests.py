@@ -122,18 +122,12 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
             "x:1: the constraint 'Hund☃' has characters or words that the target vocabulary lacks",
         ),
         (Request("a", target_prefix="☃"), "x:1: target_prefix '☃'"),
-        (
-            Request("a", ["ein Hund läuft"], ["Hund"]),
-            "x:1: the constraint 'ein Hund läuft' contains an avoided phrase",
-        ),
+        (Request("a", ["ein Hund läuft"], ["Hund"]), "x:1: the constraint 'ein Hund läuft' contains an avoided phrase"),
         (Request("a", ["der Mann"]), "'der Mann' contains an avoided phrase"),
-        (
-            Request("a", target_prefix="der Mann und"),
-            "target_prefix 'der Mann und' contains an avoided phrase",
-        ),
+        (Request("a", target_prefix="der Mann und"), "target_prefix 'der Mann und' contains an avoided phrase"),
         (Request("a", "Hund"), "x:1: constraints: expected a list"),
     ],
-)
+)  # fmt: skip
 def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Request, words: str) -> None:
     with pytest.raises(InputError, match="x:1") as caught:
         ConstraintCompiler(subwords.target, ["Mann"]).of(request_, "x:1")
