@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sacrebleu import sacrebleu as sacrebleu_command
 
 from tests.unit.cli.conftest import Call
 
@@ -52,11 +50,8 @@ def test_the_language_chooses_the_tokenizer(call: Call, tmp_path: Path) -> None:
 
 
 def sacrebleu(*arguments: object) -> str:
-    """What sacreBLEU's command prints, called within this process."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(sys, "argv", ["sacrebleu", *map(str, arguments)])
-        sacrebleu_command.main()
-    return printed.getvalue()
+    command = [sys.executable, "-m", "sacrebleu", *(str(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path]) -> None:

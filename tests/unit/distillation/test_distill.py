@@ -247,20 +247,6 @@ def test_copies_are_told(folder: Path, program: Callable[..., str], call: Call) 
 
 
 @pytest.mark.usefixtures("quick")
-def test_text_is_made_again_of_what_a_changed_program_translates(
-    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stages, "train", stopped)
-    assert call(*words(program())).code == 130
-    shutil.rmtree(folder / "out/translations")
-    assert call(*words(program("import sys\nfor line in sys.stdin: print(line.lower(), end='')"))).code == 130
-    assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text().lower()
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_broken_record_costs_no_more_than_what_it_is_about(
     folder: Path, program: Callable[..., str], call: Call
 ) -> None:
