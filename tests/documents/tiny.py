@@ -22,13 +22,9 @@ TRANSLATION = {
     "training.batch": "{type: sentence, size: 8}",
 }
 LANGUAGE_MODEL = {
-    "model.embedding": "32",
-    "model.size": "32",
-    "data.subwords": "{type: words, size: 200}",
-    "training.batch.size": "2",
-    "training.bptt": "8",
-    "training.valid_rows": "2",
-}
+    "model.embedding": "32", "model.size": "32", "data.subwords": "{type: words, size: 200}",
+    "training.batch.size": "2", "training.bptt": "8", "training.valid_rows": "2",
+}  # fmt: skip
 LENGTH = {
     "training.max_updates": "2",
     "training.checkpoint_interval": "1",
@@ -48,26 +44,17 @@ SCRIPTS = {
     "memory-task": "--steps 8 --cell gilr --hidden 8 --batch 2 --symbols 4 --limit 0.1 --threads 1 --device cpu",
     "language-model": "--hidden 8 --batch 2 --vocabulary 20 --seconds 0.01 --threads 1 --device cpu",
     "parallel": "--processes 1,2 --length 4 --seconds 0.1 --limit 60 --device cpu",
-    "account": "--models LoRA --rounds 1 --size 1",
-    "account-overhead": "--models LoRA --rounds 1 --size 1",
-    "buckets": "",
-    "choices": "--part 1/140 --seconds 0.2 --threads 1",
+    "account": "--models LoRA --rounds 1 --size 1", "account-overhead": "--models LoRA --rounds 1 --size 1",
+    "buckets": "", "choices": "--part 1/140 --seconds 0.2 --threads 1",
     "layout": "--seconds 0.01 --threads 1 --dtype float32 --device cpu",
-    "cells": "--sizes 2x4x8 --ranks 2 --turns 1 --device cpu",
-    "checksums": "--megabytes 1",
-    "chunks": "--size 8 --turns 1",
-    "constraints": "--beams 2 --lines 4 --turns 1",
-    "data": "--pairs 2000 --batches 4",
-    "filters": "",
-    "inference": "--rounds 1 --threads 1",
-    "memory": "--quick --seconds 0.01 --lengths 4x3",
-    "options": "--only quickstart --seconds 0.01",
-    "tables": "sizes",
-    "serve-load": "--lines 4 --seconds 1 --clients 2 --rate 5 --trouble 1",
+    "cells": "--sizes 2x4x8 --ranks 2 --turns 1 --device cpu", "checksums": "--megabytes 1",
+    "chunks": "--size 8 --turns 1", "constraints": "--beams 2 --lines 4 --turns 1",
+    "data": "--pairs 2000 --batches 4", "filters": "", "inference": "--rounds 1 --threads 1",
+    "memory": "--quick --seconds 0.01 --lengths 4x3", "options": "--only quickstart --seconds 0.01",
+    "tables": "sizes", "serve-load": "--lines 4 --seconds 1 --clients 2 --rate 5 --trouble 1",
     "scripts.kill_campaign": "--kinds translation --kills 1 --updates 4",
-    "scripts.soak run": "--minutes 0.001",
-    "scripts.soak draw": "",
-}
+    "scripts.soak run": "--minutes 0.001", "scripts.soak draw": "",
+}  # fmt: skip
 """Options that replace those of ``python -m scripts.bench NAME`` and of other scripts."""
 LEFT_OUT = ("--ctranslate2", "--data-dir")
 """Options of scripts that are left out, with their values: they name what small sizes do not have."""

@@ -66,16 +66,11 @@ def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, MINIMAL),
         [
-            "training.optimizer.learning_rate=3e-4",
-            "training.batch.size=2",
-            "training.batch.size=32",
-            "data.train=[a/one, b/two]",
-            "model.attention={type: dot}",
-            "training.max_updates=null",
-            "training.max_epochs=3",
-            "name=with=sign",
+            "training.optimizer.learning_rate=3e-4", "training.batch.size=2", "training.batch.size=32",
+            "data.train=[a/one, b/two]", "model.attention={type: dot}", "training.max_updates=null",
+            "training.max_epochs=3", "name=with=sign",
         ],
-    )
+    )  # fmt: skip
     assert recipe.training.optimizer.learning_rate == 0.0003
     assert recipe.training.batch.size == 32
     assert recipe.data.train == ["a/one", "b/two"]

@@ -328,12 +328,8 @@ def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
         assert list(modules) == names(extras[name])
     # Without the others not even the command line starts.
     assert set(REQUIRED.values()) == set(names(project["dependencies"])) - {
-        "torch",
-        "pyyaml",
-        "pydantic",
-        "typer",
-        "rich",
-    }
+        "torch", "pyyaml", "pydantic", "typer", "rich",
+    }  # fmt: skip
 
 
 def test_the_lines_after_training_work(
@@ -408,12 +404,8 @@ def test_a_run_in_a_pipe_says_what_it_does(
     run = Run(text, tmp_path / "run", ("training.max_updates=2", f"data.test={text}/test"))
     run_recipe(run.recipe, [text], console=Console(file=io.StringIO()))
     expected = [
-        "preparing the text",
-        "measuring what is fastest here",
-        "training: update 1",
-        "validation: computing the perplexity",
-        "validation: 6 of 6 sentences translated",
-        "measuring the memory of a training step",
-        "scoring the test text: 12 of 12 sentences translated",
-    ]
+        "preparing the text", "measuring what is fastest here", "training: update 1",
+        "validation: computing the perplexity", "validation: 6 of 6 sentences translated",
+        "measuring the memory of a training step", "scoring the test text: 12 of 12 sentences translated",
+    ]  # fmt: skip
     assert [each for each in said if each in expected] == expected

@@ -354,12 +354,8 @@ def test_ctrl_c_in_executed_text_is_no_death_by_signal(tmp_path: Path) -> None:
     )
     (tmp_path / "presses.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-m", "presses"],
-        cwd=tmp_path,
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-m", "presses"], cwd=tmp_path, env=econmt_environment(), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert (tmp_path / "made").exists()

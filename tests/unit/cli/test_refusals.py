@@ -14,17 +14,10 @@ from tests.unit.cli.conftest import Call, Ended
 
 FILES = {
     "lists": "".join(f"{number} ||| A ||| logprob= -1.000000 ||| -0.500000\n" for number in range(4)),
-    "mine.csv": "a,b\n1,2\n",
-    "one": "a\n",
-    "two": "a\nb\n",
-    "empty": "",
-    "terms": "b c\tH\n",
-    "avoid": "H\n",
-    "unwritable": "# terms\n\nd\tF F\nz = Ä\n",
-    "account.json": '{"ledger": {"entries": []}}',
-    "none.json": "[]",
-    "long": "a " * 60_000 + "\n",
-}
+    "mine.csv": "a,b\n1,2\n", "one": "a\n", "two": "a\nb\n", "empty": "", "terms": "b c\tH\n", "avoid": "H\n",
+    "unwritable": "# terms\n\nd\tF F\nz = Ä\n", "account.json": '{"ledger": {"entries": []}}',
+    "none.json": "[]", "long": "a " * 60_000 + "\n",
+}  # fmt: skip
 """Files in the folder of the commands; M is a model over words, S one over subwords."""
 REFUSED = [
     ("translate --nosuch", "--nosuch", "see econmt translate --help"),

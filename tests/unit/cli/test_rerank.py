@@ -46,15 +46,9 @@ def test_models_change_the_order_as_score_says(
         if sources[row.number]:
             pair = f"{sources[row.number]}\t{row.text}\n"
             scored = call(
-                "score",
-                "-m",
-                word_model,
-                "--score-type",
-                "normalized",
-                "--length-penalty-alpha",
-                1,
+                "score", "-m", word_model, "--score-type", "normalized", "--length-penalty-alpha", 1,
                 text=pair,
-            )
+            )  # fmt: skip
             assert row.score == pytest.approx(
                 before[row.number, row.text] + 2 * float(scored.lines[0]), abs=1e-4
             )

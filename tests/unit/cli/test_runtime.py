@@ -354,13 +354,9 @@ def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_out_of_range_are_refused(
-    whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    value: int,
+    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: int,
     message: str,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["runtime", option, str(value)])
     assert main(str(whole)) == 2
     assert message in capsys.readouterr().err

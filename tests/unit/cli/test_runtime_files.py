@@ -269,14 +269,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "offset of the directory": (shift, "damaged ("),
 }
 RUN = (
-    "flipped weights",
-    "changed configuration",
-    "changed module",
-    "missing module",
-    "flipped module",
-    "name above",
-    "large size",
-)
+    "flipped weights", "changed configuration", "changed module", "missing module", "flipped module",
+    "name above", "large size",
+)  # fmt: skip
 """Faults that are tried with ``python FILE``, too; with others Python may find no program in the file."""
 
 

@@ -31,26 +31,17 @@ from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
 
 TEXTS = {
-    "mark": b"\xef\xbb\xbfa b c\na b c\n",
-    "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
-    "two marks": b"\xef\xbb\xbf\xef\xbb\xbfa\n",
-    "a mark alone": b"\xef\xbb\xbf",
-    "carriage returns": b"a b\r\nb\r\r\n\r\nc\rd\n",
-    "no newline at the end": b"a\nb",
+    "mark": b"\xef\xbb\xbfa b c\na b c\n", "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
+    "two marks": b"\xef\xbb\xbf\xef\xbb\xbfa\n", "a mark alone": b"\xef\xbb\xbf",
+    "carriage returns": b"a b\r\nb\r\r\n\r\nc\rd\n", "no newline at the end": b"a\nb",
     "a carriage return at the end": b"a\nb\r",
     "separators of Unicode": "a\u2028b\nc\u2029d\u0085e\n\x0bf\x0c\x1c\x1d\x1e\x1fg\n".encode(),
-    "blanks": "\u00a0\n \t \n\u3000a\u2009\n\u200b\n\x1f\n".encode(),
-    "empty lines": b"\n\n\na\n\n",
-    "nothing": b"",
-    "NUL": b"a\nb\0c\nd\n",
-    "NUL in the first line": b"\0",
-    "no UTF-8": b"a\nb \xff\xfe c\nd\n",
-    "half a character": b"a\n\xc3",
-    "a surrogate": b"a\n\xed\xa0\x80\n",
-    "UTF-16": "a b c\n".encode("utf-16"),
-    "decomposed": "e\u0301 a\n".encode(),
+    "blanks": "\u00a0\n \t \n\u3000a\u2009\n\u200b\n\x1f\n".encode(), "empty lines": b"\n\n\na\n\n",
+    "nothing": b"", "NUL": b"a\nb\0c\nd\n", "NUL in the first line": b"\0",
+    "no UTF-8": b"a\nb \xff\xfe c\nd\n", "half a character": b"a\n\xc3", "a surrogate": b"a\n\xed\xa0\x80\n",
+    "UTF-16": "a b c\n".encode("utf-16"), "decomposed": "e\u0301 a\n".encode(),
     "a long line": b"a " * 200_000 + b"\nb\n",
-}
+}  # fmt: skip
 
 
 def ended(source: Iterator[list[str]] | Iterator[str]) -> tuple[list[str], str | None]:
@@ -121,14 +112,9 @@ def run(
     """Runs ``python FOLDER``, which knows no package of this checkout."""
     environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, str(folder), *arguments],
-        input=text,
-        env={**environment, **options.pop("env", {})},
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-        **options,
-    )
+        [sys.executable, str(folder), *arguments], input=text, env={**environment, **options.pop("env", {})},
+        capture_output=True, timeout=PATIENCE, check=False, **options,
+    )  # fmt: skip
 
 
 def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -282,22 +268,8 @@ def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:
 
 
 WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    2.5,
-    math.nan,
-    math.inf,
-    "",
-    "x",
-    "\ud800",
-    [],
-    [[]],
-    {},
-    {"x": {}},
-)
+    None, True, -1, 0, 10**30, 2.5, math.nan, math.inf, "", "x", "\ud800", [], [[]], {}, {"x": {}},
+)  # fmt: skip
 
 
 def places(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:

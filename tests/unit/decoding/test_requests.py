@@ -178,13 +178,8 @@ def test_terms_may_be_separated_by_a_tab_an_equals_sign_or_commas() -> None:
     ]
     assert len(parse_glossary(lines, "terms").terms) == 6
     assert targets(parse_glossary(lines, "terms"), 'Dog! E cat yes, please say "no", hot dog') == [
-        "Hund = gut",
-        "mc = Formel",
-        "Katze, klein",
-        'ja, "bitte"',
-        "nein",
-        "Wurst",
-    ]
+        "Hund = gut", "mc = Formel", "Katze, klein", 'ja, "bitte"', "nein", "Wurst",
+    ]  # fmt: skip
     assert targets(parse_glossary(['"a = b", c'], "terms"), "a = b") == ["c"]
 
 

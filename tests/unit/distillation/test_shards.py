@@ -158,12 +158,8 @@ def test_an_empty_source_is_told(teacher: TeacherChoice, tmp_path: Path) -> None
 
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (7.4, 99, 100, 5900, 9000)] == [
-        "7 s",
-        "99 s",
-        "2 min",
-        "98 min",
-        "2.5 h",
-    ]
+        "7 s", "99 s", "2 min", "98 min", "2.5 h",
+    ]  # fmt: skip
 
 
 def test_the_time_left_is_told_when_a_hundredth_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
