@@ -179,9 +179,7 @@ def limit_files(size: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_old_checkpoint_whole(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_the_checkpoint_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*SMALL, "model.decoder.size=64", "data.test=null")
     assert train(folder, *words) == 0
     run = ModelFolder(folder / "run")
@@ -217,9 +215,7 @@ def test_a_folder_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFix
     assert line.startswith(f"{folder}/train.src/run: the model folder cannot be written (")
 
 
-def test_bad_checkpoints_are_refused_and_lose_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_checkpoints_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, *SMALL) == 0
     run = ModelFolder(folder / "run")
     longer = (*SMALL, "training.max_updates=6")
@@ -255,9 +251,7 @@ def test_bad_checkpoints_are_refused_and_lose_nothing(
 
 
 @pytest.mark.slow
-def test_a_changed_recipe_is_refused_unless_told_to_go_on(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_recipe_is_refused_by_default(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, *SMALL) == 0
     longer = (*SMALL, "training.max_updates=6")
     line = refused(folder, capsys, *longer, "training.optimizer.learning_rate=0.5")

@@ -138,9 +138,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_one_line_names_file_line_key_and_remedy(
-    tmp_path: Path, change: tuple[str, str], expected: str
-) -> None:
+def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     assert change[0] in MINIMAL
     assert complaints(tmp_path, MINIMAL.replace(*change)) == [expected]
 

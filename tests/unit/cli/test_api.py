@@ -45,9 +45,7 @@ def test_importing_econmt_imports_no_torch() -> None:
         econmt.lod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_translations_are_those_of_the_command_line(
-    call: Call, model: econmt.TrainedModel, word_model: Path
-) -> None:
+def test_translations_are_the_command_lines(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
     found = model.translate(LINES, beam_size=4, nbest_size=3)
     options = ("-b", 4, "--nbest-size", 3, "--output-type", "attention")
     ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
@@ -75,9 +73,7 @@ def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model:
     assert model.translator({"beam_size": 2}) is not again
 
 
-def test_every_other_option_makes_another_translator(
-    word_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_options_make_another_translator(word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = econmt.load(word_model, device="cpu")
     monkeypatch.setattr(model, "_shortlists", lambda path, top: None)
     fusion = ShallowFusion(None, 0.2, torch.float32)  # type: ignore[arg-type]
@@ -190,7 +186,7 @@ def test_models_with_other_vocabularies_are_no_ensemble(word_model: Path, subwor
         econmt.load([word_model, subword_model])
 
 
-def test_the_examples_of_the_documentation_run(
+def test_the_page_for_python_runs(
     word_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -209,9 +205,7 @@ def test_the_examples_of_the_documentation_run(
     assert len(names["student"]) == 6
 
 
-def test_training_is_the_command_lines(
-    call: Call, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_as_command(call: Call, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_recipe(tmp_path / "recipe.yaml", text, tmp_path / "none")
     fewer = ("training.max_updates=4", "model.dropout={layers: 0.1}")
     ended = call("train", recipe, *fewer, f"output={tmp_path / 'cli'}")
@@ -252,9 +246,7 @@ def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_are_those_of_the_command_line(
-    call: Call, model: econmt.TrainedModel, word_model: Path
-) -> None:
+def test_scores_are_the_command_lines(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))

@@ -36,9 +36,7 @@ def test_a_table_on_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     assert "processor" not in ended.out
 
 
-def test_what_was_measured_before_an_interruption_is_told(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_shows_the_rows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [{"bench": "training", "recipe": name, "milliseconds": 1.5} for name in ("one", "two")]
 
     def row_of(*_: object) -> dict[str, str | float]:

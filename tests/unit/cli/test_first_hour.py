@@ -172,9 +172,7 @@ def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch, error
 
 
 @pytest.mark.parametrize(("version", "code"), [("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)])
-def test_doctor_knows_the_oldest_torch(
-    call: Call, monkeypatch: pytest.MonkeyPatch, version: str, code: int
-) -> None:
+def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch, version: str, code: int) -> None:
     requirement = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"torch>={'.'.join(map(str, doctor.LEAST_TORCH))}" in requirement
     monkeypatch.setattr("torch.__version__", version)
@@ -245,9 +243,7 @@ def test_doctor_tells_why_a_gpu_is_not_used(
         ),
     ],
 )
-def test_doctor_on_gpus_that_are_not_used(
-    call: Call, monkeypatch: pytest.MonkeyPatch, module: str, text: str
-) -> None:
+def test_doctor_on_other_gpus(call: Call, monkeypatch: pytest.MonkeyPatch, module: str, text: str) -> None:
     import torch
 
     owner = torch.backends.mps if module == "mps" else torch.xpu
@@ -332,9 +328,7 @@ def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
     }  # fmt: skip
 
 
-def test_the_lines_after_training_work(
-    call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Run(text, tmp_path / "a run", ("training.max_updates=2",))
     ended = call(
@@ -389,9 +383,7 @@ def test_everything_before_an_update_counts_for_max_seconds(
     assert outcome.results is not None
 
 
-def test_a_run_in_a_pipe_says_what_it_does(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_a_pipe_says_its_stage(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     class Beating(run_module.Heartbeat):

@@ -82,9 +82,7 @@ def test_an_override_that_nobody_means(call: Call, override: str, words: str) ->
         ("--checkpoint", "\udcff", "'\\xff' is not valid UTF-8"),
     ],
 )
-def test_an_option_that_nobody_means(
-    call: Call, word_model: Path, option: str, value: str, words: str
-) -> None:
+def test_a_strange_option(call: Call, word_model: Path, option: str, value: str, words: str) -> None:
     refused(call("translate", "-m", word_model, option, value, text="a\n"), words)
 
 
@@ -133,9 +131,7 @@ def test_a_broken_file_of_a_model_is_named(
         ("format", "\x1b[2J", "\\x1b[2J"),
     ],
 )
-def test_metadata_that_is_none(
-    call: Call, word_model: Path, tmp_path: Path, key: str, value: str, words: str
-) -> None:
+def test_bad_metadata(call: Call, word_model: Path, tmp_path: Path, key: str, value: str, words: str) -> None:
     copy = damaged(word_model, tmp_path)
     path = copy / "params.best.safetensors"
     content = path.read_bytes()
@@ -258,8 +254,6 @@ def test_in_a_pipe_it_is_said_what_takes_long(monkeypatch: pytest.MonkeyPatch) -
     assert threading.active_count() <= others
 
 
-def test_the_name_of_what_was_made_is_printed_without_control_characters(
-    call: Call, word_model: Path, tmp_path: Path
-) -> None:
+def test_printed_names_have_no_control_characters(call: Call, word_model: Path, tmp_path: Path) -> None:
     ended = call("export", word_model, tmp_path / "new\x1b[2J")
     assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")

@@ -53,7 +53,7 @@ def fails_with(error: BaseException) -> Any:
     return action
 
 
-def test_a_verb_that_cannot_be_imported_leaves_the_garbage_collector_on(
+def test_a_failed_import_leaves_the_garbage_collector_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(name: str) -> ModuleType:

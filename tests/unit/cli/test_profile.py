@@ -268,9 +268,7 @@ def test_what_is_measured_is_printed_when_the_user_interrupts(
     assert (ended.code, ended.out) == (130, "")
 
 
-def test_compiled_techniques_are_compared_on_request(
-    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_techniques_on_request(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
@@ -343,9 +341,7 @@ _OF_A_TEST = {
         for name in sorted(shipped_recipes(), key="best".__eq__)  # the slowest one last
     ],
 )
-def test_a_shipped_recipe_is_estimated_as_it_runs(
-    call: Call, tmp_path: Path, name: str, encoder: str
-) -> None:
+def test_a_shipped_recipe_is_estimated_well(call: Call, tmp_path: Path, name: str, encoder: str) -> None:
     shipped = load_recipe(name)
     sizes = ["model.embedding=64", *_OF_A_TEST[shipped.task]]
     sizes += [f"ops.encoder={encoder}"] * (encoder == "reference")  # oneDNN's LSTM in float32
@@ -356,9 +352,7 @@ def test_a_shipped_recipe_is_estimated_as_it_runs(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["multi30k", "quickstart", "student", "tatoeba"])
-def test_a_shipped_recipe_is_estimated_in_its_own_sizes(
-    call: Call, tmp_path: Path, name: str, precision: str
-) -> None:
+def test_a_shipped_recipe_in_its_own_sizes(call: Call, tmp_path: Path, name: str, precision: str) -> None:
     overrides = [f"output={tmp_path / 'run'}", f"training.precision={precision}"]
     check_estimate(call, name, overrides, load_recipe(name).training.batch.size)
 

@@ -42,9 +42,7 @@ def test_int8_keeps_each_row_to_half_a_step(call: Call, word_model: Path, tmp_pa
 
 
 @pytest.mark.parametrize("precision", ["int8", "bfloat16"])
-def test_the_folder_is_a_model_like_any_other(
-    call: Call, word_model: Path, tmp_path: Path, precision: str
-) -> None:
+def test_the_folder_is_a_usual_model(call: Call, word_model: Path, tmp_path: Path, precision: str) -> None:
     made, lean = tmp_path / "small", tmp_path / "lean"
     assert call("quantize", "-m", word_model, "-o", made, "--precision", precision).code == 0
     assert call("export", made, lean).code == 0

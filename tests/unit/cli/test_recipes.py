@@ -34,9 +34,7 @@ def test_show_resolves_overrides(call: Call) -> None:
     assert len(changed.splitlines()) < len(done.out.splitlines())
 
 
-def test_copy_keeps_the_comments_and_what_is_there(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_keeps_what_is_there(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = call("recipes", "copy", "tatoeba")
     assert done.out == "tatoeba.yaml\n"
@@ -56,9 +54,7 @@ def test_copy_keeps_the_comments_and_what_is_there(
     assert (missing.code, missing.err) == (2, "econmt: error: none: no such folder\n")
 
 
-def test_validate_tells_all_and_counts_in_its_exit_code(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_tells_all_complaints(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("name: 3\noutput: x\n")
     done = call("recipes", "validate", "best", "bad.yaml", "groundhog")

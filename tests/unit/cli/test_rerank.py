@@ -33,9 +33,7 @@ def test_a_reference_finds_the_nearest(call: Call, lists: Path, tmp_path: Path) 
     assert sorted(read_candidate(line, "x").text for line in whole.lines) == sorted(row.text for row in rows)
 
 
-def test_models_change_the_order_as_score_says(
-    call: Call, lists: Path, word_model: Path, tmp_path: Path
-) -> None:
+def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, tmp_path: Path) -> None:
     options = ("rerank", "-i", lists, "-s", tmp_path / "source", "--nbest")
     plain = call(*options, "-m", word_model, "--weight", 0).lines
     assert plain == lists.read_text().splitlines()

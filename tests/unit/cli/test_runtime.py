@@ -109,9 +109,7 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 1000])
-def test_lines_are_whole_however_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_lines_are_whole_in_any_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("econmt_runtime.lines._READ", size)
     file = tmp_path / "text"
     for content, wanted in (("abcdef\nx\n", ["abcdef", "x"]), ("a\n\nbcdefg", ["a", "", "bcdefg"])):
@@ -138,9 +136,7 @@ def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
-def test_of_subwords_in_8_bits_with_shortlists(
-    variant: str, subword_model: Path, call: Call, tmp_path: Path
-) -> None:
+def test_8_bits_with_shortlists(variant: str, subword_model: Path, call: Call, tmp_path: Path) -> None:
     folder = random_model(subword_model, tmp_path / "model", variant)
     small, lexicon = tmp_path / "small", tmp_path / "lexicon"
     assert call("quantize", "-m", folder, "-o", small).code == 0
@@ -228,9 +224,7 @@ def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path
     assert [float(row[0]) for row in rows] == pytest.approx([each.score for each in expected], abs=1e-4)
 
 
-def test_what_the_runtime_does_not_know_is_refused_in_a_line(
-    call: Call, word_model: Path, tmp_path: Path
-) -> None:
+def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Path, tmp_path: Path) -> None:
     VARIANTS["qrnn"] = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
     VARIANTS["gated"] = {"decoder": {"size": 8, "context_gating": True}}
     for variant, decoding, message in (

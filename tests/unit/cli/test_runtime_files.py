@@ -55,9 +55,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_file_translates_as_the_folder_does(
-    model: Path, call: Call, tmp_path: Path, temporary: Path
-) -> None:
+def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path, temporary: Path) -> None:
     size = load_vocabularies(model).source.size
     torch.manual_seed(1)
     table = torch.stack([torch.randperm(size)[:9] for _ in range(size)]).int()
@@ -276,9 +274,7 @@ RUN = (
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_damage_is_told_in_a_line_and_leaves_nothing(
-    whole: Path, tmp_path: Path, temporary: Path, fault: str
-) -> None:
+def test_damage_is_told_and_leaves_nothing(whole: Path, tmp_path: Path, temporary: Path, fault: str) -> None:
     file, (apply, message) = tmp_path / "broken.pyz", FAULTS[fault]
     shutil.copyfile(whole, file)
     apply(file)
@@ -297,9 +293,7 @@ def test_damage_is_told_in_a_line_and_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_members_are_as_few_and_as_large_as_runtimes_have(
-    whole: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_are_few_and_not_large(whole: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = members_of(whole)
     size = sum(map(len, members.values()))
     for limit, value in (("LARGEST", size), ("MOST_FILES", len(members))):
@@ -346,9 +340,7 @@ def test_what_is_neither_folder_nor_file_is_refused(tmp_path: Path, temporary: P
 
 
 @pytest.mark.parametrize("end", ["Ctrl-C", "kill", "broken pipe"])
-def test_the_temporary_folder_is_gone_before_the_first_translation(
-    whole: Path, temporary: Path, end: str
-) -> None:
+def test_the_temporary_folder_is_gone_before_it_translates(whole: Path, temporary: Path, end: str) -> None:
     expected = run(whole, text=b"a b\n").stdout
     environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -26,7 +26,7 @@ from econmt.errors import InputError
 from econmt.export.runtime import _signed, export_runtime
 from econmt_runtime import lines
 from econmt_runtime.text import RuntimeWords
-from tests.conftest import PATIENCE, ROOT, econmt_environment
+from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
 
@@ -56,9 +56,7 @@ def ended(source: Iterator[list[str]] | Iterator[str]) -> tuple[list[str], str |
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_lines_are_read_as_econmt_reads_them(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_read_as_by_econmt(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, packed = tmp_path / "text", tmp_path / "text.gz"
     path.write_bytes(TEXTS[name])
     packed.write_bytes(gzip.compress(TEXTS[name]))
@@ -125,9 +123,7 @@ def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
     return line
 
 
-def test_a_folder_translates_a_file_as_econmt_does(
-    model: Path, whole: Path, call: Call, tmp_path: Path
-) -> None:
+def test_a_folder_translates_a_file_as_econmt(model: Path, whole: Path, call: Call, tmp_path: Path) -> None:
     text = b"\xef\xbb\xbfa b c\r\n\n" + "h\u2028g\n d e\u00a0\n\u3000\n".encode() + b"b c\r\r\nzzz"
     (tmp_path / "text").write_bytes(text)
     more = "--precision", "float32", "--output-type", "score"
@@ -354,38 +350,6 @@ def test_closed_streams_are_told(whole: Path, closed: str, message: str) -> None
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-EDITABLE = """
-import sys
-from importlib.machinery import PathFinder
-
-class Editable:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        places = {{"econmt": {root!r}, "econmt_runtime": {root!r}, "econmt_ops": {root!r} + "/ops"}}
-        return PathFinder.find_spec(name, [places[name]]) if name in places else None
-
-sys.path = [place for place in sys.path if place not in ({root!r}, {root!r} + "/ops")]
-sys.meta_path.append(Editable)
-"""
-
-
-@pytest.mark.slow
-def test_packages_that_no_folder_of_the_path_holds_are_found(model: Path, tmp_path: Path) -> None:
-    """An editable installation has a finder of its own, and its packages lie in no folder of ``sys.path``."""
-    finder = EDITABLE.format(root=str(ROOT))
-    environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
-    for code in (
-        "from econmt.cli.main import main; main(['export', '--runtime', sys.argv[1], sys.argv[2]])",
-        "import econmt_runtime; print(len(econmt_runtime.load(sys.argv[2]).translate(['a', 'b'])))",
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", finder + code, str(model), str(tmp_path / "made")],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "2\n"
 
 
 def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:

@@ -56,9 +56,7 @@ def test_in_16_bits_scores_agree_to_some_hundredths(call: Call, subword_model: P
 
 
 @pytest.mark.parametrize("model", ["word_model", "subword_model"])
-def test_scores_of_text_agree_where_it_is_cut_into_the_same_tokens(
-    call: Call, request: pytest.FixtureRequest, model: str
-) -> None:
+def test_scores_of_text_cut_alike_agree(call: Call, request: pytest.FixtureRequest, model: str) -> None:
     folder = request.getfixturevalue(model)
     found = translated(call, folder)
     text = tabbed([(s, line["translation"]) for s, line in zip(SOURCES, found, strict=True)])  # type: ignore[misc]

@@ -25,9 +25,7 @@ from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder
 
 
-def test_what_cannot_be_served_is_told_in_a_line(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_served_is_told(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = call("serve", "-m", tmp_path / "nosuch", "--port", 0)
     assert missing.code == 2
     assert missing.err.startswith(f"econmt: error: {tmp_path / 'nosuch'}: no such model folder")

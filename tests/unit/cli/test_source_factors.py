@@ -170,9 +170,7 @@ def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: P
 @pytest.mark.parametrize(
     "combine", [CONCAT, pytest.param(SUM, marks=pytest.mark.thorough)], ids=["concat", "sum"]
 )
-def test_a_run_goes_on_as_if_it_had_not_stopped(
-    factored_text: Path, tmp_path: Path, combine: tuple[str, ...]
-) -> None:
+def test_a_run_goes_on_after_a_stop(factored_text: Path, tmp_path: Path, combine: tuple[str, ...]) -> None:
     text = Path(shutil.copytree(factored_text, tmp_path / "text"))
 
     def run(name: str, updates: int) -> Run:

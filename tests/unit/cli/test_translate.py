@@ -183,9 +183,7 @@ def test_a_pipe_of_a_shell_is_read(call: Call, word_model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "params.best.safetensors", "vocab.source.txt"])
-def test_a_named_pipe_in_a_model_folder_is_refused(
-    call: Call, word_model: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_pipe_in_a_model_folder_is_refused(call: Call, word_model: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(word_model, folder)
     (folder / name).unlink()

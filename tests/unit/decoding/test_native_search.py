@@ -85,9 +85,7 @@ def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str
 @pytest.mark.parametrize(
     ("certainty", "limits", "alpha", "nbest"), [(1.0, [2, 4, 6, 3], 3.0, 1), (4.0, [8, 12, 6, 9], 1.0, 6)]
 )
-def test_it_ends_neither_early_nor_late(
-    certainty: float, limits: list[int], alpha: float, nbest: int
-) -> None:
+def test_it_ends_not_early_nor_late(certainty: float, limits: list[int], alpha: float, nbest: int) -> None:
     """Translations that end in the last steps before the limit are better than earlier ones, in some of many models."""
     batch = *BATCH[:2], torch.tensor(limits)
     options = SearchOptions(beam_size=max(4, nbest), nbest_size=nbest, length_penalty_alpha=alpha)
@@ -130,9 +128,7 @@ PRECISIONS = [torch.float32, torch.bfloat16, torch.int8]
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
 @pytest.mark.parametrize("variant", KNOWN)
-def test_searches_give_equal_translations(
-    variant: str, given: dict[str, Any], precision: torch.dtype
-) -> None:
+def test_searches_agree_to_the_last_bit(variant: str, given: dict[str, Any], precision: torch.dtype) -> None:
     """In C, as PyTorch has it with pruning that prunes nothing, and with wishes that rule nothing out."""
     model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
     wanted = native_search(model, *BATCH, options)
@@ -146,9 +142,7 @@ def test_searches_give_equal_translations(
 @pytest.mark.parametrize(
     ("precision", "beam_size"), [(torch.float32, 7), (torch.bfloat16, 2), (torch.int8, 7), (torch.int8, 1)]
 )
-def test_words_with_equal_probabilities_come_in_the_same_order(
-    precision: torch.dtype, beam_size: int
-) -> None:
+def test_words_with_equal_probabilities_keep_their_order(precision: torch.dtype, beam_size: int) -> None:
     model = make_model("additive")
     with torch.no_grad():
         # Three kinds of words, of which those of a kind are as probable as each other.

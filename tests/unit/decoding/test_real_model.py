@@ -12,7 +12,6 @@ from econmt.config import recipe
 from econmt.data.text.vocabulary import BOS, EOS
 from econmt.decoding.batches import pad_sources
 from econmt.decoding.search.beam import SearchOptions, beam_search
-from econmt.decoding.search.ensemble import Ensemble
 from econmt.model import IncrementalModel, TranslationModel
 
 SIZE = 23
@@ -100,15 +99,3 @@ def test_coverage_is_of_the_attention_of_hypotheses() -> None:
             expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
             expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
             assert hypothesis.score == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_ensemble_of_two_models_averages_their_teacher_forced_probabilities() -> None:
-    models = [make_model("additive", seed=1), make_model("gnmt", seed=2)]
-    source, lengths = pad_sources(SOURCES, torch.device("cpu"))
-    ensemble = Ensemble([IncrementalModel(model) for model in models], "linear")
-    found = beam_search(ensemble, source, lengths, torch.full((4,), 6), SearchOptions(beam_size=3))
-    for sentence, (hypothesis,) in enumerate(found):
-        each = [teacher_forced(model, SOURCES[sentence], hypothesis.ids).exp() for model in models]
-        average = (sum(each) / 2).log()  # type: ignore[union-attr]
-        chosen = average.gather(1, torch.tensor([*hypothesis.ids, EOS])[:, None])
-        assert hypothesis.log_probability == pytest.approx(float(chosen.sum()), abs=1e-4)

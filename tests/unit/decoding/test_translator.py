@@ -327,9 +327,7 @@ def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
     ("languages", "expected"),
     [(("tr", "tr"), "IŞIK İZMİR"), (("az-AZ", "en"), "IŞIK IZMIR"), (("en", "tr"), ""), (("en", "en"), "")],
 )
-def test_lines_in_capitals_follow_the_rules_of_their_language(
-    languages: tuple[str, str], expected: str
-) -> None:
+def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], expected: str) -> None:
     """The words of a Turkish line reach the model as the vocabulary has them, and a glossary finds them."""
     words = ["Işık", "izmir", *(f"w{number}" for number in range(24))]
     both = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *words])] * 2)

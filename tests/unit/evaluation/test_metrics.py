@@ -67,9 +67,7 @@ def test_a_target_language_chooses_the_tokenizer(language: str, name: str) -> No
 
 
 @pytest.mark.parametrize(("language", "name"), [("ja", "ja-mecab"), ("ko", "ko-mecab")])
-def test_without_mecab_characters_are_counted_and_it_is_said(
-    monkeypatch: pytest.MonkeyPatch, language: str, name: str
-) -> None:
+def test_without_mecab_characters_count(monkeypatch: pytest.MonkeyPatch, language: str, name: str) -> None:
     monkeypatch.setattr(metrics, "_is_installed", lambda _: True)
     assert tokenizer_of(language) == (name, "")
     monkeypatch.setattr(metrics, "_is_installed", lambda _: False)

@@ -42,9 +42,7 @@ def put(source: Path, target: Path) -> None:
     fresh.replace(target / "params.best.safetensors")
 
 
-def test_models_of_a_pair_are_an_ensemble_and_others_stand_beside(
-    folder: Path, better: Path, tmp_path: Path
-) -> None:
+def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     recipe = other / "recipe.yaml"
@@ -84,9 +82,7 @@ def test_what_failed_to_load_is_loaded_when_it_can_be(folder: Path, better: Path
     assert [bool(served.reload()) for _ in range(4)] == [False, False, True, False]
 
 
-def test_other_parameters_are_tried_at_once_after_broken_ones(
-    folder: Path, better: Path, tmp_path: Path
-) -> None:
+def test_new_parameters_are_tried_at_once_after_broken(folder: Path, better: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)
     served = Served([mine], Settings())
@@ -236,9 +232,7 @@ def test_a_bug_in_translating_is_answered_and_the_server_goes_on(
     assert "division by zero" in caplog.text
 
 
-def test_a_lost_device_ends_the_server_and_answers_who_waits(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
