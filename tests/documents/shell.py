@@ -44,13 +44,9 @@ class Shell:
             }
         )
         self._server = subprocess.Popen(
-            [sys.executable, fork_server.__file__, self._socket],
-            stdout=subprocess.PIPE,
-            env=self.environment,
-            cwd=folder,
-            text=True,
-            start_new_session=True,
-        )
+            [sys.executable, fork_server.__file__, self._socket], stdout=subprocess.PIPE,
+            env=self.environment, cwd=folder, text=True, start_new_session=True,
+        )  # fmt: skip
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == "ready\n"
         self._write_program("econmt", "shrink", "True")
@@ -81,27 +77,17 @@ class Shell:
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         """Runs a command by bash in ``folder``; a pipe fails with its first part that fails."""
         return subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+            ["bash", "-o", "pipefail", "-c", command], cwd=folder, env=self.environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
 
     def serve(self, command: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
         """Starts ``econmt serve`` and returns when it accepts connections."""
         process = subprocess.Popen(
             [*shlex.split(command, comments=True), "--port", str(port)],
-            executable=str(self._programs / "econmt"),
-            cwd=folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            executable=str(self._programs / "econmt"), cwd=folder, env=self.environment,
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
         for _ in range(600):
             with closing(socket.socket()) as attempt:
                 if attempt.connect_ex(("127.0.0.1", port)) == 0:

@@ -35,11 +35,7 @@ from tests.documents.blocks import (
 )
 from tests.documents.shell import Shell
 
-NEEDS_EXTRA = {
-    "serve ": "starlette",
-    "serve-load": "starlette",
-    "bench filters": "py3langid",
-}
+NEEDS_EXTRA = {"serve ": "starlette", "serve-load": "starlette", "bench filters": "py3langid"}
 """Commands that need an optional package, by what they contain."""
 
 
@@ -184,24 +180,11 @@ _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/pyt
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
-    "CONTRIBUTING.md",
-    "README.md",
-    "docs/distillation.md",
-    "docs/getting-started.md",
-    "docs/index.md",
-    "docs/inference.md",
-    "docs/installing.md",
-    "docs/language-models.md",
-    "docs/memory-account.md",
-    "docs/memory.md",
-    "docs/parallel.md",
-    "docs/python.md",
-    "docs/results/memory.md",
-    "docs/results/scan.md",
-    "docs/results/speed.md",
-    "docs/serving.md",
-    "docs/speed.md",
-}
+    "CONTRIBUTING.md", "README.md", "docs/distillation.md", "docs/getting-started.md", "docs/index.md",
+    "docs/inference.md", "docs/installing.md", "docs/language-models.md", "docs/memory-account.md",
+    "docs/memory.md", "docs/parallel.md", "docs/python.md", "docs/results/memory.md", "docs/results/scan.md",
+    "docs/results/speed.md", "docs/serving.md", "docs/speed.md",
+}  # fmt: skip
 """Pages whose commands take more than two seconds."""
 
 

@@ -11,39 +11,13 @@ import econmt
 from tests.conftest import RunEconmt
 
 ENGLISH = [
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "hundred",
-    "thousand",
-    "twenty",
-    "thirty",
-    "forty",
-    "fifty",
-    "sixty",
-]
+    "two", "three", "four", "five", "six", "seven", "eight", "nine", "hundred", "thousand", "twenty",
+    "thirty", "forty", "fifty", "sixty",
+]  # fmt: skip
 GERMAN = [
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "hundert",
-    "tausend",
-    "zwanzig",
-    "dreißig",
-    "vierzig",
-    "fünfzig",
-    "sechzig",
-]
+    "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "hundert", "tausend", "zwanzig",
+    "dreißig", "vierzig", "fünfzig", "sechzig",
+]  # fmt: skip
 MEANS = dict(zip(ENGLISH, GERMAN, strict=True))
 
 

@@ -40,14 +40,9 @@ training:
 decoding: {{beam_size: 2, max_output_factor: 1.0}}
 """
 SMALL = (
-    "model.embedding=8",
-    "model.encoder.size=8",
-    "model.decoder.size=8",
-    "model.attention.size=8",
-    "training.batch.size=4",
-    "training.checkpoint_interval=2",
-    "training.max_updates=4",
-)
+    "model.embedding=8", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=8",
+    "training.batch.size=4", "training.checkpoint_interval=2", "training.max_updates=4",
+)  # fmt: skip
 ENDLESS = (
     *SMALL,
     "training.max_updates=1000000",
@@ -184,9 +179,7 @@ def limit_files(size: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_old_checkpoint_whole(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_the_checkpoint_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*SMALL, "model.decoder.size=64", "data.test=null")
     assert train(folder, *words) == 0
     run = ModelFolder(folder / "run")
@@ -217,26 +210,12 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> st
     return line.removeprefix("econmt: error: ")
 
 
-def test_bad_devices(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert (
-        refused(folder, capsys, "--device", "gpu") == "device 'gpu': unknown; use auto, cpu, cuda or cuda:N"
-    )
-    line = refused(folder, capsys, "training.device=cuda")
-    assert line == "device 'cuda': torch sees no GPU here; use device cpu or auto"
-    assert not (folder / "run").exists()
-
-
 def test_a_folder_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(folder, capsys, "--output", str(folder / "train.src" / "run"))
     assert line.startswith(f"{folder}/train.src/run: the model folder cannot be written (")
 
 
-def test_bad_checkpoints_are_refused_and_lose_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_checkpoints_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, *SMALL) == 0
     run = ModelFolder(folder / "run")
     longer = (*SMALL, "training.max_updates=6")
@@ -272,9 +251,7 @@ def test_bad_checkpoints_are_refused_and_lose_nothing(
 
 
 @pytest.mark.slow
-def test_a_changed_recipe_is_refused_unless_told_to_go_on(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_recipe_is_refused_by_default(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, *SMALL) == 0
     longer = (*SMALL, "training.max_updates=6")
     line = refused(folder, capsys, *longer, "training.optimizer.learning_rate=0.5")

@@ -66,16 +66,11 @@ def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, MINIMAL),
         [
-            "training.optimizer.learning_rate=3e-4",
-            "training.batch.size=2",
-            "training.batch.size=32",
-            "data.train=[a/one, b/two]",
-            "model.attention={type: dot}",
-            "training.max_updates=null",
-            "training.max_epochs=3",
-            "name=with=sign",
+            "training.optimizer.learning_rate=3e-4", "training.batch.size=2", "training.batch.size=32",
+            "data.train=[a/one, b/two]", "model.attention={type: dot}", "training.max_updates=null",
+            "training.max_epochs=3", "name=with=sign",
         ],
-    )
+    )  # fmt: skip
     assert recipe.training.optimizer.learning_rate == 0.0003
     assert recipe.training.batch.size == 32
     assert recipe.data.train == ["a/one", "b/two"]
@@ -103,19 +98,13 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
             "mine.yaml:7: data.max_lenght: unknown key; did you mean data.max_length?",
         ),
         (("  valid: text/valid\n", ""), "mine.yaml:3: data.valid: missing; prefix of the validation text"),
-        (
-            ("[text/train]", "text/train"),
-            "mine.yaml:6: data.train: expected a list, found the text 'text/train'",
-        ),
+        (("[text/train]", "text/train"), "mine.yaml:6: data.train: expected a list, found the text 'text/train'"),
         (("[text/train]", "[text/train, 3]"), "mine.yaml:6: data.train[1]: expected text, found 3"),
         (("[text/train]", "[]"), "mine.yaml:6: data.train: must not be empty, found an empty list"),
         (("source: en", "source: ''"), "mine.yaml:4: data.source: must not be empty, found the text ''"),
         (("source: en", "source: 1.5"), "mine.yaml:4: data.source: expected text, found 1.5"),
         (("updates: 10", "updates: 0"), "mine.yaml:9: training.max_updates: must be at least 1, found 0"),
-        (
-            ("updates: 10", "updates: 1.5"),
-            "mine.yaml:9: training.max_updates: expected a whole number, found 1.5",
-        ),
+        (("updates: 10", "updates: 1.5"), "mine.yaml:9: training.max_updates: expected a whole number, found 1.5"),
         (
             ("updates: 10", "updates: 1_000"),
             "mine.yaml:9: training.max_updates: expected a whole number, found the text '1_000'",
@@ -148,10 +137,8 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
             "did you mean bfloat16?",
         ),
     ],
-)
-def test_one_line_names_file_line_key_and_remedy(
-    tmp_path: Path, change: tuple[str, str], expected: str
-) -> None:
+)  # fmt: skip
+def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     assert change[0] in MINIMAL
     assert complaints(tmp_path, MINIMAL.replace(*change)) == [expected]
 

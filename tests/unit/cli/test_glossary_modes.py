@@ -11,12 +11,11 @@ import torch
 
 import econmt
 from econmt.data.text.annotation import term_tag_ids
-from econmt.data.text.glossary import Glossary, parse_glossary
+from econmt.data.text.glossary import Glossary
 from econmt.errors import InputError
 from econmt_serve.models import LoadedModels, TranslationJob
 from econmt_serve.settings import Settings
 from tests.unit.cli.conftest import SUBWORDS, Call
-from tests.unit.cli.test_translate import failure
 from tests.unit.training.tiny import Run
 
 TERMS = Glossary({"b": "G H", "e": "A"})
@@ -89,27 +88,6 @@ def test_terms_that_are_there_anyway_change_nothing_in_any_mode(annotating: Path
             hypotheses=[], attention=None
         )
         assert torch.equal(found.attention, expected.attention)
-    if mode == "constrain":
-        return
-    draws: dict[str, Any] = {"min_output_length": 3, "sample": True, "seed": 5, "nbest_size": 2}
-    drawn = model.translate(LINES, **draws)
-    shared = {
-        line: min({*each.hypotheses[0].text.split()} & {*each.hypotheses[1].text.split()}, default=None)
-        for line, each in zip(LINES, drawn, strict=True)
-    }
-    terms = {line: word for line, word in shared.items() if word is not None and word.isalpha()}
-    assert terms
-    again = model.translate(LINES, **draws, glossary=Glossary(terms), glossary_mode=mode)
-    for line, found, expected in zip(LINES, again, drawn, strict=True):
-        if line in terms:
-            assert [each.text for each in found.hypotheses] == [each.text for each in expected.hypotheses]
-            assert [each.score for each in found.hypotheses] == [each.score for each in expected.hypotheses]
-
-
-def test_a_server_refuses_a_glossary_before_any_request(word_model: Path) -> None:
-    settings = Settings(glossary=parse_glossary(["", "b = Ä"], "terms.txt"))
-    with pytest.raises(InputError, match=r"^terms\.txt:2: b = Ä has characters"):
-        LoadedModels(econmt.load(word_model, device="cpu"), settings, 0)
 
 
 def test_a_line_in_capitals_and_markup_keep_their_form(annotating: Path) -> None:
@@ -130,16 +108,10 @@ def test_the_server_annotates_the_terms_of_requests(annotating: Path) -> None:
     assert [getattr(each, "text", each) for each in answers] == [expected]
 
 
-def test_modes_that_would_change_nothing_are_refused(
-    call: Call, subword_model: Path, annotating: Path, tmp_path: Path
+def test_a_file_of_terms_is_annotated_and_draws_are_not_constrained(
+    call: Call, annotating: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "terms").write_text("b = G H\n")
-    options = ("translate", "-m", subword_model, "--glossary-mode", "annotate")
-    failure(call(*options, text="a\n"), "--glossary-mode", "is of --glossary")
-    failure(
-        call(*options, "--glossary", tmp_path / "terms", text="a\n"),
-        "glossary_mode annotate: the model was not trained with data.annotate_terms",
-    )
     with pytest.raises(InputError, match="sample cannot be combined"):
         econmt.load(annotating, device="cpu").translate(
             ["b"], glossary=TERMS, glossary_mode="constrain", sample=True

@@ -12,6 +12,7 @@ from econmt.cli.inspection import disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_runtime import random_model
 
 
 def test_everything_is_told(call: Call, word_model: Path) -> None:
@@ -50,6 +51,12 @@ def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
     assert starred[0].split()[0] == str(best)
 
 
+def test_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
+    said = call("info", random_model(word_model, tmp_path / "model", "student")).out
+    assert "3 x GRU 6, both directions: bottom" in said
+    assert "2 x SSRU 7, no input feeding" in said
+
+
 def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Path) -> None:
     lean = tmp_path / "lean"
     assert call("export", word_model, lean).lines == [str(lean)]
@@ -75,14 +82,11 @@ def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path
         (lambda path: shutil.rmtree(path), "no such folder"),
         (lambda path: (path / "recipe.yaml").unlink(), "not a model folder"),
         (lambda path: (path / "vocab.source.txt").unlink(), "no vocabulary"),
-        (
-            lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
-            "another vocabulary",
-        ),
+        (lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"), "another vocabulary"),
         (lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"), "not a table of metrics"),
         (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "pickle"),
     ],
-)
+)  # fmt: skip
 def test_a_foreign_or_broken_folder_is_one_clear_line(
     call: Call, word_model: Path, tmp_path: Path, spoil, message: str
 ) -> None:

@@ -110,7 +110,7 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
     timed = call("bench", "training", trained.path, "--length", "5", "--seconds", "0.01", "--threads", "1")
     assert timed.code == 0, timed.err
     assert "target tokens/s" in timed.out.partition("\n")[0].split(",")
-    for options in (("--estimate", "--device", "cuda", "--compare"), (), ("--fit", "1GiB")):
+    for options in (("--estimate", "--device", "cuda"), (), ("--fit", "1GiB")):
         page = tmp_path / "page.html"
         html = ("--html", page) if "--fit" not in options else ()
         profiled = call("profile", trained.path, *options, *html)

@@ -26,7 +26,6 @@ def test_a_lexicon_is_learnt_and_restricts(call: Call, word_model: Path, text: P
     for line, translation in zip(lines.split("\n"), found.lines, strict=False):
         ids = [*vocabularies.source.encode(line), 2, 3]
         assert {*vocabularies.target.encode(translation)} <= {*table[ids, :1].flatten().tolist(), 1}
-    assert call("translate", "-m", word_model, "--restrict-lexicon-topk", 1).code == 2
 
 
 def test_a_lexicon_of_another_model_or_none_is_refused(
@@ -65,9 +64,7 @@ def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path
         assert (tmp_path / name).read_bytes() == content
 
 
-def test_where_all_pairs_are_too_long_nothing_is_written(
-    call: Call, word_model: Path, tmp_path: Path
-) -> None:
+def test_where_all_pairs_are_long_nothing_is_written(call: Call, word_model: Path, tmp_path: Path) -> None:
     for side in ("src", "trg"):
         (tmp_path / f"t.{side}").write_text("a " * 500 + "\n")
     ended = call("lexicon", "-m", word_model, "--corpus", tmp_path / "t", "-o", tmp_path / "made")

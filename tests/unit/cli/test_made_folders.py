@@ -55,9 +55,7 @@ def test_a_full_disk_leaves_nothing(
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_only_new_and_empty_folders_are_written(
-    call: Call, word_model: Path, tmp_path: Path, verb: str
-) -> None:
+def test_only_new_or_empty_folders_are_used(call: Call, word_model: Path, tmp_path: Path, verb: str) -> None:
     made = tmp_path / "made"
     made.mkdir()
     (made / "thesis.txt").write_text("years of work")

@@ -9,7 +9,6 @@ import pytest
 
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
-from tests.unit.cli.test_translate import failure
 
 TEXT = "a b c\nd\n\nh g f e d\n"
 
@@ -34,9 +33,7 @@ def test_a_reference_finds_the_nearest(call: Call, lists: Path, tmp_path: Path) 
     assert sorted(read_candidate(line, "x").text for line in whole.lines) == sorted(row.text for row in rows)
 
 
-def test_models_change_the_order_as_score_says(
-    call: Call, lists: Path, word_model: Path, tmp_path: Path
-) -> None:
+def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, tmp_path: Path) -> None:
     options = ("rerank", "-i", lists, "-s", tmp_path / "source", "--nbest")
     plain = call(*options, "-m", word_model, "--weight", 0).lines
     assert plain == lists.read_text().splitlines()
@@ -47,35 +44,12 @@ def test_models_change_the_order_as_score_says(
         if sources[row.number]:
             pair = f"{sources[row.number]}\t{row.text}\n"
             scored = call(
-                "score",
-                "-m",
-                word_model,
-                "--score-type",
-                "normalized",
-                "--length-penalty-alpha",
-                1,
+                "score", "-m", word_model, "--score-type", "normalized", "--length-penalty-alpha", 1,
                 text=pair,
-            )
+            )  # fmt: skip
             assert row.score == pytest.approx(
                 before[row.number, row.text] + 2 * float(scored.lines[0]), abs=1e-4
             )
-
-
-def test_what_cannot_be_ordered_is_told(call: Call, lists: Path, word_model: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.trg"
-    short.write_text("A\n")
-    failure(call("rerank", "-i", lists, "-r", short), "lists of 4 sentences but", "has 1 lines")
-    failure(call("rerank", "-i", lists), "give either --reference, or --models or --reverse-models")
-    failure(call("rerank", "-i", lists, "-r", short, "-m", word_model), "give either --reference")
-    failure(call("rerank", "-i", lists, "-m", word_model), "as --source")
-    failure(
-        call("rerank", "-i", lists, "-r", short, "--weight", 2),
-        "--weight is for --models and --reverse-models",
-    )
-    source = ("rerank", "-i", lists, "-s", tmp_path / "source", "-m", word_model)
-    failure(call(*source, "--reverse-weight", 2), "--reverse-weight is for --reverse-models")
-    failure(call(*source, "--metric", "chrf"), "--metric is for --reference")
-    failure(call("rerank", "-r", short, text="A\n"), "standard input:1: expected number ||| text")
 
 
 def test_markup_comes_back(call: Call, word_model: Path) -> None:
@@ -99,10 +73,6 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     whole = call("translate", "-m", word_model, "--chunk-size", 2, text=text)
     assert whole.err.count("warning") == 1
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
-    failure(
-        call("translate", "-m", word_model, "--split-sentences", "--nbest-size", 2, text="a\n"),
-        "--nbest-size is of a sentence",
-    )
 
 
 def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, tmp_path: Path) -> None:

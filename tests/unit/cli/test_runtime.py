@@ -95,6 +95,7 @@ def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> 
     return folder
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, variant: str) -> None:
     folder = random_model(word_model, tmp_path / "model", variant, max_output_factor=1.5, beam_size=4)
@@ -107,21 +108,8 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert len({each.score for each in found}) > 3
 
 
-def test_all_hypotheses_of_a_beam_are_those_of_econmt(word_model: Path, tmp_path: Path) -> None:
-    folder = random_model(word_model, tmp_path / "model", "additive", length_penalty_alpha=0.0)
-    made = export_runtime(folder, tmp_path / "runtime")
-    expected = api.load(folder, device="cpu", precision="float32").translate(LINES, beam_size=4, nbest_size=4)
-    found = econmt_runtime.load(made, beam_size=4, nbest_size=4).translate(LINES)
-    assert [[entry.text for entry in each.nbest] for each in found] == [
-        [entry.text for entry in each.hypotheses] for each in expected
-    ]
-    assert max(len(each.nbest) for each in found) == 4
-
-
 @pytest.mark.parametrize("size", [1, 3, 4, 1000])
-def test_lines_are_whole_however_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_lines_are_whole_in_any_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("econmt_runtime.lines._READ", size)
     file = tmp_path / "text"
     for content, wanted in (("abcdef\nx\n", ["abcdef", "x"]), ("a\n\nbcdefg", ["a", "", "bcdefg"])):
@@ -148,9 +136,7 @@ def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
-def test_of_subwords_in_8_bits_with_shortlists(
-    variant: str, subword_model: Path, call: Call, tmp_path: Path
-) -> None:
+def test_8_bits_with_shortlists(variant: str, subword_model: Path, call: Call, tmp_path: Path) -> None:
     folder = random_model(subword_model, tmp_path / "model", variant)
     small, lexicon = tmp_path / "small", tmp_path / "lexicon"
     assert call("quantize", "-m", folder, "-o", small).code == 0
@@ -238,9 +224,7 @@ def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path
     assert [float(row[0]) for row in rows] == pytest.approx([each.score for each in expected], abs=1e-4)
 
 
-def test_what_the_runtime_does_not_know_is_refused_in_a_line(
-    call: Call, word_model: Path, tmp_path: Path
-) -> None:
+def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Path, tmp_path: Path) -> None:
     VARIANTS["qrnn"] = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
     VARIANTS["gated"] = {"decoder": {"size": 8, "context_gating": True}}
     for variant, decoding, message in (
@@ -259,10 +243,6 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
         assert message in ended.err
         assert not (tmp_path / "made").exists()
     del VARIANTS["qrnn"], VARIANTS["gated"]
-    assert (
-        "--precision is for --runtime"
-        in call("export", word_model, tmp_path / "x", "--precision", "int8").err
-    )
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +252,7 @@ def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
 
 
-FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py"]
+FILES = ["model.json", "arrays.safetensors", "vocab.source.txt"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -368,27 +348,18 @@ def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_out_of_range_are_refused(
-    whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    value: int,
+    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: int,
     message: str,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["runtime", option, str(value)])
     assert main(str(whole)) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("variant", ["additive", "ssru"])
 def test_lists_of_the_best_are_those_of_econmt(
-    word_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variant: str,
+    word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = random_model(word_model, tmp_path / "model", variant)
+    folder = random_model(word_model, tmp_path / "model", "ssru")
     made, text = export_runtime(folder, tmp_path / "runtime"), tmp_path / "text"
     text.write_text("\n".join(LINES) + "\n")
     expected = api.load(folder, device="cpu", precision="float32").translate(LINES, nbest_size=2)

@@ -33,6 +33,7 @@ def some_lines(count: int) -> list[str]:
     return [" ".join(choose.choices("abcdefgh", k=choose.randint(1, 18))) for _ in range(count)]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("stored", [True, False], ids=["quantized", "float32"])
 @pytest.mark.parametrize("variant", MODELS)
 def test_translations_and_scores_are_equal(

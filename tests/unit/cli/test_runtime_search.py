@@ -141,9 +141,3 @@ def test_limits_of_the_output() -> None:
     assert output_limits(lengths, 1.5, 20).tolist() == [11, 14, 25, 60]
     assert output_limits(lengths, 3.0, 20).tolist() == [13, 19, 40, 70]
     assert output_limits(lengths, 0.0, 20).tolist() == [10, 10, 10, 10]
-
-
-def test_penalties() -> None:
-    options = Options(1, 0.5, 3.0, 1.0)
-    assert options.penalty(np.array([1, 6])).tolist() == [1.0, 1.5]
-    assert float(options.penalty(13)) == 2.0

@@ -52,9 +52,7 @@ def load_with_lexicon(made: Path, beam: int) -> RuntimeTranslator:
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_translations_are_those_of_a_whole_output_layer_without_the_other_words(
-    made: Path, beam: int
-) -> None:
+def test_translations_are_those_of_an_output_layer_without_the_other_words(made: Path, beam: int) -> None:
     translator = load_with_lexicon(made, beam)
     lists = [translator._allowed(np.array([[*ids, EOS]])) for ids in translator._encode(LINES, 1)]
     counts = [int(allowed.sum()) for allowed in lists if allowed is not None]

@@ -56,9 +56,7 @@ def test_in_16_bits_scores_agree_to_some_hundredths(call: Call, subword_model: P
 
 
 @pytest.mark.parametrize("model", ["word_model", "subword_model"])
-def test_scores_of_text_agree_where_it_is_cut_into_the_same_tokens(
-    call: Call, request: pytest.FixtureRequest, model: str
-) -> None:
+def test_scores_of_text_cut_alike_agree(call: Call, request: pytest.FixtureRequest, model: str) -> None:
     folder = request.getfixturevalue(model)
     found = translated(call, folder)
     text = tabbed([(s, line["translation"]) for s, line in zip(SOURCES, found, strict=True)])  # type: ignore[misc]
@@ -111,19 +109,6 @@ def test_kinds_of_scores(call: Call, word_model: Path, tmp_path: Path) -> None:
     assert first("perplexity") == pytest.approx([math.exp(-total / 4), math.inf, 1.0], rel=1e-5)
 
 
-def test_batches_do_not_matter(call: Call, word_model: Path) -> None:
-    text = tabbed([("a b c", "C B A"), ("d", "D"), ("h g f e d c", "C")] * 3)
-    whole = [float(score) for score in call("score", "-m", word_model, text=text).lines]
-    single = [float(score) for score in call("score", "-m", word_model, "--batch-size", 1, text=text).lines]
-    assert whole == pytest.approx(single, abs=1e-5)
-    assert whole[:3] == pytest.approx(whole[3:6], abs=1e-5)
-
-
-def test_output_goes_to_a_file(call: Call, word_model: Path, tmp_path: Path) -> None:
-    assert call("score", "-m", word_model, "-o", tmp_path / "out", text="a\tA\n").out == ""
-    assert float((tmp_path / "out").read_text()) < 0.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "given", "words"),
     [
@@ -142,14 +127,6 @@ def test_what_cannot_be_scored_is_one_clear_line(
     assert ended.code == 2
     assert len(ended.err.splitlines()) == 1
     assert all(word in ended.err for word in words)
-
-
-def test_files_of_different_lengths_are_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("a\nb\n")
-    (tmp_path / "t").write_text("A\n")
-    ended = call("score", "-m", word_model, "-s", tmp_path / "s", "-t", tmp_path / "t")
-    assert ended.code == 2
-    assert "2 lines" in ended.err
 
 
 def test_a_pair_past_the_longest_is_refused(call: Call, word_model: Path) -> None:

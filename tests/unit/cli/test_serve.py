@@ -25,9 +25,7 @@ from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder
 
 
-def test_what_cannot_be_served_is_told_in_a_line(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_served_is_told(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = call("serve", "-m", tmp_path / "nosuch", "--port", 0)
     assert missing.code == 2
     assert missing.err.startswith(f"econmt: error: {tmp_path / 'nosuch'}: no such model folder")
@@ -132,23 +130,13 @@ def test_its_last_line_tells_what_it_refused(
 def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [
-            sys.executable,
-            "-m",
-            "econmt",
-            "serve",
-            "-m",
-            folder,
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            "--wait-ms",
-            "1000",
+            sys.executable, "-m", "econmt", "serve", "-m", folder, "--port", "0", "--threads", "1",
+            "--wait-ms", "1000",
         ],
         env=econmt_environment(),
         stderr=subprocess.PIPE,
         text=True,
-    )
+    )  # fmt: skip
     with process:
         assert process.stderr is not None
         line = process.stderr.readline()

@@ -22,15 +22,10 @@ from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, snapshot
 
 TASK = (
-    "data.source_factors=[case]",
-    "data.subwords={type: words, source: 50, target: 50}",
-    "model.embedding=8",
-    "model.encoder.size=16",
-    "model.decoder.size=16",
-    "model.attention={type: dot}",
-    "model.dropout=0",
+    "data.source_factors=[case]", "data.subwords={type: words, source: 50, target: 50}", "model.embedding=8",
+    "model.encoder.size=16", "model.decoder.size=16", "model.attention={type: dot}", "model.dropout=0",
     "training.batch.size=16",
-)
+)  # fmt: skip
 CONCAT = ("model.source_factors_num_embed=[4]",)
 SUM = ("model.source_factors_num_embed=[8]", "model.source_factors_combine=sum")
 
@@ -66,22 +61,6 @@ def model(factored_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def files(factored_text: Path) -> list[object]:
     """Options that name the validation text and its factors."""
     return ["-i", factored_text / "valid.src", "--input-factors", factored_text / "valid.case"]
-
-
-@pytest.mark.slow
-def test_it_learns_what_the_factors_say(
-    call: Call, model: Path, factored_text: Path, files: list[object]
-) -> None:
-    """Without them half of the words would be wrong."""
-    found = call("translate", "-m", model, *files)
-    assert found.code == 0, found.err
-    expected = (factored_text / "valid.trg").read_text().split("\n")[:-1]
-    pairs = [
-        (one, other)
-        for line, reference in zip(found.lines, expected, strict=True)
-        for one, other in zip(line.split(), reference.split(), strict=False)
-    ]
-    assert sum(one == other for one, other in pairs) / len(pairs) > 0.9
 
 
 def test_a_translation_has_the_score_that_scoring_gives(
@@ -191,9 +170,7 @@ def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: P
 @pytest.mark.parametrize(
     "combine", [CONCAT, pytest.param(SUM, marks=pytest.mark.thorough)], ids=["concat", "sum"]
 )
-def test_a_run_goes_on_as_if_it_had_not_stopped(
-    factored_text: Path, tmp_path: Path, combine: tuple[str, ...]
-) -> None:
+def test_a_run_goes_on_after_a_stop(factored_text: Path, tmp_path: Path, combine: tuple[str, ...]) -> None:
     text = Path(shutil.copytree(factored_text, tmp_path / "text"))
 
     def run(name: str, updates: int) -> Run:

@@ -47,8 +47,11 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     ended = call(*words, "--help")
-    assert ended.code == 0
+    assert (ended.code, ended.err) == (0, "")
     assert not too_long(ended.out)
+    assert "..." not in ended.out.partition("Commands:")[2], "summaries of commands are too long"
+    if words not in ([], ["recipes"]):
+        assert any(line.strip().startswith(f"econmt {words[0]} ") for line in ended.lines), "no example"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -63,10 +62,3 @@ def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> 
         seeing([0, len(source) - 1], len(source) + 1), ids, subwords.target.tokens(ids), text, subwords
     )
     assert tokens == ["▁ein", "läuft"]
-
-
-def test_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="replace_unk"):
-        SearchOptions(replace_unk=True, attention=False)
-    with pytest.raises(ValueError, match="block_ngram_repeat"):
-        SearchOptions(sample=0, block_ngram_repeat=2)

@@ -9,16 +9,6 @@ from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError
 
 
-def test_the_mean_of_each_tensor() -> None:
-    parts = [
-        (f"f{i}", {"a": torch.tensor([1.0 * i, 2.0]), "b": torch.full((2, 1), 3.0 * i)}) for i in range(1, 4)
-    ]
-    found = average_tensors(parts)
-    assert found["a"].tolist() == [2.0, 2.0]
-    assert found["b"].tolist() == [[6.0], [6.0]]
-    assert found["a"].dtype == torch.float32
-
-
 def test_sums_are_float64() -> None:
     # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
     values = [1e8, 1.0, -1e8, 1.0]

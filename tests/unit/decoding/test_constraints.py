@@ -60,27 +60,16 @@ def search(
     source, lengths = sources(*range(len(sentence_constraints)))
     limits = torch.full((len(sentence_constraints),), limit)
     return beam_search(
-        model,
-        source,
-        lengths,
-        limits,
-        settings,
+        model, source, lengths, limits, settings,
         chooser=ConstrainedContinuations(sentence_constraints, JOINS, settings),
-    )
+    )  # fmt: skip
 
 
 WISHES = [
-    constraints((4,)),
-    constraints((5, 4)),
-    constraints((4, 4), (5,)),
-    constraints((4,), (4,), (4,)),
-    constraints((4, 5), (5, 4)),
-    constraints((4,), (4, 5)),
-    constraints((4,), ends_word=True),
-    constraints((UNK, 4), prefix=(5,)),
-    constraints((4, 5), prefix=(4,)),
-    constraints(prefix=(4, 5, UNK)),
-]
+    constraints((4,)), constraints((5, 4)), constraints((4, 4), (5,)), constraints((4,), (4,), (4,)),
+    constraints((4, 5), (5, 4)), constraints((4,), (4, 5)), constraints((4,), ends_word=True),
+    constraints((UNK, 4), prefix=(5,)), constraints((4, 5), prefix=(4,)), constraints(prefix=(4, 5, UNK)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
@@ -139,27 +128,6 @@ def test_everything_wished_is_there_however_small_the_beam_and_the_room(beam_siz
             )
 
 
-def test_a_sentence_gives_the_same_alone_as_in_a_batch() -> None:
-    sentence_constraints = random_wishes(9, 8)
-    together = search(ToyModel(5), sentence_constraints, 9, beam_size=3, nbest_size=3)
-    settings = SearchOptions(beam_size=3, nbest_size=3)
-    for sentence, expected in enumerate(together):
-        control = ConstrainedContinuations([sentence_constraints[sentence]], JOINS, settings)
-        (found,) = beam_search(ToyModel(5), *sources(sentence), torch.tensor([9]), settings, chooser=control)
-        assert [each.ids for each in found] == [each.ids for each in expected]
-
-
-def test_where_nothing_is_wished_the_search_is_the_plain_one() -> None:
-    for beam_size in (1, 4):
-        settings = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
-        steered = search(
-            ToyModel(2), [DecodingConstraints()] * 6, 8, beam_size=beam_size, nbest_size=beam_size
-        )
-        plain = beam_search(ToyModel(2), *sources(*range(6)), torch.full((6,), 8), settings)
-        for one, other in zip(steered, plain, strict=True):
-            assert [(each.ids, each.score) for each in one] == [(each.ids, each.score) for each in other]
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_model_holds_what_is_wished_of_it(device: str) -> None:
     model = make_model("additive", device=device)
@@ -183,39 +151,13 @@ def test_the_model_holds_what_is_wished_of_it(device: str) -> None:
             assert hypothesis.log_probability == pytest.approx(float(total), abs=1e-3)
 
 
-def test_an_ensemble_is_constrained_too() -> None:
-    models = Ensemble([ToyModel(1), ToyModel(2)], "linear")
-    for wished, hypotheses in zip(WISHES, search(models, WISHES, 12, beam_size=2), strict=True):
-        assert holds(hypotheses[0].ids, wished.phrases)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_automaton_counts_a_phrase_only_where_it_is(seed: int) -> None:
-    draw = random.Random(seed)
-    for wished in random_wishes(seed, 40):
-        sentence = Phrases(wished.phrases, JOINS.tolist())
-        progress, ids = sentence.start, list[int]()
-        for _ in range(12):
-            remaining = sentence.remaining(progress)
-            if remaining == 0:
-                assert holds(ids, wished.phrases), (wished.phrases, ids)
-            else:
-                assert any(
-                    sentence.remaining(sentence.after(progress, token)) == remaining - 1
-                    for token in sentence.tokens
-                )
-            ids.append(draw.choice((UNK, 4, 5)))
-            progress = sentence.after(progress, ids[-1])
-
-
 def every_text(longest: int) -> list[tuple[int, ...]]:
     return [ids for length in range(longest + 1) for ids in product((UNK, 4, 5), repeat=length)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_text_is_accepted_where_its_tokens_can_be_divided_among_the_phrases(seed: int) -> None:
+def test_a_text_is_accepted_where_its_tokens_can_be_divided_among_the_phrases() -> None:
     """Phrases are repeated, begin one another and overlap; every text of up to six tokens is tried."""
-    for wished in random_wishes(100 + seed, 20):
+    for wished in random_wishes(100, 25):
         sentence = Phrases(wished.phrases, JOINS.tolist())
         reached = {(): sentence.start}
         for ids in every_text(6):
@@ -240,49 +182,6 @@ def test_what_remains_is_the_least_number_of_tokens() -> None:
                 assert remaining == least, (wished.phrases, ids)
 
 
-def test_the_best_text_that_holds_overlapping_phrases_is_found() -> None:
-    """In 4 4 5 4 4 the first two tokens are not those of the phrase 4 4."""
-    model = Fixed(11, end_bias=1.0)
-    sentence_constraints = [
-        constraints((4, 5), (4, 4)),
-        constraints((4, 5), (5, 4), (4,)),
-        *random_wishes(31, 12),
-    ]
-    needed = [len(each.prefix) + sum(len(one.ids) for one in each.phrases) for each in sentence_constraints]
-    short = [
-        each for each, least in zip(sentence_constraints, needed, strict=True) if each.phrases and least <= 6
-    ]
-    assert len(short) >= 8
-    settings = SearchOptions(beam_size=1000, nbest_size=5, length_penalty_alpha=0.0)
-    found = beam_search(
-        model,
-        *sources(*[0] * len(short)),
-        torch.full((len(short),), 6),
-        settings,
-        chooser=ConstrainedContinuations(short, JOINS, settings),
-    )
-    scored = sorted(((total, ids) for ids, total in model.everything(0, 6)), reverse=True)
-    for wished, hypotheses in zip(short, found, strict=True):
-        expected = [
-            ids
-            for _, ids in scored
-            if ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
-        ][:5]
-        assert [tuple(each.ids) for each in hypotheses] == expected, wished
-
-
-def test_a_text_is_taken_whose_later_tokens_serve_an_earlier_phrase() -> None:
-    text = [4, 4, 5, 4, 4]
-    likely = {**{token: {4: 1.0} for token in range(6)}, 4: {4: 0.45, 5: 0.45, EOS: 0.1}}
-    for beam_size in (1, 5, 400):
-        found = search(
-            Telling(6, likely), [constraints((4, 5), (4, 4))], 5, beam_size=beam_size, nbest_size=beam_size
-        )
-        if beam_size > 5:
-            assert text in [each.ids for each in found[0]]
-        assert all(holds(each.ids, (Phrase((4, 5), False), Phrase((4, 4), False))) for each in found[0])
-
-
 def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
     pairs = [(4 + 2 * number, 5 + 2 * number) for number in range(40)]
     phrases = [Phrase(ids, False) for pair in pairs for ids in (pair, pair[::-1])]
@@ -297,22 +196,6 @@ def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
         for token in (one, other, one, other, 3):
             progress = sentence.after(progress, token)
     assert sentence.remaining(progress) == 0
-
-
-def test_a_phrase_that_begins_within_another_is_found() -> None:
-    sentence = Phrases([Phrase((4, 4, 5), False)], JOINS.tolist())
-    progress = sentence.start
-    for token, remaining in [(4, 2), (4, 1), (4, 1), (5, 0)]:
-        progress = sentence.after(progress, token)
-        assert sentence.remaining(progress) == remaining
-
-
-def test_a_word_that_goes_on_is_another_one() -> None:
-    sentence = Phrases([Phrase((4,), True)], JOINS.tolist())
-    whole = sentence.after(sentence.start, 4)
-    assert sentence.remaining(whole) == 0
-    assert sentence.remaining(sentence.after(whole, 5)) == 1
-    assert sentence.remaining(sentence.after(whole, UNK)) == 0
 
 
 def test_tables_say_what_the_automaton_does() -> None:

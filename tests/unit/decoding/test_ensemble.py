@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search.ensemble import Ensemble, EnsembleMode, as_one, average_log_probs
+from econmt.decoding.search.ensemble import Ensemble, EnsembleMode, as_one
 from econmt.decoding.search.model import SearchModel
 from tests.unit.decoding.toy import ToyModel, sources
 
@@ -19,30 +17,6 @@ def search(model: SearchModel, *sentences: int, **options: float) -> list[list[H
     source, lengths = sources(*sentences)
     limits = torch.full_like(lengths, 4)
     return beam_search(model, source, lengths, limits, SearchOptions(**options))  # type: ignore[arg-type]
-
-
-def test_linear_is_the_mean_of_probabilities() -> None:
-    first, second = [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]
-    average = average_log_probs(torch.tensor([[first], [second]]).log(), "linear")
-    assert average.exp().tolist() == [pytest.approx([0.4, 0.5, 0.1])]
-
-
-def test_log_linear_is_the_normalised_geometric_mean() -> None:
-    first, second = [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]
-    means = [math.sqrt(a * b) for a, b in zip(first, second, strict=True)]
-    average = average_log_probs(torch.tensor([[first], [second]]).log(), "log_linear")
-    assert average.exp().tolist() == [pytest.approx([mean / sum(means) for mean in means])]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_model_twice_is_the_model(mode: EnsembleMode) -> None:
-    alone = search(ToyModel(3), 0, 1, 2, beam_size=4, nbest_size=4)
-    twice = search(as_one([ToyModel(3), ToyModel(3)], mode), 0, 1, 2, beam_size=4, nbest_size=4)
-    for one, other in zip(alone, twice, strict=True):
-        assert [h.ids for h in one] == [h.ids for h in other]
-        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
-        for left, right in zip(one, other, strict=True):
-            torch.testing.assert_close(left.attention, right.attention)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -49,11 +49,6 @@ def test_attention_adds_the_matrix() -> None:
 
 def test_a_blank_line_is_an_object_too() -> None:
     assert json.loads(format_translation(EMPTY, "attention")) == {
-        "translation": "",
-        "score": 0.0,
-        "log_probability": 0.0,
-        "tokens": [],
-        "source_tokens": [],
-        "nbest": [],
-        "attention": [],
-    }
+        "translation": "", "score": 0.0, "log_probability": 0.0, "tokens": [], "source_tokens": [],
+        "nbest": [], "attention": [],
+    }  # fmt: skip

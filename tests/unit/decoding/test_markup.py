@@ -168,13 +168,11 @@ def marked_lines(draw: st.DrawFn) -> str:
     return level(0, len(words), 0)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(
     marked_lines(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12), st.integers(0, 7)
 )
-def test_each_mark_comes_once_nested_and_the_words_stay(
-    line: str, alignment: list[tuple[int, int]], length: int
-) -> None:
+def test_each_mark_comes_once_and_nested(line: str, alignment: list[tuple[int, int]], length: int) -> None:
     texts = [each.text for each in read(line).sentences]
     assert not TAG.search("".join(texts))
     translation = " ".join(["Wort", "an,", "(z)", "."][i % 4] for i in range(length))

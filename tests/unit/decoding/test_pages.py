@@ -110,19 +110,3 @@ def test_a_broken_page_comes_back_as_it_was() -> None:
     assert not {"text differs in order", "markup differs in order"} & {
         *problems(BROKEN, html_passage(BROKEN, division(ENGLISH, "de")))
     }
-
-
-def test_sentences_are_whole() -> None:
-    texts = [each.text for each in html_passage(NEWS, division(ENGLISH, "de")).sentences]
-    assert texts[:4] == [
-        "Storm closes ports & roads | The Herald",
-        "The Herald",
-        "Storm closes all ports",
-        "By J. R. Smith, Jan. 5, 2024",
-    ]
-    assert "A storm hit the coast on Friday." in texts
-    assert '"We waited," said Mayor Ann O’Neil.' in texts
-    assert "Ports did not." in texts
-    manual = [each.text for each in html_passage(MANUAL, division(ENGLISH, "de")).sentences]
-    assert manual[:2] == ["Options", "Use to copy (+ stops it)."]
-    assert manual[-1] == "Note: is a server."

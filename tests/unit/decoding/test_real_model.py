@@ -12,7 +12,6 @@ from econmt.config import recipe
 from econmt.data.text.vocabulary import BOS, EOS
 from econmt.decoding.batches import pad_sources
 from econmt.decoding.search.beam import SearchOptions, beam_search
-from econmt.decoding.search.ensemble import Ensemble
 from econmt.model import IncrementalModel, TranslationModel
 
 SIZE = 23
@@ -27,10 +26,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
     "average": {"decoder": {"size": 8, "state_init": "avg"}},
     "gru": {"decoder": {"cell": "gru", "size": 8}},
-    "gru-deep": {
-        "decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True},
-        "attention": {"type": "dot"},
-    },
+    "gru-deep": {"decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True}, "attention": {"type": "dot"}},
     "ssru": {"decoder": {"cell": "ssru", "size": 8, "layers": 2, "input_feeding": False, "residual": True}},
     "lnlstm": {"decoder": {"cell": "lnlstm", "size": 8, "layers": 2}},
     "lnglstm": {"decoder": {"cell": "lnglstm", "size": 8}},
@@ -44,7 +40,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "attention": {"size": 8, "layer_norm": True, "coverage": {"type": "gru", "num_hidden": 2}},
         "layer_normalization": True,
     },
-}
+}  # fmt: skip
 ONLY_TENSORS = {
     "lnlstm", "lnglstm", "normalized", "gated", "count", "fertility", "covered", "together",
 }  # fmt: skip
@@ -92,22 +88,6 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
             torch.testing.assert_close(hypothesis.attention.sum(dim=1), torch.ones(len(hypothesis.ids) + 1))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_sentence_gives_the_same_alone(variant: str) -> None:
-    model = make_model(variant)
-    options = SearchOptions(beam_size=4, nbest_size=4)
-    together = beam_search(
-        IncrementalModel(model), *pad_sources(SOURCES, torch.device("cpu")), torch.full((4,), 8), options
-    )
-    for sentence, expected in enumerate(together):
-        alone = pad_sources([SOURCES[sentence]], torch.device("cpu"))
-        (found,) = beam_search(IncrementalModel(model), *alone, torch.tensor([8]), options)
-        assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
-        for one, other in zip(found, expected, strict=True):
-            assert one.score == pytest.approx(other.score, abs=5e-5)
-            torch.testing.assert_close(one.attention, other.attention, atol=5e-5, rtol=0)
-
-
 def test_coverage_is_of_the_attention_of_hypotheses() -> None:
     options = SearchOptions(beam_size=4, nbest_size=4, coverage_penalty_weight=0.3)
     model = IncrementalModel(make_model("additive"))
@@ -119,15 +99,3 @@ def test_coverage_is_of_the_attention_of_hypotheses() -> None:
             expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
             expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
             assert hypothesis.score == pytest.approx(expected, abs=1e-5)
-
-
-def test_an_ensemble_of_two_models_averages_their_teacher_forced_probabilities() -> None:
-    models = [make_model("additive", seed=1), make_model("gnmt", seed=2)]
-    source, lengths = pad_sources(SOURCES, torch.device("cpu"))
-    ensemble = Ensemble([IncrementalModel(model) for model in models], "linear")
-    found = beam_search(ensemble, source, lengths, torch.full((4,), 6), SearchOptions(beam_size=3))
-    for sentence, (hypothesis,) in enumerate(found):
-        each = [teacher_forced(model, SOURCES[sentence], hypothesis.ids).exp() for model in models]
-        average = (sum(each) / 2).log()  # type: ignore[union-attr]
-        chosen = average.gather(1, torch.tensor([*hypothesis.ids, EOS])[:, None])
-        assert hypothesis.log_probability == pytest.approx(float(chosen.sum()), abs=1e-4)

@@ -56,20 +56,6 @@ def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
             assert hypothesis.score == pytest.approx(expected / (len(hypothesis.ids) + 1), abs=1e-5)
 
 
-def test_draws_come_best_first() -> None:
-    (found,) = drawn(ToyModel(2), [0], nbest_size=20)
-    scores = [hypothesis.score for hypothesis in found]
-    assert scores == sorted(scores, reverse=True)
-
-
-def test_a_seed_gives_the_same_draws_and_another_seed_others() -> None:
-    first, again, other = (
-        all_ids(drawn(ToyModel(), [0, 1, 2], nbest_size=8, seed=seed)) for seed in (3, 3, 4)
-    )
-    assert first == again
-    assert first != other
-
-
 def test_draws_depend_on_the_sentences_number_and_not_on_its_batch() -> None:
     together = all_ids(drawn(ToyModel(), [0, 1, 2], [10, 11, 12], nbest_size=6))
     assert all_ids(drawn(ToyModel(), [1], [11], nbest_size=6)) == [together[1]]
@@ -77,12 +63,6 @@ def test_draws_depend_on_the_sentences_number_and_not_on_its_batch() -> None:
     # Two sentences that are alike, in one batch, do not share their luck.
     same = all_ids(drawn(ToyModel(), [1, 1], [11, 13], nbest_size=6))
     assert same[0] != same[1]
-
-
-def test_the_most_probable_token_alone_is_greedy() -> None:
-    found = all_ids(drawn(ToyModel(), [0, 1], sample=1, nbest_size=4))
-    for hypotheses in found:
-        assert all(ids == hypotheses[0] for ids in hypotheses)
 
 
 def test_only_the_top_tokens_are_drawn() -> None:

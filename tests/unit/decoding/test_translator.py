@@ -11,15 +11,8 @@ from torch import Tensor, nn
 
 from econmt.config.recipe import Data, Decoding
 from econmt.data.text.glossary import Glossary
-from econmt.data.text.vocabulary import (
-    EOS,
-    PAD,
-    SPECIAL_TOKENS,
-    Vocabularies,
-    Vocabulary,
-    WordVocabulary,
-)
-from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
+from econmt.data.text.vocabulary import EOS, PAD, SPECIAL_TOKENS, Vocabularies, Vocabulary, WordVocabulary
+from econmt.decoding.batches import batches_by_length, evaluation_mode
 from econmt.decoding.formats import format_translation
 from econmt.decoding.requests import Request
 from econmt.decoding.search import continuous
@@ -201,12 +194,6 @@ def test_lines_are_read_a_chunk_at_a_time() -> None:
     assert [translation.text for translation in stream] == ["b", "c", "d", "e"]
 
 
-def test_batches_have_sentences_of_like_length_and_are_bounded() -> None:
-    model = Copying()
-    list(translator(model, batch_size=2).translate(["aaaa", "b", "ccccc", "dd", "e"]))
-    assert model.batches == [(2, 6), (2, 3), (1, 2)]
-
-
 def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
     beginnings = ["EIN HUND", "Ein HUND", ""]
     found = [
@@ -220,12 +207,6 @@ def test_batches_by_length() -> None:
     # A batch is bounded in tokens too, but a sentence beyond the bound goes alone.
     assert batches_by_length([50, 4, 4, 4], 3, 9) == [[0], [1, 2], [3]]
     assert batches_by_length([], 2, 10) == []
-
-
-def test_pad_sources() -> None:
-    source, lengths = pad_sources([[7, 8], [9]], torch.device("cpu"))
-    assert source.tolist() == [[7, 8, EOS], [9, EOS, PAD]]
-    assert lengths.tolist() == [3, 2]
 
 
 def test_the_n_best_and_their_attention() -> None:
@@ -346,9 +327,7 @@ def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
     ("languages", "expected"),
     [(("tr", "tr"), "IŞIK İZMİR"), (("az-AZ", "en"), "IŞIK IZMIR"), (("en", "tr"), ""), (("en", "en"), "")],
 )
-def test_lines_in_capitals_follow_the_rules_of_their_language(
-    languages: tuple[str, str], expected: str
-) -> None:
+def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], expected: str) -> None:
     """The words of a Turkish line reach the model as the vocabulary has them, and a glossary finds them."""
     words = ["Işık", "izmir", *(f"w{number}" for number in range(24))]
     both = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *words])] * 2)
@@ -382,14 +361,6 @@ def test_broken_parameters_are_told_with_the_line() -> None:
         list(translator(Broken()).translate(["", "a"]))
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_evaluation_is_exact_in_cudnn(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-    with evaluation_mode([]):
-        assert not torch.backends.cudnn.allow_tf32
-    assert torch.backends.cudnn.allow_tf32 == allowed
-
-
 def test_evaluation_mode_comes_and_goes() -> None:
     on, off = nn.Dropout(), nn.Dropout().eval()
     with evaluation_mode([on, off, object()]):
@@ -398,13 +369,7 @@ def test_evaluation_mode_comes_and_goes() -> None:
     assert not off.training
 
 
-@pytest.mark.parametrize(
-    ("output_type", "expected"),
-    [
-        ("translation", "ab"),
-        ("score", "-0.100000\tab"),
-    ],
-)
+@pytest.mark.parametrize(("output_type", "expected"), [("translation", "ab"), ("score", "-0.100000\tab")])
 def test_plain_formats(output_type: str, expected: str) -> None:
     (found,) = translator().translate(["ab"])
     assert format_translation(found, output_type) == expected  # type: ignore[arg-type]
@@ -441,20 +406,8 @@ def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPat
     model = IncrementalModel(make_model("additive"))
     # Of the lines of nine and more tokens there are too few.
     lines = [
-        "dog",
-        "",
-        "bee",
-        "a bee",
-        "abcdefghijklm",
-        "gnom",
-        "  ",
-        "hen hen",
-        "if",
-        "nag",
-        "lamb",
-        "ram",
-        "a",
-    ]
+        "dog", "", "bee", "a bee", "abcdefghijklm", "gnom", "  ", "hen hen", "if", "nag", "lamb", "ram", "a",
+    ]  # fmt: skip
     expected, found = (
         list(translator(model, continuous=chosen, batch_size=2).translate(lines)) for chosen in (False, True)
     )

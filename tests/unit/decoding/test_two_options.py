@@ -12,7 +12,7 @@ import torch
 
 from econmt.data.text.glossary import Glossary, occurrences
 from econmt.data.text.vocabulary import UNK, WORD_START
-from econmt.decoding.constraints.avoidance import START, Avoidance
+from econmt.decoding.constraints.avoidance import Avoidance
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling
@@ -27,12 +27,8 @@ TOY = Pieces([f"{WORD_START}a", "b"])
 SPELLING = Spelling(TOY)
 """Token 4 begins a word, token 5 continues one, as ``JOINS`` of the tests of constraints has it."""
 AVOIDED: list[list[list[str]]] = [
-    [["ab"]],
-    [["a"]],
-    [["a a"], ["ab a"]],
-    [["abb"], ["a ab"]],
-    [["aba", "a a"]],
-]
+    [["ab"]], [["a"]], [["a a"], ["ab a"]], [["abb"], ["a ab"]], [["aba", "a a"]],
+]  # fmt: skip
 PHRASES: list[tuple[Phrase, ...]] = [
     (),
     (Phrase((4,), True),),
@@ -150,28 +146,6 @@ def search(
     return beam_search(model, *sources(*range(len(constraints))), limits, options, chooser=chooser)
 
 
-PHRASE_TEXTS = ["a", "ab", "a b", "b c", "ab c", "b)", "(a", "a.", ".b", "狗", "狗猫", "猫狗", "a a", "b a b"]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_avoided_phrases_may_overlap(seed: int) -> None:
-    """Lists of two to four phrases that begin within one another, in one automaton and in one for each phrase."""
-    spelling = Spelling(VOCABULARY)
-    joins, draw = spelling.joins.tolist(), random.Random(seed)
-    seen = {True: 0, False: 0}
-    for _ in range(12):
-        phrases = draw.sample(PHRASE_TEXTS, draw.randint(2, 4))
-        together, apart = Avoidance(phrases, spelling), [Avoidance([phrase], spelling) for phrase in phrases]
-        for _ in range(120):
-            ids = [draw.randrange(4, VOCABULARY.size) for _ in range(draw.randint(2, 6))]
-            wrong = any(occurs(VOCABULARY.decode(ids), phrase) for phrase in phrases)
-            seen[wrong] += 1
-            assert is_ruled_out(together, joins, ids) == wrong, (phrases, VOCABULARY.tokens(ids))
-            assert together.is_in(ids) == wrong
-            assert any(each.is_in(ids) for each in apart) == wrong
-    assert min(seen.values()) > 200
-
-
 def test_every_short_text_of_overlapping_phrases() -> None:
     """All texts of up to five of the tokens that the phrases are made of: phrases end where others are under way."""
     spelling = Spelling(VOCABULARY)
@@ -191,6 +165,7 @@ def test_every_short_text_of_overlapping_phrases() -> None:
             for ids in product(tokens, repeat=length):
                 wrong = any(occurs(VOCABULARY.decode(ids), phrase) for phrase in phrases)
                 assert is_ruled_out(avoidance, joins, ids) == wrong, (phrases, VOCABULARY.decode(ids))
+                assert avoidance.is_in(ids) == wrong
                 begun = any(
                     is_ruled_out(avoidance, joins, ids[:end]) for end in range(1, length)
                 )  # what goes on behind an avoided phrase is of no interest
@@ -198,25 +173,13 @@ def test_every_short_text_of_overlapping_phrases() -> None:
                     assert not avoidance.is_in(ids, goes_on=True)
 
 
-def test_a_token_may_end_one_phrase_and_go_on_another() -> None:
-    """After "a b" the phrase "b c" is under way, whichever of both has begun first."""
-    spelling = Spelling(Pieces([f"{WORD_START}{letter}" for letter in "abc"]))
-    avoidance = Avoidance(["a b a", "b c"], spelling)
-    reached = avoidance.after(avoidance.after(START, 4), 5)
-    assert sorted(avoidance.moves(reached).risky.tolist()) == [4, 6]
-    assert avoidance.is_in([4, 5, 6])
-    assert avoidance.is_in([4, 5, 4])
-    assert not avoidance.is_in([4, 5, 5])
-
-
 def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
     return not {*range(*first)} & {*range(*second)}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_terms_of_two_glossaries_that_touch_or_overlap(seed: int) -> None:
+def test_terms_of_two_glossaries_that_touch_or_overlap() -> None:
     """A term of the second glossary counts unless it shares a character with one of the first."""
-    draw, touching = random.Random(seed), 0
+    draw, touching = random.Random(1), 0
     words = ["狗", "猫", "走", "狗猫", "猫走", "a", "b", "a b", "b-a", ".", "a."]
     for _ in range(300):
         own, general = (

@@ -247,20 +247,6 @@ def test_copies_are_told(folder: Path, program: Callable[..., str], call: Call) 
 
 
 @pytest.mark.usefixtures("quick")
-def test_text_is_made_again_of_what_a_changed_program_translates(
-    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stages, "train", stopped)
-    assert call(*words(program())).code == 130
-    shutil.rmtree(folder / "out/translations")
-    assert call(*words(program("import sys\nfor line in sys.stdin: print(line.lower(), end='')"))).code == 130
-    assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text().lower()
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_broken_record_costs_no_more_than_what_it_is_about(
     folder: Path, program: Callable[..., str], call: Call
 ) -> None:
@@ -303,34 +289,16 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
         (["nosuch", "-s", "train.src"], "nosuch: no such folder; give a model folder, or a program"),
         ([".", "-s", "train.src"], ".: holds no model"),
         (["nosuch", "-s", "train.src", "--nbest-size", 2], "--nbest-size is for --target"),
-        (
-            ["--command", "cat", "-s", "train.src"],
-            "give data.target=LANGUAGE and --valid PREFIX",
-        ),
-        (
-            ["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "x"],
-            "text x not found",
-        ),
+        (["--command", "cat", "-s", "train.src"], "give data.target=LANGUAGE and --valid PREFIX"),
+        (["--command", "cat", "data.target=trg", "-s", "train.src", "--valid", "x"], "text x not found"),
         (
             ["--command", "cat", "data.target=src", "-s", "train.src", "--valid", "valid"],
             "data.source and data.target are both src",
         ),
-        (
-            [*COMPLETE, "training.early_stopping.metric=hook"],
-            "needs a validation hook",
-        ),
-        (
-            [*COMPLETE, "training.initialize_from=nothing"],
-            "training.initialize_from nothing: no such file",
-        ),
-        (
-            [*COMPLETE, "data.train=[x]"],
-            "data.train cannot be changed; use --also",
-        ),
-        (
-            [*COMPLETE, "-r", "wikitext2"],
-            "wikitext2: trains a language model",
-        ),
+        ([*COMPLETE, "training.early_stopping.metric=hook"], "needs a validation hook"),
+        ([*COMPLETE, "training.initialize_from=nothing"], "training.initialize_from nothing: no such file"),
+        ([*COMPLETE, "data.train=[x]"], "data.train cannot be changed; use --also"),
+        ([*COMPLETE, "-r", "wikitext2"], "wikitext2: trains a language model"),
         (
             [
                 "--command",
@@ -345,7 +313,7 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
             "the runtime supports encoders of lstm, gru, ssru, not of sru",
         ),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_told_before_anything_is_translated(
     folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, arguments: list[object], message: str
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import sacrebleu
 
 from econmt.config.recipe import load_recipe
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt.evaluation import metrics
 from econmt.evaluation.metrics import (
     bleu,
@@ -40,34 +40,11 @@ def test_bleu_is_that_of_the_stripped_lines() -> None:
     assert found.name == "BLEU"
 
 
-def test_chrf_and_ter() -> None:
-    lines, references = ([line.rstrip() for line in side] for side in (HYPOTHESES, REFERENCES))
-    for name, theirs in (("chrf", sacrebleu.CHRF()), ("ter", sacrebleu.TER())):
-        found = corpus_score(make_metric(name, [REFERENCES]), HYPOTHESES)
-        assert found.value == theirs.corpus_score(lines, [references]).score
-
-
-def test_a_perfect_translation() -> None:
-    assert bleu(REFERENCES, REFERENCES).value == pytest.approx(100.0)
-    assert corpus_score(make_metric("ter", [REFERENCES]), REFERENCES).value == 0.0
-
-
-def test_several_references_can_only_help() -> None:
-    both = corpus_score(make_metric("bleu", [REFERENCES, HYPOTHESES]), HYPOTHESES)
-    assert both.value == pytest.approx(100.0)
-    assert "nrefs:2" in both.signature
-
-
 def test_counts_must_agree() -> None:
     with pytest.raises(ValueError, match="3 hypotheses and 4 references"):
         bleu(HYPOTHESES[:3], REFERENCES)
     with pytest.raises(ValueError, match="0 hypotheses"):
         bleu([], [])
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(InputError, match="metric 'meteor'"):
-        make_metric("meteor", [REFERENCES])
 
 
 @pytest.mark.parametrize(
@@ -90,21 +67,13 @@ def test_a_target_language_chooses_the_tokenizer(language: str, name: str) -> No
 
 
 @pytest.mark.parametrize(("language", "name"), [("ja", "ja-mecab"), ("ko", "ko-mecab")])
-def test_without_mecab_characters_are_counted_and_it_is_said(
-    monkeypatch: pytest.MonkeyPatch, language: str, name: str
-) -> None:
+def test_without_mecab_characters_count(monkeypatch: pytest.MonkeyPatch, language: str, name: str) -> None:
     monkeypatch.setattr(metrics, "_is_installed", lambda _: True)
     assert tokenizer_of(language) == (name, "")
     monkeypatch.setattr(metrics, "_is_installed", lambda _: False)
     found = tokenizer_of(language)
     assert found.name == "char"
     assert f"pip install 'sacrebleu[{language}]'" in found.note
-
-
-def test_japanese_has_no_words_for_13a() -> None:
-    hypotheses, references = ["犬が草の上を走る。"], ["犬は草の上を走る。"]
-    assert bleu(hypotheses, references).value < 1e-6 < bleu(hypotheses, references, "char").value
-    assert "|tok:char|" in bleu(hypotheses, references, "char").signature
 
 
 def test_a_run_keeps_its_tokenizer_and_the_recipe_may_name_it() -> None:

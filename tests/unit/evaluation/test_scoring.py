@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, WordVocabulary
-from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
+from econmt.evaluation.scoring import Scorer, token_ids
 from econmt.model.translation import ROWS_AT_ONCE, Predictions
 
 WORDS = WordVocabulary(["<pad>", "<unk>", "<s>", "</s>", "a", "b", "c"])
@@ -105,11 +105,6 @@ def test_an_ensemble_averages_token_by_token() -> None:
     for value, one, other in zip(log_linear.token_log_probabilities, *alone, strict=True):
         assert value >= (one + other) / 2 - 1e-6
     assert log_linear.token_log_probabilities != pytest.approx(expected, abs=1e-4)
-
-
-def test_perplexity() -> None:
-    assert ScoredPair(-6.0, ["a", "b"], []).perplexity == pytest.approx(math.exp(2.0))
-    assert ScoredPair(-1e9, [], []).perplexity == math.inf
 
 
 def test_token_ids() -> None:

@@ -72,9 +72,7 @@ def test_closed_after_a_body_that_was_not_read_whole(client: Client, name: str) 
     assert b"\r\nconnection: close\r\n" in said.lower()
 
 
-def test_what_follows_a_refused_body_is_read_no_further(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_after_a_refused_body_is_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "LINGER_SECONDS", 60.0)
     block = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     with connected(client) as connection:
@@ -82,9 +80,7 @@ def test_what_follows_a_refused_body_is_read_no_further(
     assert sent < 64 << 20  # what the buffers of both systems hold included
 
 
-def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_sends_first_gets_its_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "LINGER_SECONDS", 20.0)
     for _ in range(5):
         answer = client.ask("POST", "/translate", b" " * 2_000_000, {"Content-Type": "application/json"})
@@ -151,9 +147,7 @@ def forwarded(client: Client, address: str) -> int:
     return client.ask("POST", "/detect", b'{"q": "a"}', headers).status
 
 
-def test_forwarded_addresses_do_not_count_unless_the_proxy_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forwarded_addresses_of_others_do_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # read by uvicorn
     with serving(folder, Settings(requests_a_minute=2)) as client:
         assert [forwarded(client, f"10.0.0.{number}") for number in range(3)] == [200, 200, 429]

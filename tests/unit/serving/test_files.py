@@ -73,16 +73,8 @@ def test_a_document_keeps_all_but_its_text() -> None:
     assert b">TOP<" in written.read("word/header1.xml")
     xml = written.read("word/document.xml").decode()
     assert re.findall("<w:t[^>]*>([^<]*)</w:t>", xml) == [
-        "TOM IS ",
-        "MY &amp; YOUR",
-        "",
-        " DOG. HE BARKS.",
-        "LEFT",
-        "RIGHT ",
-        "LINK",
-        "BOX",
-        "CELL",
-    ]
+        "TOM IS ", "MY &amp; YOUR", "", " DOG. HE BARKS.", "LEFT", "RIGHT ", "LINK", "BOX", "CELL",
+    ]  # fmt: skip
     without = re.compile("<w:t(?: [^>]*)?>[^<]*</w:t>")
     assert without.sub("T", xml) == without.sub("T", HEAD + BODY + TAIL)
 
@@ -190,9 +182,7 @@ def test_pages_keep_their_encoding() -> None:
         ("text/html; charset=koi8-r", "\ufeff<meta charset=cp1251>", "utf-8", "utf-8"),
     ],
 )
-def test_an_answer_is_in_the_encoding_that_it_names(
-    content_type: str, head: str, codec: str, name: str
-) -> None:
+def test_an_answer_has_the_encoding_it_names(content_type: str, head: str, codec: str, name: str) -> None:
     file = read_file(f"{head}\u0434\u0430".encode(codec), content_type, TextDivision())
     assert [each.text for each in file.sentences] == ["\u0434\u0430"]
     kind = content_type.partition(";")[0]
@@ -230,9 +220,7 @@ def send(client: Client, content: bytes, kind: str, query: str = "", key: str = 
     return client.ask("POST", f"/translate_file{query}", content, head)
 
 
-def test_the_server_translates_files(
-    client: Client, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_translated(client: Client, model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("econmt_serve.app._FILE_SENTENCES", 2)
     one, two, three = (each.text for each in model.translate(["a b!", "C d", "e"]))
     answer = send(client, b"a b! C d\n\n e\n", "text/plain; charset=utf-8", "?source=src&target=trg")
