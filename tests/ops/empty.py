@@ -77,7 +77,7 @@ def run(call: Call, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 def check_nothing(name: str, implementation: str, device: str, **options: str) -> None:
     """Checks a problem with a batch of 0: results without values and gradients of 0; without positions: an error."""
-    call = dict(problems(device))[name]
+    call = problems(device)[name]
     if call.function is econmt_ops.linear_cross_entropy:  # the mean of no losses is NaN
         call = call._replace(arguments={**call.arguments, "reduction": "sum"})
     options["implementation"] = implementation
@@ -99,7 +99,7 @@ def needs_no(call: Call, what: str) -> bool:
 
 def check_empty_rows(name: str, implementation: str, device: str, **options: str) -> None:
     """Compares a problem whose rows all have length 0 with the reference."""
-    call = dict(problems(device))[name]
+    call = problems(device)[name]
     call = call._replace(arguments={**call.arguments, "lengths": torch.zeros_like(call.arguments["lengths"])})
     options["implementation"] = implementation
     for found, expected in zip(run(call, **options), run(call, implementation="reference"), strict=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,39 +80,35 @@ def tensor_parameters(function: Callable[..., Any]) -> set[str]:
     return {each.name for each in parameters if str(each.annotation) not in _PLAIN}
 
 
-def problems(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Call]]:
-    """Yields the calls of `calls` by name, also with a state, `UniqueRows` inputs or a probe where the op takes one."""
+@functools.cache
+def problems(device: str) -> dict[str, Call]:
+    """The calls of `calls` by name, also with a state, `UniqueRows` inputs or a probe where the op takes one."""
+    dtype, found = torch.float32, {}
     for name, call in calls(device, dtype).items():
         arguments = dict(call.arguments)
         parameters = inspect.signature(call.function).parameters
-        yield name, call
+        found[name] = call
         if "state" in parameters:
             last = call.function(**arguments, implementation="reference")[-1]
             arguments["state"] = tree_map(lambda x: x if x is None else x.detach().clone(), last)
-            yield f"{name}-state", call._replace(arguments=arguments)
+            found[f"{name}-state"] = call._replace(arguments=arguments)
         if "inputs" in parameters and parameters["inputs"].annotation == "Inputs":
             inputs = arguments["inputs"]
             places = torch.tensor([[0, 1, 4, 2], [2, 2, 3, 0], [1, 4, 4, 3]])[:, : inputs.shape[1]]
             repeated = UniqueRows(inputs.flatten(0, 1)[:5].clone(), places.to(device))
-            yield f"{name}-repeated", call._replace(arguments={**arguments, "inputs": repeated})
+            found[f"{name}-repeated"] = call._replace(arguments={**arguments, "inputs": repeated})
     alone = calls(device, dtype)["lstm"]
     gate_gradient = torch.zeros(4, 3, 32, dtype=dtype, device=device)
-    yield (
-        "lstm-probe",
-        alone._replace(
-            arguments={
-                **alone.arguments,
-                "layers": alone.arguments["layers"][:1],
-                "gate_gradient": gate_gradient,
-            }
-        ),
-    )
+    more = {"layers": alone.arguments["layers"][:1], "gate_gradient": gate_gradient}
+    return {**found, "lstm-probe": alone._replace(arguments={**alone.arguments, **more})}
 
 
 def variants() -> list[tuple[str, str]]:
     """Every problem with each implementation of its op, also those that this machine cannot run."""
     return [
-        (name, each) for name, call in problems("cpu") for each in implementations_of(call.function.__name__)
+        (name, each)
+        for name, call in problems("cpu").items()
+        for each in implementations_of(call.function.__name__)
     ]
 
 
@@ -121,7 +118,7 @@ def check_layouts(name: str, implementation: str, shift: int, device: str) -> No
     The layout of each tensor is the next one of `LAYOUTS`, the first tensor's that of number ``shift``: so as many
     shifts as there are layouts try every tensor with every layout.
     """
-    call = dict(problems(device))[name]
+    call = problems(device)[name]
     leaves, structure = tree_flatten(call.arguments)
     ways = list(LAYOUTS.values())
     options = {"implementation": implementation}

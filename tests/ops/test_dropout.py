@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt_ops import AttentionalLSTMWeights, LSTMWeights, attentional_lstm, dropout_mask
+from econmt_ops import attentional_lstm, dropout_mask
 from econmt_ops.products.dropout import (
     RowsSeed,
     apply_dropout,
@@ -12,6 +12,8 @@ from econmt_ops.products.dropout import (
     keep_mask,
     layer_keep_masks,
 )
+from tests.ops.cases import CASES, Sizes
+from tests.ops.helpers import Make
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -138,27 +140,13 @@ def test_masks_of_some_rows_are_cut_from_those_of_all(device: str, counted: bool
 
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])
 def test_a_decoder_drops_in_some_rows_what_it_drops_in_all(implementation: str) -> None:
-    torch.manual_seed(3)
-    layers = tuple(
-        LSTMWeights(torch.randn(16, width), torch.randn(16, 4), torch.randn(16)) for width in (7, 4)
-    )
-    weights = AttentionalLSTMWeights(
-        layers, torch.randn(3, 4), torch.randn(3), torch.randn(4, 9), torch.randn(4)
-    )
-    inputs, keys, values = torch.randn(5, 6, 3), torch.randn(5, 2, 3), torch.randn(5, 2, 5)
+    given = CASES["attentional-lstm-additive"].tensors(Make("cpu", torch.float32), Sizes(B=5, T=6))
+    weights = given["weights"]
 
     def run(rows: slice, seed: int | RowsSeed) -> torch.Tensor:
-        outputs, _, _ = attentional_lstm(
-            inputs[rows],
-            keys[rows],
-            values[rows],
-            weights,
-            lengths=torch.full((len(inputs[rows]),), 2),
-            dropout=0.5,
-            dropout_seed=seed,
-            implementation=implementation,
-        )
-        return outputs
+        parts = (given[name][rows] for name in ("inputs", "keys", "values"))
+        options = {"dropout": 0.5, "dropout_seed": seed, "implementation": implementation}
+        return attentional_lstm(*parts, weights, lengths=None, **options)[0]  # type: ignore[arg-type]
 
     whole = run(slice(None), 9)
     torch.testing.assert_close(run(slice(2, 4), RowsSeed(9, 2)), whole[2:4])

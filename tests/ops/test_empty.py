@@ -9,7 +9,7 @@ from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.empty import check_empty_rows, check_nothing, thorough
 from tests.ops.layouts import problems, variants
 
-PROBLEMS = dict(problems("cpu"))
+PROBLEMS = problems("cpu")
 each_variant = pytest.mark.parametrize(
     ("problem", "implementation"),
     [thorough(*each) for each in variants() if each[1] not in ("triton", "compiled")],

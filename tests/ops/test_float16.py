@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import econmt_ops
 from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.every_op import Call, calls, each_op
-from tests.ops.helpers import TOLERANCE, Make, assert_close, assert_same_function, to
+from tests.ops.helpers import TOLERANCE, Make, assert_close, to
 
 HALF = torch.float16
 
@@ -49,13 +49,6 @@ def scaled_gradients(function: Callable[..., Any], arguments: dict[str, Any], sc
             total + (torch.randn(x.shape, generator=draws, dtype=torch.float64).to(x.device, exact) * x).sum()
         )
     return list(torch.autograd.grad(total * scale, leaves, allow_unused=True, materialize_grads=True))
-
-
-@each_op
-def test_all_arguments_in_float16(op: str, device: str) -> None:
-    call = calls(device, torch.float64)[op]
-    for function in in_float16(op, call, device):
-        assert_same_function(function, call.function, without_dropout(call), HALF)
 
 
 @each_op

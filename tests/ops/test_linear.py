@@ -10,12 +10,9 @@ from torch.nn import functional
 from econmt_ops import linear
 from tests.ops.helpers import (
     Make,
-    assert_close,
-    assert_gradcheck,
     assert_same_function,
     each_implementation,
     scatter_strides,
-    values_and_gradients,
 )
 
 pytestmark = each_implementation("linear")
@@ -80,54 +77,8 @@ def test_precisions(layout: str, bias: bool, dtype: torch.dtype, implementation:
     assert_same_function(function, definition, arguments(Make(device), (3, 5), bias, 33, 17), dtype)
 
 
-@LAYOUT
-@BIAS
-def test_gradcheck(layout: str, bias: bool, implementation: str, device: str) -> None:
-    def function(**tensors: Any) -> Tensor:
-        return linear(**tensors, layout=layout, implementation=implementation)
-
-    assert_gradcheck(function, arguments(Make(device), (2, 2), bias, 3, 2))
-
-
-@LAYOUT
-def test_memory_layout_does_not_matter(layout: str, implementation: str, device: str) -> None:
-    tensors = arguments(Make(device), (3, 4), True)
-
-    def function(**tensors: Any) -> Tensor:
-        return linear(**tensors, layout=layout, implementation=implementation)
-
-    expected, expected_gradients = values_and_gradients(function, tensors)
-    outputs, gradients = values_and_gradients(function, scatter_strides(tensors))
-    assert_close(outputs, expected, 1e-13)
-    assert_close(gradients, expected_gradients, 1e-13)
-
-
 def test_the_layout_is_that_of_the_result(implementation: str, device: str) -> None:
     tensors = arguments(Make(device), (5,), True)
     assert linear(**tensors, layout="row", implementation=implementation).stride() == (9, 1)
     assert linear(**tensors, layout="column", implementation=implementation).stride() == (1, 5)
     assert linear(**tensors, layout="packed", implementation=implementation).stride() == (9, 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"inputs": (3, 6)}, r"inputs must be \(\.\.\., I\) with I=7, got \(3, 6\)"),
-        ({"inputs": ()}, r"inputs must be \(\.\.\., I\) with I=7, got \(\)"),
-        ({"weight": (9,)}, r"weight must be \(O, I\), got \(9,\)"),
-        ({"bias": (8,)}, r"bias must be \(O,\) with O=9, got \(8,\)"),
-    ],
-)
-def test_wrong_shapes(change: dict[str, tuple[int, ...]], message: str, implementation: str) -> None:
-    tensors = arguments(Make("cpu"), (3,), True)
-    tensors.update({name: torch.ones(shape) for name, shape in change.items()})
-    with pytest.raises(ValueError, match="linear: " + message):
-        linear(**tensors, implementation=implementation)
-
-
-def test_unknown_layout(implementation: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match="linear: unknown layout 'diagonal'; available: auto, row, column, transposed, packed",
-    ):
-        linear(**arguments(Make("cpu"), (3,), True), layout="diagonal", implementation=implementation)

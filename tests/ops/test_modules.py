@@ -6,68 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch import nn
 
 import econmt_ops
 from econmt_ops import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
-from tests.ops.helpers import Make, assert_close, padded_part, poisoned
+from tests.ops.helpers import Make, assert_close
 
-LENGTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
-
-
-def by_torch(
-    module: nn.LSTM, inputs: Tensor, state: tuple[Tensor, Tensor] | None, lengths: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    if lengths is None:
-        outputs, last = module(inputs, state)
-    else:
-        packed, last = module(pack_padded_sequence(inputs, lengths, True, False), state)
-        outputs, _ = pad_packed_sequence(packed, True, total_length=inputs.shape[1])
-    return outputs, last
-
-
-@LENGTHS
-@DIRECTIONS
-@pytest.mark.parametrize("given", [False, True], ids=["zeros", "state"])
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-def test_lstm_is_torchs(
-    full: bool, bidirectional: bool, given: bool, layers: int, bias: bool, device: str
-) -> None:
-    torch.manual_seed(5)
-    options: dict[str, Any] = {"bias": bias, "batch_first": True, "bidirectional": bidirectional}
-    theirs = nn.LSTM(6, 9, layers, device=device, dtype=torch.float64, **options)
-    ours = LSTM(6, 9, layers, device=device, dtype=torch.float64, **options)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    ours.load_state_dict(theirs.state_dict())
-    make = Make(device)
-    inputs = make(4, 5, 6)
-    lengths = None if full else torch.tensor([2, 5, 1, 4])
-    count = layers * (2 if bidirectional else 1)
-    state = (make(count, 4, 9), make(count, 4, 9)) if given else None
-    expected, (expected_h, expected_c) = by_torch(theirs, inputs, state, lengths)
-    outputs, (h, c) = ours(inputs, state, lengths=lengths)
-    assert_close([outputs, h, c], [expected, expected_h, expected_c], 1e-12)
-    weighting = make(*outputs.shape)
-    for outcome in (expected, outputs):
-        (outcome * weighting).sum().backward()
-    theirs_by_name = dict(theirs.named_parameters())
-    for name, weight in ours.named_parameters():
-        their_gradient = theirs_by_name[name].grad
-        assert weight.grad is not None
-        assert their_gradient is not None
-        assert_close([weight.grad], [their_gradient], 1e-11)
-    theirs.load_state_dict(ours.state_dict())
-
-
-def test_lstm_weights_start_as_torchs_do() -> None:
-    torch.manual_seed(1)
-    theirs = nn.LSTM(5, 16, 2, bidirectional=True).state_dict()
-    torch.manual_seed(1)
-    ours = LSTM(5, 16, 2, bidirectional=True).state_dict()
-    assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
 @DIRECTIONS
@@ -115,16 +60,6 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
     assert sorted(ratio.round().unique().tolist()) == [0.0, 2.0]
 
 
-def test_lstm_reads_padding_never(device: str) -> None:
-    module = LSTM(3, 8, 2, batch_first=True, bidirectional=True, residual=True, device=device)
-    lengths = torch.tensor([2, 4, 1])
-    inputs = Make(device, torch.float32)(3, 4, 3)
-    expected, (h, c) = module(inputs, lengths=lengths)
-    outputs, last = module(poisoned(inputs, lengths), lengths=lengths)
-    assert_close([outputs, *last], [expected, h, c], 0.0)
-    assert padded_part(outputs, lengths).eq(0).all()
-
-
 def test_lstm_refuses() -> None:
     module = LSTM(3, 4, 2, batch_first=True)
     with pytest.raises(RuntimeError, match=r"Expected hidden\[0\] size \(2, 5, 4\), got \[1, 5, 4\]"):
@@ -133,10 +68,6 @@ def test_lstm_refuses() -> None:
         module(torch.ones(5, 2, 3), (torch.ones(2, 5, 4), torch.ones(2, 5, 3)))
     with pytest.raises(ValueError, match="unknown implementation 'slow'"):
         LSTM(3, 4, implementation="slow")(torch.ones(5, 2, 3))
-
-
-def test_lstm_says_what_it_is() -> None:
-    assert repr(LSTM(3, 4, 2, dropout=0.1)) == "LSTM(3, 4, num_layers=2, dropout=0.1)"
 
 
 @pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer_norm"])

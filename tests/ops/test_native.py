@@ -18,15 +18,13 @@ import econmt_ops
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.lstm import recompute
 from econmt_ops.products.repeated import add_repeated
-from econmt_ops.products.stack import StackOptions
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
 
 NAN = float("nan")
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
-SIZES = (1, 3, 17, 255, 256, 257, 600)
+SIZES = (1, 17, 255, 256, 600)
 ROWS = (1, 3, 65)
 POSITIONS = (1, 2, 9)
 LEVELS = {0: "every-processor", 1: "avx2", 2: "avx512"}
@@ -158,7 +156,7 @@ def definition_of_lstm(sums: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Te
     return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @dtypes
 @each_size
 def test_lstm_forward(size: int, dtype: torch.dtype, use: Use) -> None:
@@ -203,7 +201,7 @@ def gradients_of_lstm(sums: Tensor, before: Tensor, dh: Tensor, dc: Tensor) -> S
     return torch.autograd.grad([h, after], [sums, before], [dh.double(), dc.double()])
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("from_sums", [True, False], ids=["sums", "gates"])
 @dtypes
 @each_size
@@ -662,18 +660,6 @@ def test_serves_only_what_the_kernels_can_do() -> None:
         assert not native.serves(like)
 
 
-def test_without_ends_where_it_began() -> None:
-    with native.without():
-        assert not native.serves(torch.empty(1))
-        with native.without():
-            assert not native.serves(torch.empty(1))
-        assert not native.serves(torch.empty(1))
-    assert native.serves(torch.empty(1))
-    with pytest.raises(KeyError), native.without():
-        raise KeyError
-    assert native.serves(torch.empty(1))
-
-
 def test_a_library_of_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     load: Callable[[], object] = native._library.__wrapped__
     assert load() is not None
@@ -756,57 +742,21 @@ OPS = {
         "weight_gradient",
     },
     "linear_cross_entropy": {"losses"},
+    "lstm": {"lstm_backward"},
 }
+"""Kernels that an op calls at least; in float32 the forward pass of an LSTM may be torch's."""
 
 
 @dtypes
-@pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
 @pytest.mark.parametrize("op", OPS)
-def test_ops_give_the_same_with_and_without(
-    op: str, scattered: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ops_call_the_kernels(op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they compute is compared in test_definitions.py, with and without the library."""
     function, arguments, _ = calls("cpu", dtype)[op]
     arguments = {**arguments, **({"layer_norm": None} if op == "additive_attention" else {})}
     fixed = {name: arguments.pop(name) for name in ("targets", "lengths") if name in arguments}
-    if scattered:
-        arguments = scatter_strides(arguments)
-
-    def run(**given: Any) -> Any:
-        return function(**given, **fixed, implementation="recompute")
-
-    with native.without():
-        expected, expected_gradients = values_and_gradients(run, arguments)
     counts = counted(monkeypatch)
-    found, gradients = values_and_gradients(run, arguments, expected)
+    values_and_gradients(lambda **given: function(**given, **fixed, implementation="recompute"), arguments)
     assert {name for name, count in counts.items() if count} >= OPS[op]
-    tolerance = {torch.float32: 3e-6, torch.bfloat16: 3e-2}[dtype]
-    assert_close(found, expected, tolerance)
-    assert_close(gradients, expected_gradients, tolerance)
-
-
-@dtypes
-@pytest.mark.parametrize("stash", ["outputs", "gates"])
-def test_stashes_give_the_same_with_and_without(
-    stash: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = calls("cpu", dtype)["lstm"].arguments
-    tensors = {name: arguments[name] for name in ("inputs", "layers")}
-    zeros = [(torch.zeros(3, 8, dtype=dtype), torch.zeros(3, 8)) for _ in tensors["layers"]]
-
-    def run(**given: Any) -> Any:
-        options = StackOptions(arguments["lengths"], residual=True, dropout=0.3, seed=4)
-        return recompute.lstm(**given, state=tuple(zeros), options=options, stash=stash)
-
-    with native.without():
-        expected, expected_gradients = values_and_gradients(run, tensors)
-    counts = counted(monkeypatch)
-    found, gradients = values_and_gradients(run, tensors, expected)
-    # In float32 torch's LSTM makes a forward pass that keeps no gates.
-    assert counts["lstm_forward"] or (stash == "outputs" and dtype == torch.float32)
-    assert counts["lstm_backward"]
-    tolerance = {torch.float32: 3e-6, torch.bfloat16: 3e-2}[dtype]
-    assert_close(found, expected, tolerance)
-    assert_close(gradients, expected_gradients, tolerance)
 
 
 @dtypes
@@ -821,12 +771,6 @@ def test_repeated_rows_are_added_alike(dtype: torch.dtype, monkeypatch: pytest.M
     add_repeated(found, places, values)
     assert counts["add_rows"] == 1
     assert_close([found], [expected], 1e-6)
-
-
-def test_a_target_out_of_range_is_an_error() -> None:
-    hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
-    with pytest.raises(ValueError, match="targets must be from 0 to 4, or -100, got 5"):
-        econmt_ops.linear_cross_entropy(hidden, weight, torch.tensor([1, 5, 2]), implementation="recompute")
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 40])

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import econmt_ops
 from econmt_ops.attentional_lstm import recompute as attentional_module
-from econmt_ops.backends import c as native
 from econmt_ops.core import chunks as blocks
-from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops.core.weights import AttentionalLSTMWeights
 from econmt_ops.linear_cross_entropy import recompute as loss_module
 from econmt_ops.products.dropout import apply_dropout, dropout, keep_mask
+from tests.ops.cases import CASES, Sizes
+from tests.ops.checking import distinct_rows
 from tests.ops.helpers import (
     Make,
     assert_close,
-    assert_same_function,
-    padded_part,
-    poisoned,
     values_and_gradients,
 )
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workspaces so small that every sequence is cut into blocks, and the loss into chunks of few rows."""
-    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 3 * 2 * 4 * 7 * 8)
+    """Chunks of few rows of the loss."""
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 2 * 11 * 8)
-
-
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workspace of attention that holds the source positions of two rows."""
-    monkeypatch.setattr(blocks, "_PART_BYTES", 2 * 4 * 9 * 8)
 
 
 @pytest.fixture
@@ -54,107 +42,6 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def attentional_arguments(
-    make: Make, layers: int = 2, batch: int = 3, steps: int = 5, size: int = 7, positions: int = 4
-) -> dict[str, Any]:
-    """Arguments of attentional_lstm with additive attention and input feeding."""
-    stack = make.layers(6 + size, size, layers)
-    weights = AttentionalLSTMWeights(
-        stack, make(9, size), make(9), make(size, size + 8, scale=0.5), make(size)
-    )
-    return {
-        "inputs": make(batch, steps, 6),
-        "keys": make(batch, positions, 9),
-        "values": make(batch, positions, 8),
-        "weights": weights,
-        "state": AttentionalLSTMState(make.state(batch, size, layers), make(batch, size)),
-    }
-
-
-def lstm_arguments(
-    make: Make, layers: int = 2, batch: int = 3, steps: int = 5, size: int = 7
-) -> dict[str, Any]:
-    return {
-        "inputs": make(batch, steps, 6),
-        "layers": make.layers(6, size, layers),
-        "state": make.state(batch, size, layers),
-    }
-
-
-def same(op: Callable[..., Any], arguments: dict[str, Any], tolerance: float = 1e-10, **options: Any) -> None:
-    """The recomputing op gives the values and gradients of the reference."""
-    stash = options.pop("stash", "auto")
-
-    def reference(**tensors: Any) -> Any:
-        return op(**tensors, **options, implementation="reference")
-
-    def recompute(**tensors: Any) -> Any:
-        return op(
-            **tensors, **options, implementation="recompute", **({} if stash is None else {"stash": stash})
-        )
-
-    values, gradients = values_and_gradients(reference, arguments)
-    other_values, other_gradients = values_and_gradients(recompute, arguments)
-    assert_close(other_values, values, tolerance)
-    assert_close(other_gradients, gradients, tolerance)
-
-
-@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
-@pytest.mark.parametrize("stash", blocks.STASHES)
-@pytest.mark.parametrize("input_feeding", [True, False], ids=["fed", "not-fed"])
-def test_attentional_lstm_in_blocks(stash: str, input_feeding: bool) -> None:
-    arguments = attentional_arguments(Make("cpu"))
-    if not input_feeding:
-        arguments["weights"] = arguments["weights"]._replace(layers=Make("cpu").layers(6, 7, 2))
-    options = {
-        "lengths": torch.tensor([4, 1, 2]),
-        "input_feeding": input_feeding,
-        "dropout": 0.4,
-        "dropout_seed": 3,
-        "residual": True,
-    }
-    assert len(blocks.split_blocks(5, 3, 7, torch.float64)) > 1
-    same(econmt_ops.attentional_lstm, arguments, stash=stash, **options)
-
-
-@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
-@pytest.mark.parametrize("stash", blocks.STASHES)
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 1, 3])], ids=["full", "ragged"])
-def test_lstm_in_blocks(stash: str, reverse: bool, lengths: Tensor | None) -> None:
-    options = {"lengths": lengths, "reverse": reverse, "dropout": 0.4, "dropout_seed": 3, "residual": True}
-    same(econmt_ops.lstm, lstm_arguments(Make("cpu")), stash=stash, **options)
-
-
-@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
-@pytest.mark.parametrize("stash", blocks.STASHES)
-@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 1, 3])], ids=["full", "ragged"])
-def test_bidirectional_lstm_in_blocks(stash: str, lengths: Tensor | None) -> None:
-    make = Make("cpu")
-    arguments = {"inputs": make(3, 5, 6), "forward": make.layer(6, 7), "backward": make.layer(6, 7)}
-    same(econmt_ops.bidirectional_lstm, arguments, stash=stash, lengths=lengths)
-
-
-@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
-@pytest.mark.parametrize("library", [True, False], ids=["library", "tensors"])
-@pytest.mark.parametrize("stash", blocks.STASHES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("op", ["attentional_lstm", "lstm"])
-def test_precisions_of_every_stash(op: str, dtype: torch.dtype, stash: str, library: bool) -> None:
-    make = Make("cpu")
-    arguments = attentional_arguments(make) if op == "attentional_lstm" else lstm_arguments(make)
-    lengths = torch.tensor([4, 1, 2])
-
-    def function(**tensors: Any) -> Any:
-        return getattr(econmt_ops, op)(**tensors, lengths=lengths, implementation="recompute", stash=stash)
-
-    def definition(**tensors: Any) -> Any:
-        return getattr(econmt_ops, op)(**tensors, lengths=lengths, implementation="reference")
-
-    with nullcontext() if library else native.without():
-        assert_same_function(function, definition, arguments, dtype)
-
-
 @pytest.mark.usefixtures("small_blocks", "poisoned_memory")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -162,34 +49,18 @@ def test_loss_in_chunks(reduction: str, smoothing: float) -> None:
     make = Make("cpu")
     arguments = {"hidden": make(9, 5), "weight": make(11, 5), "bias": make(11)}
     targets = torch.tensor([0, 10, 3, 3, 7, 3, 1, 2, 3])
-    same(
-        econmt_ops.linear_cross_entropy,
-        arguments,
-        stash=None,
-        targets=targets,
-        ignore_index=3,
-        label_smoothing=smoothing,
-        reduction=reduction,
+    options = {"targets": targets, "ignore_index": 3, "label_smoothing": smoothing, "reduction": reduction}
+    (values, gradients), (found, found_gradients) = (
+        values_and_gradients(
+            lambda name=name, **tensors: econmt_ops.linear_cross_entropy(
+                **tensors, **options, implementation=name
+            ),
+            arguments,
+        )
+        for name in ("reference", "recompute")
     )
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    batch=st.integers(1, 4),
-    steps=st.integers(1, 6),
-    size=st.integers(1, 9),
-    positions=st.integers(1, 5),
-    layers=st.integers(1, 3),
-    seed=st.integers(0, 1000),
-)
-def test_any_shape(batch: int, steps: int, size: int, positions: int, layers: int, seed: int) -> None:
-    make = Make("cpu", seed=seed)
-    arguments = attentional_arguments(make, layers, batch, steps, size, positions)
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, positions + 1, (batch,), generator=generator)
-    same(econmt_ops.attentional_lstm, arguments, lengths=lengths)
-    lengths = torch.randint(0, steps + 1, (batch,), generator=generator)
-    same(econmt_ops.lstm, lstm_arguments(make, layers, batch, steps, size), lengths=lengths)
+    assert_close(found, values, 1e-10)
+    assert_close(found_gradients, gradients, 1e-10)
 
 
 def recorded_calls(function: Callable[[], Any], names: set[str]) -> dict[str, tuple[Any, ...]]:
@@ -210,43 +81,24 @@ def recorded_calls(function: Callable[[], Any], names: set[str]) -> dict[str, tu
     return seen
 
 
-OPERATORS = (
-    "additive_attention",
-    "attentional_lstm",
-    "linear_cross_entropy",
-    "lstm_layer",
-    "dropout",
-)
+OPERATORS = [
+    ("additive_attention", "additive_attention", False),
+    ("attentional_lstm", "attentional-lnlstm-per-gate-gru-layer_norm", False),
+    ("attentional_lstm", "attentional-lstm-additive", True),
+    ("lstm_layer", "lstm", False),
+    ("lstm_layer", "lstm-low-rank", True),
+    ("lstm_layer", "bidirectional", True),
+    ("lstm_layer", "bidirectional-low-rank", False),
+    ("dropout", "lstm", False),
+]
+"""Operators, the cases that call them, and whether the inputs are distinct rows."""
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_opcheck(operator: str) -> None:
-    """Schema, autograd registration, FakeTensor and tracing with gradients agree with what really runs."""
-    make = Make("cpu", torch.float32)
-
-    def use_all() -> None:
-        arguments = attentional_arguments(make)
-        lengths = torch.tensor([4, 1, 2])
-        econmt_ops.attentional_lstm(
-            **arguments, lengths=lengths, dropout=0.3, dropout_seed=1, implementation="recompute"
-        )
-        econmt_ops.additive_attention(
-            make(3, 5, 9), make(3, 4, 9), make(3, 4, 8), make(9), lengths=lengths, implementation="recompute"
-        )
-        econmt_ops.lstm(
-            **lstm_arguments(make), lengths=lengths, dropout=0.3, dropout_seed=1, implementation="recompute"
-        )
-        targets = torch.tensor([0, 3, 2])
-        econmt_ops.linear_cross_entropy(make(3, 5), make(11, 5), targets, implementation="recompute")
-
+def check_operator(operator: str, function: Callable[[], Any], keeps: Sequence[bool]) -> None:
+    """Checks an operator by its first call in a function, as a forward pass with gradients that keeps what it needs."""
     name = f"econmt_ops::{operator}"
-    arguments = list(recorded_calls(use_all, {name})[name])
-    keeps = operator in ("attentional_lstm", "linear_cross_entropy", "lstm_layer")
-    if keeps:
-        # What a forward pass with gradients asks for; the checks look at all that the operator returns.
-        last = [False, True] if operator == "linear_cross_entropy" else [True]
-        arguments[-len(last) :] = last
+    arguments = list(recorded_calls(function, {name})[name])
+    arguments[len(arguments) - len(keeps) :] = keeps
     arguments = [
         [part.detach().clone().requires_grad_() for part in argument]
         if isinstance(argument, list) and argument and isinstance(argument[0], Tensor)
@@ -262,20 +114,29 @@ def test_opcheck(operator: str) -> None:
     torch.library.opcheck(overload, tuple(arguments), test_utils=checks)
 
 
-def test_opcheck_of_masks() -> None:
-    arguments = ([3, 4], 0.4, 11, 2, torch.device("cpu"))
-    torch.library.opcheck(torch.ops.econmt_ops.keep_mask.default, arguments)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("operator", "name", "repeated"), OPERATORS)
+def test_operators_are_registered_as_torch_expects(operator: str, name: str, repeated: bool) -> None:
+    """Schema, autograd registration, FakeTensor and tracing with gradients agree with what really runs."""
+    case, lengths = CASES[name], torch.tensor([3, 1, 0, 2])
+    tensors = case.tensors(Make("cpu", torch.float32), Sizes(4, 3, 3))
+    tensors = distinct_rows(tensors, None) if repeated else tensors
+    dropout = {"dropout": 0.3, "dropout_seed": 1} if case.takes("dropout") else {}
+    keeps = [True] if operator in ("lstm_layer", "attentional_lstm") else []
+
+    def run() -> None:
+        case.op(**tensors, **case.options, **dropout, lengths=lengths, implementation="recompute")
+
+    check_operator(operator, run, keeps)
 
 
-def test_no_second_derivative() -> None:
-    """The backward operators have no derivative, and say so instead of giving a wrong one."""
-    make = Make("cpu")
-    arguments = lstm_arguments(make)
-    inputs = arguments.pop("inputs").requires_grad_()
-    outputs, _ = econmt_ops.lstm(inputs, **arguments, implementation="recompute")
-    (gradient,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"lstm_layer_backward|does not require grad|reference"):
-        torch.autograd.grad(gradient.sum(), inputs)
+def test_the_loss_is_registered_as_torch_expects() -> None:
+    make, targets = Make("cpu", torch.float32), torch.tensor([0, 3, 2])
+
+    def run() -> None:
+        econmt_ops.linear_cross_entropy(make(3, 5), make(11, 5), targets, implementation="recompute")
+
+    check_operator("linear_cross_entropy", run, [False, True])
 
 
 def stashed_bytes(function: Callable[[], Any], own: list[Tensor]) -> int:
@@ -296,8 +157,8 @@ def stashed_bytes(function: Callable[[], Any], own: list[Tensor]) -> int:
 def test_stash_is_what_the_levels_say() -> None:
     """o, every h and c a block; then the attention, every c, and the gates."""
     batch, steps, size, positions = 4, 6, 8, 5
-    make = Make("cpu", torch.float32)
-    arguments = attentional_arguments(make, 2, batch, steps, size, positions)
+    given = Sizes(batch, steps, positions, 6, size, 9, 8)
+    arguments = CASES["attentional-lstm-additive"].tensors(Make("cpu", torch.float32), given)
     own = [leaf.requires_grad_() for leaf in tree_leaves(arguments) if leaf is not None]
     sizes = {
         level: stashed_bytes(
@@ -322,7 +183,8 @@ def test_stash_is_what_the_levels_say() -> None:
 
 def test_lstm_stash_is_its_outputs() -> None:
     batch, steps, size = 4, 6, 8
-    arguments = lstm_arguments(Make("cpu", torch.float32), 3, batch, steps, size)
+    given = Sizes(batch, steps, I=6, H=size, L=3)
+    arguments = CASES["lstm"].tensors(Make("cpu", torch.float32), given)
     own = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
     kept = stashed_bytes(lambda: econmt_ops.lstm(**arguments, implementation="recompute"), own)
     assert kept == 3 * (steps + 1) * batch * size * 4
@@ -365,46 +227,6 @@ def test_dropout_keeps_no_mask() -> None:
         assert torch.equal(gradient, apply_dropout(weight, mask, 0.4))
         kept = stashed_bytes(lambda variational=variational: dropout(values, 0.4, 11, variational), [values])
         assert kept == 0
-
-
-def test_unknown_stash_level() -> None:
-    arguments = lstm_arguments(Make("cpu"))
-    with pytest.raises(ValueError, match="lstm: unknown stash level 'all'; available: auto, least, outputs"):
-        econmt_ops.lstm(**arguments, stash="all")
-
-
-@pytest.mark.usefixtures("small_blocks", "poisoned_memory", "small_parts")
-@pytest.mark.parametrize("additive", [True, False], ids=["additive", "dot"])
-@pytest.mark.parametrize("stash", blocks.STASHES)
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_padding_may_hold_anything(additive: bool, stash: str, poison: float) -> None:
-    """Gradients of every argument are those of the reference with zeros there; padded positions get zero."""
-    make, lengths = Make("cpu"), torch.tensor([4, 1, 2])
-    arguments = attentional_arguments(make)
-    if not additive:
-        arguments["weights"] = arguments["weights"]._replace(score=None)
-    clean = {
-        **arguments,
-        "keys": poisoned(arguments["keys"], lengths, 0.0),
-        "values": poisoned(arguments["values"], lengths, 0.0),
-    }
-    dirty = {
-        **arguments,
-        "keys": poisoned(arguments["keys"], lengths, poison),
-        "values": poisoned(arguments["values"], lengths, -poison),
-    }
-
-    def run(implementation: str, **options: Any) -> Callable[..., Any]:
-        return lambda **tensors: econmt_ops.attentional_lstm(
-            **tensors, lengths=lengths, implementation=implementation, **options
-        )
-
-    values, gradients = values_and_gradients(run("reference"), clean)
-    other_values, other_gradients = values_and_gradients(run("recompute", stash=stash), dirty)
-    assert_close(other_values, values, 1e-10)
-    assert_close(other_gradients, gradients, 1e-10)
-    for gradient in other_gradients[1:3]:
-        assert padded_part(gradient, lengths).eq(0).all()
 
 
 class Alive(TorchDispatchMode):

@@ -16,7 +16,7 @@ from tests.ops.empty import run
 from tests.ops.layouts import problems, variants
 from tests.ops.test_empty import options_of
 
-PROBLEMS = dict(problems("cpu"))
+PROBLEMS = problems("cpu")
 each_variant = pytest.mark.parametrize(
     ("problem", "implementation"), [each for each in variants() if each[1] not in ("triton", "compiled")]
 )
@@ -42,7 +42,7 @@ def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
 def test_defaults_change_no_result(
     problem: str, implementation: str, dtype: torch.dtype, other: str, device: str
 ) -> None:
-    call = dict(problems(device))[problem]
+    call = problems(device)[problem]
     for options in options_of(problem, implementation, device):
         options["implementation"] = implementation
         expected = run(call, **options)
@@ -54,7 +54,7 @@ def test_defaults_change_no_result(
 @pytest.mark.sampled(10)
 @each_variant
 def test_checkpointing_changes_no_result(problem: str, implementation: str, device: str) -> None:
-    call = dict(problems(device))[problem]
+    call = problems(device)[problem]
     for options in options_of(problem, implementation, device):
         options["implementation"] = implementation
         checkpointed = call._replace(function=partial(checkpoint, call.function, use_reentrant=False))

@@ -66,7 +66,7 @@ def compare_compiled(op: str, device: str, dynamic: bool, autocast: bool) -> Non
     assert_close(gradients, expected_gradients, tolerance)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @each_op
 def test_compiles_to_one_graph(op: str, device: str) -> None:
     compare_compiled(op, device, dynamic=False, autocast=False)

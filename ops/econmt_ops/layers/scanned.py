@@ -150,7 +150,10 @@ class _Blocks:
         ]
         if self.call.before is not None:
             source, begin = self.call.sources[-1], steps.start
-            first = self.call.before[rows] if begin == 0 else source[rows, begin - 1]
+            if begin == 0:
+                first = self.call.before[rows]
+            else:
+                first = self.mask(source[rows, begin - 1 : begin], rows, slice(begin - 1, begin))[:, 0]
             block_sources[-1] = late(block_sources[-1], first.to(self.dtype))
         return block_sources
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.ops.triton.kernel_device import DEVICE
 
@@ -95,3 +96,15 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def device() -> str:
     """Where the kernels run."""
     return DEVICE
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds NaN, so that what nobody has written is seen."""
+
+    def poison(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        made = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, made=made, **k: poison(made(*a, **k)))

@@ -12,18 +12,15 @@ from torch import Tensor
 from econmt_ops import linear_recurrence
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.linear_recurrence import scan
+from tests.ops.cases import CASES, Sizes
+from tests.ops.checking import Variation, check
 from tests.ops.helpers import (
     Make,
     assert_same_function,
-    padded_part,
-    poisoned,
-    scatter_strides,
     values_and_gradients,
 )
 
 TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
-REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-STASH = pytest.mark.parametrize("stash", ["carries", pytest.param("outputs", marks=pytest.mark.thorough)])
 STEPS, RADIX = 8, 4
 
 
@@ -36,74 +33,33 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> None:
     monkeypatch.setattr(recurrence.TileCut, "_fills_better_tiled", lambda *_: tiled)
 
 
-def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 3) -> dict[str, Any]:
-    return {
-        "decay": make(rows, steps, hidden).sigmoid(),
-        "inputs": make(rows, steps, hidden),
-        "initial": make(rows, hidden) if initial else None,
-    }
-
-
 def function(**options: Any) -> Callable[..., Tensor]:
     return lambda **given: linear_recurrence(**given, **options)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @TILED
+@pytest.mark.parametrize("case", ["linear_recurrence", "linear_recurrence-carries"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize(
-    ("steps", "hidden", "initial", "dtype", "stash", "reverse"),
+    ("sizes", "ragged", "dtype"),
     [
-        (1, 1, True, torch.float64, "carries", False),
-        (1, 2, False, torch.float64, "outputs", True),
-        (STEPS, 5, False, torch.float64, "outputs", False),
-        (STEPS + 1, 3, True, torch.float64, "outputs", True),
-        (STEPS + 1, 3, True, torch.float32, "carries", True),
-        (3 * STEPS - 1, 9, True, torch.bfloat16, "outputs", False),
-        pytest.param(20, 17, True, torch.float16, "carries", False, marks=pytest.mark.thorough),
+        (Sizes(B=2, T=1, H=1), False, torch.float64),
+        (Sizes(B=2, T=STEPS, H=5), False, torch.float64),
+        (Sizes(B=2, T=STEPS + 1, H=3), False, torch.float32),
+        (Sizes(B=2, T=3 * STEPS - 1, H=9), False, torch.bfloat16),
+        (Sizes(B=2, T=20, H=17), False, torch.float16),
+        (Sizes(B=6, T=STEPS + 1, H=2), True, torch.float64),
+        (Sizes(B=1, T=STEPS * (2 * RADIX + 3) - 1, H=5), False, torch.float64),  # more tiles than a group has
     ],
     ids=str,
 )
 def test_equals_the_definition(
-    steps: int, hidden: int, initial: bool, dtype: torch.dtype, stash: str, reverse: bool, device: str
+    sizes: Sizes, ragged: bool, dtype: torch.dtype, reverse: bool, case: str, device: str
 ) -> None:
-    given = tensors(Make(device), steps, initial, hidden=hidden)
-    kernels = function(reverse=reverse, stash=stash, implementation="triton")
-    assert_same_function(kernels, function(reverse=reverse, implementation="reference"), given, dtype)
-
-
-@pytest.mark.sampled(1)
-@TILED
-@REVERSE
-@STASH
-def test_lengths(reverse: bool, stash: str, device: str) -> None:
-    """Rows that are full, empty, or end at, before and behind the end of a tile; poison in the padding."""
-    lengths = torch.tensor([20, 0, STEPS, STEPS - 1, STEPS + 1])
-
-    def kernels(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
-        outputs = linear_recurrence(
-            poisoned(decay, lengths), poisoned(inputs, lengths), initial=initial, lengths=lengths.to(device),
-            reverse=reverse, stash=stash, implementation="triton",
-        )  # fmt: skip
-        assert not padded_part(outputs, lengths).any()
-        outputs.register_hook(lambda gradient: poisoned(gradient, lengths))
-        return outputs
-
-    definition = function(lengths=lengths.to(device), reverse=reverse, implementation="reference")
-    assert_same_function(kernels, definition, tensors(Make(device), 20, True, rows=5, hidden=2))
-
-
-@pytest.mark.sampled(1)
-@TILED
-@pytest.mark.parametrize(
-    ("reverse", "stash"),
-    [(False, "outputs"), pytest.param(True, "carries", marks=pytest.mark.thorough)],
-    ids=str,
-)
-def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> None:
-    steps = STEPS * (2 * RADIX + 3) - 1
-    kernels = function(reverse=reverse, stash=stash, implementation="triton")
-    definition = function(reverse=reverse, implementation="chunk")
-    assert_same_function(kernels, definition, tensors(Make(device), steps, True, rows=1, hidden=5))
+    """With lengths, rows are full, empty, or end at and before the end of a tile, and padding is poisoned."""
+    variation = Variation(sizes, ragged, state=sizes.T > 1, options={"reverse": reverse}, scattered=ragged)
+    check(CASES[case], variation, dtype, device, ["triton"])
 
 
 @pytest.mark.sampled(1)
@@ -114,7 +70,7 @@ def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> 
     ids=str,
 )
 def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
-    given = tensors(Make(device, dtype), 45, True, rows=1)
+    given = CASES["linear_recurrence"].tensors(Make(device, dtype), Sizes(B=1, T=45, H=3))
     found = [
         values_and_gradients(function(reverse=reverse, stash=stash, implementation="triton"), given)
         for stash in ("outputs", "carries")
@@ -125,13 +81,10 @@ def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: st
 
 @pytest.mark.sampled(1)
 @TILED
-def test_memory_layout_and_one_decay_for_all(device: str) -> None:
-    given = tensors(Make(device), 20, True)
-    kernels, definition = function(implementation="triton"), function(implementation="reference")
-    assert_same_function(lambda **each: kernels(**scatter_strides(each)), definition, given)
+def test_one_decay_for_all(device: str) -> None:
     slices = Make(device)(20, 2, 7)
     views = {"inputs": slices.transpose(0, 1)[:, :, 2:6], "decay": Make(device)(4)}
-    assert_same_function(kernels, definition, views)
+    assert_same_function(function(implementation="triton"), function(implementation="reference"), views)
 
 
 @pytest.mark.sampled(1)

@@ -1,4 +1,4 @@
-"""A batch of nothing gives results and gradients without values, or of zeros; no kernel needs a row."""
+"""Kernels that are called with nothing, and with tensors that lie in memory in any way."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from econmt_ops.core.chunks import STASHES
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.lstm import triton as lstm
 from tests.ops.empty import check_empty_rows, check_nothing, thorough
-from tests.ops.layouts import problems, variants
+from tests.ops.layouts import LAYOUTS, check_layouts, problems, variants
 
-PROBLEMS = dict(problems("cpu"))
+PROBLEMS = problems("cpu")
 NAMES = [name for name, each in variants() if each == "triton"]
 
 
 def options_of(problem: str) -> list[dict[str, str]]:
-    """Returns the options of every way in which the kernels run."""
+    """Returns the options of ways in which the kernels run: what they keep makes them others."""
     traits = implementations_of(PROBLEMS[problem].function.__name__)["triton"].traits
-    return [{"stash": stash} for stash in STASHES] if traits.takes_stash else [{}]
+    return [{"stash": stash} for stash in STASHES[1::3]] if traits.takes_stash else [{}]
 
 
 @pytest.mark.sampled(8)
@@ -46,5 +46,16 @@ def test_nothing_is_computed_of_nothing_step_by_step(
     "problem", [name for name in NAMES if PROBLEMS[name].arguments.get("lengths") is not None]
 )
 def test_rows_of_length_0(problem: str, device: str) -> None:
-    for options in options_of(problem)[:2]:
+    for options in options_of(problem):
         check_empty_rows(problem, "triton", device, **options)
+
+
+@pytest.mark.parametrize("problem", NAMES)
+@pytest.mark.parametrize("shift", range(len(LAYOUTS)))
+@pytest.mark.sampled(2)
+def test_layouts_change_no_result(problem: str, shift: int, device: str) -> None:
+    check_layouts(problem, "triton", shift, device)
+
+
+def test_a_first_state_may_be_strided(device: str) -> None:
+    check_layouts("attentional_lstm-state", "triton", 3, device)
