@@ -18,7 +18,7 @@ from econmt_ops.backends.cuda import decoder
 from econmt_ops.core import chunks
 from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.cuda.host import use_host
-from tests.ops.helpers import Make, assert_same_function
+from tests.ops.helpers import Make, assert_same_function, to
 
 attentional_lstm = implementations_of("attentional_lstm")["triton"].function
 
@@ -116,6 +116,17 @@ def test_threads_that_are_late_are_waited_for(
 def test_two_groups_of_rows(device: str, launches: list[str]) -> None:
     check(arguments(Make(device), 66, 2, 9, 1, size=192), None, torch.float16)
     assert launches == ["forward", "backward"]
+
+
+def test_repetitions_are_equal(device: str) -> None:
+    """To the bit, at sizes that fill a GPU, where a warp has more positions than places for them."""
+    if device == "cpu":
+        pytest.skip("kernels that run one thread after the other repeat themselves")
+    tensors = to(torch.bfloat16, arguments(Make(device), 128, 40, 100, 2, hidden=512, size=512))
+    first, *others = [
+        attentional_lstm(**tensors, options=DecoderOptions(None), stash="attention")[:2] for _ in range(20)
+    ]
+    assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:

@@ -191,16 +191,21 @@ struct Positions {
     copy_in(stages + stage * STAGE_BYTES, keys + static_cast<long long>(position) * A, 2 * A, barriers + stage);
     copy_in(stages + stage * STAGE_BYTES + 2 * A, values + static_cast<long long>(position) * H, 2 * H, barriers + stage);
   }
-  // Reads the oldest position that has come in, and gives its place to the one after those on their way.
+  // Reads the oldest position that has come in.
   __device__ Position take(int lane) {
     barrier_wait(barriers + used % STAGES, used / STAGES & 1);
-    const unsigned char* stage = stages + used % STAGES * STAGE_BYTES;
+    const unsigned char* stage = stages + used++ % STAGES * STAGE_BYTES;
     Position position;
     load_row<A>(position.keys, stage, lane);
     load_row<H>(position.values, stage + 2 * A, lane);
-    warp_sync();
-    if (lane == 0 && next < length) load(used + STAGES, next);
-    next += WARPS, ++used;
     return position;
+  }
+  // Gives the places of the last two positions that were taken to those after the ones on their way.
+  __device__ void refill(int lane) {
+    fence_shared();  // the reads come before the copies
+    warp_sync();
+#pragma unroll
+    for (int i = 0; i < 2; ++i, next += WARPS)
+      if (lane == 0 && next < length) load(used - 2 + i + STAGES, next);
   }
 };

@@ -419,6 +419,7 @@ struct Attention {
     int done = 0;
     for (; done + 1 < positions.count; done += 2) {
       const Position first = positions.take(lane), second = positions.take(lane);
+      positions.refill(lane);
       float one = part_of_weight(first), other = part_of_weight(second);
       warp_sums(one, other, lane);
       add(first, one, done);

@@ -376,6 +376,7 @@ struct Attention {
     int done = 0;
     for (; done + 1 < positions.count; done += 2) {
       const Position first = positions.take(lane), second = positions.take(lane);
+      positions.refill(lane);
       add_two(first, second, done);
     }
     if (done < positions.count) add_one(positions.take(lane), done);
