@@ -208,6 +208,7 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
         stash=stash,
         backend="toy",
         overwrites=False,
+        tf32=False,
     )
 
 

@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 2000,
     "memory": 5835,
     "runtime": 2300,
-    "ops": 26597,
+    "ops": 26703,
     "scripts": 16268,
     "tests": 66507,
 }

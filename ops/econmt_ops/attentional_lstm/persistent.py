@@ -13,7 +13,9 @@ from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradi
 from econmt_ops.attentional_lstm.lstm_layers import BottomGates, RebuiltLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
+from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import reaches
+from econmt_ops.core.precision import matmul_tf32
 from econmt_ops.dispatch.rule import MODE
 
 
@@ -31,6 +33,7 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
         or call.score is None
         or call.gain is not None
         or reaches(call.stash, "cells")
+        or (problem.dtype == torch.float32 and not (call.tf32 and matmul_tf32()))
         or not all(isinstance(layer.hidden, Tensor) for layer in problem.layers)
     ):
         return None
@@ -47,27 +50,57 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
     return sizes if decoder.serves(sizes, call.inputs.device) else None
 
 
+def _narrowed(problem: AttentionalProblem) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Returns the weights of `decoder.DecoderTensors` in float16: of the layers, ``both``, and their ``units``."""
+    from econmt_ops.backends.triton.units import divide, units_of
+
+    hidden, layers, query = problem.hidden, problem.layers, problem.query
+    assert isinstance(problem.from_output, Tensor)
+    assert query is not None
+    # Whole matrices, which one launch reads, are as good a bound as the parts that are multiplied here.
+    whole = [part for layer in layers for part in (layer.input, layer.hidden)] + [query, problem.combine]
+    largest = torch.stack(torch._foreach_norm(whole, torch.inf))
+    units = units_of(largest.view(-1, 2).amax(1))
+    weights = []
+    for number, layer in enumerate(layers):
+        unit = units[number : number + 1]
+        weights.append(query.new_empty(4 * hidden, 2 * hidden, dtype=torch.float16))
+        read = problem.from_output if number == 0 else layer.input
+        divide(read, unit, weights[-1][:, :hidden])
+        divide(layer.hidden, unit, weights[-1][:, hidden:])
+    both = query.new_empty(len(query) + hidden, hidden, dtype=torch.float16)
+    divide(query, units[-1:], both[: len(query)])
+    divide(problem.from_top, units[-1:], both[len(query) :])
+    return weights, both, units
+
+
 class _DecoderBlocks:
     """Tensors and options that both passes hand to the kernels in every block."""
 
-    def __init__(self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, projected: Tensor) -> None:
+    def __init__(
+        self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: AttentionKernels
+    ) -> None:
+        from econmt_ops.backends.triton.steps import TritonAttention
+
         self.problem, self.sizes = problem, sizes
         call = problem.call
-        weights = []
-        for layer in range(sizes.layers):
-            weight = problem.joint(layer)
-            assert isinstance(weight, Tensor)
-            weights.append(decoder.aligned(weight))
+        assert isinstance(attention, TritonAttention)
+        launcher = attention.launcher
+        units: list[Tensor | None] = []
+        if problem.dtype == torch.float32:
+            weights, both, of_weights = _narrowed(problem)
+            units = [of_weights, launcher.key_units, launcher.value_units]
+        else:
+            weights, both = [], decoder.aligned(problem.both().contiguous())
+            for layer in range(sizes.layers):
+                weight = problem.joint(layer)
+                assert isinstance(weight, Tensor)
+                weights.append(decoder.aligned(weight))
         assert call.score is not None
         lengths = None if call.lengths is None else call.lengths.to(call.keys.device).contiguous()
-        self.tensors = decoder.DecoderTensors(
-            weights,
-            decoder.aligned(problem.both().contiguous()),
-            decoder.aligned(call.score.to(problem.dtype).contiguous()),
-            decoder.aligned(call.keys),
-            projected,
-            lengths,
-        )
+        score = decoder.aligned(call.score.to(problem.dtype).contiguous())
+        keys, projected = decoder.aligned(launcher.keys), launcher.values
+        self.tensors = decoder.DecoderTensors(weights, both, score, keys, projected, lengths, *units)
 
     def mask(self, begin: int, end: int) -> Tensor | None:
         """Returns the mask (K, B, H) of the upper layer's input."""
@@ -80,7 +113,7 @@ class ForwardBlocks(_DecoderBlocks):
     def __init__(
         self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, result: Result, keep: bool
     ) -> None:
-        super().__init__(problem, sizes, problem.projected())
+        super().__init__(problem, sizes, problem.attention(problem.projected()))
         self._result, self.others = result, result.last_c
         self._bottom = BottomGates(problem, result, keep)
         for layer in range(sizes.layers):
@@ -124,7 +157,7 @@ class BackwardBlocks(_DecoderBlocks):
     dnorm: tuple[Tensor, ...] = ()
 
     def __init__(self, tensors: BackwardTensors, sizes: decoder.DecoderSizes) -> None:
-        super().__init__(tensors.problem, sizes, tensors.projected)
+        super().__init__(tensors.problem, sizes, tensors.attention)
         self._pass = tensors
         space, shape = tensors.stash.outputs.new_zeros, tensors.stash.outputs.shape[1:]
         self.dh, self.do = space(sizes.layers, *shape), space(*shape)

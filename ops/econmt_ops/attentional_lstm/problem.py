@@ -67,6 +67,7 @@ class AttentionalArguments(NamedTuple):
         cell: name of the cell. coverage: kind of the coverage, or "".
         seed, device_seed, first_row: as returned by `split_seed`.
         overwrites: True if the backward pass may overwrite the gradient of the outputs.
+        tf32: True if float32 factors of products may be rounded to TF32.
     """
 
     inputs: Tensor
@@ -110,12 +111,15 @@ class AttentionalArguments(NamedTuple):
     stash: str
     backend: str
     overwrites: bool
+    tf32: bool
 
     def blocks(self) -> list[tuple[int, int]]:
         """Returns the blocks of steps as (begin, end)."""
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
         hidden, dtype = self.first_output.shape[1], self.inputs.dtype
         if self.backend == "triton":  # its kernels read the gates in the compute type
+            if self.tf32 and dtype == torch.float32:  # as fast products need as many rows as those of 16 bits
+                dtype = torch.float16
             return split_blocks(steps, batch, hidden, dtype, large=True, stash=self.stash)
         return split_blocks(steps, batch, hidden, accumulate_dtype(dtype), stash=self.stash)
 

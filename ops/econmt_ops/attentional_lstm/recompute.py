@@ -27,7 +27,7 @@ from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.precision import accumulate_dtype, matmul_tf32
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -197,6 +197,7 @@ def _arguments(
         stash,
         backend,
         options.overwrites,
+        matmul_tf32(),
     )
 
 

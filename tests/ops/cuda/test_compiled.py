@@ -57,9 +57,12 @@ def test_adam_is_compiled_for_every_card(capability: tuple[int, int], tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["forward", "backward"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_registers_suffice_and_products_overlap(name: str, masked: bool, tmp_path: Path) -> None:
-    sizes = decoder.DecoderSizes(torch.bfloat16, 512, 512, 2, 100, 128, masked=masked, residual=masked)
+def test_registers_suffice_and_products_overlap(
+    name: str, masked: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    sizes = decoder.DecoderSizes(dtype, 512, 512, 2, 100, 128, masked=masked, residual=masked)
     said = compile_source(f"decoder_{name}.cu", (9, 0), decoder.macros(name, sizes), tmp_path)
     # ptxas says so where it waits for each product of the tensor cores before it begins the next one.
     assert "serialized" not in said

@@ -1,24 +1,26 @@
-"""The attentional LSTM by one launch for a block of steps: values and gradients of the definition.
+"""The attentional LSTM by one launch for a block of steps: values and gradients of the definition, of any size in float32.
 
 Where there is no GPU the kernels run on the CPU; see tests/ops/cuda/host.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core import chunks
+from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.cuda.host import use_host
-from tests.ops.helpers import Make, assert_same_function
+from tests.ops.helpers import TOLERANCE, Make, assert_same_function, to
 
 attentional_lstm = implementations_of("attentional_lstm")["triton"].function
 
@@ -78,13 +80,15 @@ def check(tensors: dict[str, Any], lengths: torch.Tensor | None, dtype: torch.dt
     assert_same_function(function, definition, tensors, dtype)
 
 
-def check_two_layers(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_two_layers(
+    device: str, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Dropout and residual sums; blocks of two steps, so that states are handed on; a row of length 0."""
     monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 2 * 5 * 4 * 64 * 2)
     tensors = arguments(Make(device), 5, 3, 13, 2)
     lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
     seed = torch.tensor(5, device=device)
-    check(tensors, lengths, torch.bfloat16, residual=True, dropout=0.4, seed=seed, stash="outputs")
+    check(tensors, lengths, dtype, residual=True, dropout=0.4, seed=seed, stash="outputs")
 
 
 @pytest.mark.slow
@@ -118,6 +122,98 @@ def test_two_groups_of_rows(device: str, launches: list[str]) -> None:
     assert launches == ["forward", "backward"]
 
 
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Products of float32 may round their factors to TF32."""
+    with MatmulTF32(True):
+        yield
+
+
+def scale(tensors: dict[str, Any], factor: float) -> None:
+    weights = tensors["weights"]
+    for part in (weights.query, weights.combine, *(part for layer in weights.layers for part in layer[:2])):
+        part.mul_(factor)
+
+
+def tiny(tensors: dict[str, Any], _: torch.Tensor) -> None:
+    weights, state = tensors["weights"], tensors["state"]
+    biases = [weights.combine_bias, *(layer.bias for layer in weights.layers)]
+    for part in (*biases, state.output, *sum(state.layers, ())):
+        part.zero_()
+    for name in ("inputs", "values"):
+        tensors[name].mul_(1e-30)
+
+
+def closed(tensors: dict[str, Any], doutputs: torch.Tensor) -> None:
+    """The gradient of the last step falls by orders of magnitude a step."""
+    doutputs[:, :-1] = 0
+    for layer in tensors["weights"].layers:
+        layer.bias.fill_(-5.0)
+
+
+SIZES: dict[str, Callable[[dict[str, Any], torch.Tensor], object]] = {
+    "rows apart": lambda _, doutputs: doutputs.mul_(torch.logspace(-30, 30, 5).to(doutputs)[:, None, None]),
+    "closed": closed,
+    "tiny": tiny,
+    "growing": lambda tensors, doutputs: (doutputs[:, :-1].zero_(), scale(tensors, 4.0)),
+    "inputs 1e5": lambda tensors, _: tensors["inputs"].mul_(1e5),
+    "weights 20": lambda tensors, _: scale(tensors, 20.0),
+}
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "rows apart" else pytest.param(name, marks=pytest.mark.thorough) for name in SIZES],
+)
+def test_float32_of_any_size(name: str, device: str, launches: list[str]) -> None:
+    """Saturated gates leave no digits to compare."""
+    tensors = to(torch.float32, arguments(Make(device), 5, 6, 13, 2))
+    doutputs = Make(device, torch.float32, seed=2)(5, 6, 64)
+    scale(tensors, 0.4)
+    SIZES[name](tensors, doutputs)
+    options = DecoderOptions(torch.tensor([13, 0, 2, 12, 7], device=device))
+
+    def made(function: Any, dtype: torch.dtype, **how: Any) -> list[torch.Tensor]:
+        leaves, tree = tree_flatten(to(dtype, tensors))
+        leaves = [None if leaf is None else leaf.detach().requires_grad_() for leaf in leaves]
+        outputs, _, state = function(**tree_unflatten(leaves, tree), options=options, **how)
+        wanted = [leaf for leaf in leaves if leaf is not None]
+        gradients = torch.autograd.grad(
+            outputs, wanted, doutputs.to(dtype), allow_unused=True, materialize_grads=True
+        )
+        return [part.detach() for part in (outputs, *tree_leaves(state), *gradients) if part is not None]
+
+    got = made(attentional_lstm, torch.float32, stash="attention")
+    assert launches == ["forward", "backward"]
+    if name in ("growing", "inputs 1e5", "weights 20"):
+        assert all(part.isfinite().all() for part in got)
+        return
+    for one, exact in zip(got, made(reference.attentional_lstm, torch.float64), strict=True):
+        assert (one - exact).norm() <= TOLERANCE[torch.float16] * exact.norm() + 1e-36
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("tf32")
+def test_two_layers_in_float32(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TOLERANCE, torch.float32, TOLERANCE[torch.bfloat16])
+    check_two_layers(device, monkeypatch, torch.float32)
+    assert launches == ["forward", "forward", "backward", "backward"]
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_repetitions_are_equal(dtype: torch.dtype, device: str) -> None:
+    """To the bit, at sizes that fill a GPU, where a warp has more positions than places for them."""
+    if device == "cpu":
+        pytest.skip("kernels that run one thread after the other repeat themselves")
+    tensors = to(dtype, arguments(Make(device), 128, 40, 100, 2, hidden=512, size=512))
+    options = DecoderOptions(None)
+    first, *others = [attentional_lstm(**tensors, options=options, stash="attention")[:2] for _ in range(20)]
+    assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
+
+
+@pytest.mark.usefixtures("tf32")
 def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:
     """Other types, sizes, attentions and stashes run step by step."""
     make = Make(device)
@@ -128,7 +224,8 @@ def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:
     assert sizes().are_served()
     assert sizes(hidden=512, size=512, layers=2).are_served()
     assert sizes(hidden=512, size=256).are_served()
-    assert not sizes(torch.float32).are_served()
+    assert sizes(torch.float32).are_served()
+    assert not sizes(torch.float64).are_served()
     assert not sizes(hidden=96).are_served()
     assert not sizes(hidden=1024, size=1024).are_served()
     assert not sizes(hidden=512, size=512, layers=3).are_served()

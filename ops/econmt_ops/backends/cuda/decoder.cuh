@@ -8,7 +8,7 @@
 // out as the tensor cores read them. The blocks of a cluster load each chunk once, each its share, for all of them.
 //
 // Compile-time parameters: BFLOAT16 (or float16), HIDDEN, ATTENTION, LAYERS, CLUSTER (blocks), SLOTS (chunks), STAGES
-// (positions of a warp) on their way, MASKED (dropout between layers), RESIDUAL.
+// (positions of a warp) on their way, MASKED (dropout between layers), RESIDUAL, FLOAT32 (see Range; then not BFLOAT16).
 #pragma once
 
 #include "device.cuh"
@@ -50,6 +50,11 @@ __device__ inline float warp_sum(float value) {
   for (int mask = 16; mask; mask /= 2) value += lane_xor(value, mask);
   return value;
 }
+__device__ inline float warp_largest(float value) {
+#pragma unroll
+  for (int mask = 16; mask; mask /= 2) value = fmaxf(value, lane_xor(value, mask));
+  return value;
+}
 // The sums of two values over the lanes, by half as many exchanges as of one after the other.
 __device__ inline void warp_sums(float& one, float& other, int lane) {
   const bool upper = lane >= 16;
@@ -59,6 +64,24 @@ __device__ inline void warp_sums(float& one, float& other, int lane) {
   const float across = lane_xor(sum, 16);
   one = upper ? across : sum, other = upper ? sum : across;
 }
+
+// Values of tensors, and pairs of them.
+#if FLOAT32
+using value = float;
+using Pair = float2;
+__device__ inline float2 unpack(float2 pair) { return pair; }
+__device__ inline float2 paired(float first, float second) { return make_float2(first, second); }
+#else
+using value = u16;
+using Pair = u32;
+__device__ inline u32 paired(float first, float second) { return pack(first, second); }
+#endif
+__device__ inline Pair load_pair(const value* from) { return *reinterpret_cast<const Pair*>(from); }
+__device__ inline void store_pair(value* to, Pair pair) { *reinterpret_cast<Pair*>(to) = pair; }
+__device__ inline void store_one(float* to, float number) { *to = number; }
+__device__ inline void store_one(u16* to, float number) { *to = static_cast<u16>(pack(number, 0.f)); }
+__device__ inline float widened(float number) { return number; }
+__device__ inline float widened(u16 number) { return unpack(u32(number)).x; }
 
 // Eight 16-bit values as floats.
 __device__ inline void unpack_piece(float (&values)[8], uint4 piece) {
@@ -72,6 +95,29 @@ __device__ inline void unpack_piece(float (&values)[8], uint4 piece) {
 
 __device__ inline const uint4* piece_of(const u16* values, long long index) {
   return reinterpret_cast<const uint4*>(values + index);
+}
+
+// Eight values of a tensor, from float32 or 16 bits; FRESH: other blocks have written them.
+template <bool FRESH = false>
+__device__ inline void load_eight(float (&values)[8], const float* from) {
+  const float4* pieces = reinterpret_cast<const float4*>(from);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 piece = FRESH ? load_fresh(pieces + i) : pieces[i];
+    values[4 * i] = piece.x, values[4 * i + 1] = piece.y, values[4 * i + 2] = piece.z, values[4 * i + 3] = piece.w;
+  }
+}
+template <bool FRESH = false>
+__device__ inline void load_eight(float (&values)[8], const u16* from) {
+  unpack_piece(values, FRESH ? load_fresh(piece_of(from, 0)) : *piece_of(from, 0));
+}
+
+__device__ inline void store_eight(float* to, const float (&v)[8]) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+__device__ inline void store_eight(u16* to, const float (&v)[8]) {
+  *reinterpret_cast<uint4*>(to) = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
 }
 
 // Place of a launch's blocks, and the group's counter of what has been written.
@@ -91,6 +137,47 @@ struct Group {
     fence_global();
   }
 };
+
+// With FLOAT32, tensors are float32 and what is multiplied is float16, which has the mantissa of TF32: matrices in units of
+// a power of two, and each row of a vector times one of its own, so that values of any size keep their digits. Slots, zero
+// at first, hold for each row of each vector of each step the bits of a number that is at least about as large as the row's
+// values. Blocks raise them by what they know before the row is made.
+struct Range {
+  u32* const& slots;
+  const float* const& units;  // of the matrices of the layers, and of the last one: their values are up to 2^14 units
+  int first;                  // vector of the group
+
+  template <class Arguments>
+  __device__ Range(const Arguments& given, const Group& group)
+      : slots(given.slots), units(given.units), first(group.first_row / ROWS * (given.steps + 1) * (L + 1)) {}
+
+  // Eight rows, which a warp raises at once, share 32 bytes of a cache line.
+  __device__ u32* slot(int number, int vector, int row) const {
+    return slots + ((first + number * (L + 1) + vector) * 8 + row / 8) * 32 + row % 8;
+  }
+  // By the four lanes that hold the row's units; ``there``: the row exists.
+  __device__ void raise(int number, int vector, int row, bool there, float size, int lane) const {
+    size = fmaxf(size, lane_xor(size, 1));
+    size = fmaxf(size, lane_xor(size, 2));
+    if (there && lane % 4 == 0) raise_to(slot(number, vector, row), bits_of(size));
+  }
+  __device__ float size(int number, int vector, int row) const { return float_of(load_fresh(slot(number, vector, row))); }
+  // The largest that a product may make of a value 1, but for the number of its terms.
+  __device__ float largest_weight(int matrix) const { return 16384.f * units[matrix]; }
+};
+
+// The least exponent of a power of two that a size does not exceed; zero counts as 2^-110.
+__device__ inline int exponent_of(float size) {
+  return min(max(static_cast<int>((bits_of(size) + 0x7fffff) >> 23) - 127, -110), 110);
+}
+__device__ inline float power_of_two(int exponent) { return float_of(static_cast<u32>(127 + exponent) << 23); }
+
+// Values as they are multiplied: with FLOAT32 times a power of two, in float16.
+__device__ inline u32 multiplied(u32 pair, int) { return pair; }
+__device__ inline u32 multiplied(float2 pair, int exponent) {
+  const float power = power_of_two(exponent);
+  return pack(pair.x * power, pair.y * power);
+}
 
 // Slots in shared memory through which the chunks of a vector come in, the first one through slot 0; the same ones in SHARERS
 // blocks of the cluster. Slot s is filled by block s % SHARERS, by its s-th attending warp. Four warps consume them.
@@ -123,6 +210,8 @@ struct Ring {
       else copy_to_all(to, from, CHUNK_BYTES, full + warp, (1u << SHARERS) - 1);
     }
   }
+  // Waits until the first chunk has come in; what other blocks had written before it can then be read.
+  __device__ void wait_for_first() const { barrier_wait(full, parities & 1); }
   __device__ const unsigned char* wait(int s) {
     barrier_wait(full + s, parities >> s & 1);
     parities ^= 1u << s;
@@ -160,6 +249,26 @@ __device__ inline void load_row(uint4 (&row)[PIECES<N>], const void* from, int l
     row[p] = has_piece<N>(p, lane) ? static_cast<const uint4*>(from)[p * 32 + lane] : make_uint4(0, 0, 0, 0);
 }
 
+// A lane's part of a row of a tensor, which is on its way until its values are needed.
+#if FLOAT32
+template <int N>
+struct Row {
+  const float* from;
+  __device__ void load(const float* row, int lane) {
+    from = row;
+    if (lane < N / 32) prefetch(row + 32 * lane);
+  }
+  __device__ void unpack(float (&values)[8], int piece, int lane) const { load_eight(values, from + (piece * 32 + lane) * 8); }
+};
+#else
+template <int N>
+struct Row {
+  uint4 pieces[PIECES<N>];
+  __device__ void load(const u16* row, int lane) { load_row<N>(pieces, row, lane); }
+  __device__ void unpack(float (&values)[8], int piece, int) const { unpack_piece(values, pieces[piece]); }
+};
+#endif
+
 // Keys and values of a position.
 struct Position {
   uint4 keys[PIECES<A>], values[PIECES<H>];
@@ -191,16 +300,21 @@ struct Positions {
     copy_in(stages + stage * STAGE_BYTES, keys + static_cast<long long>(position) * A, 2 * A, barriers + stage);
     copy_in(stages + stage * STAGE_BYTES + 2 * A, values + static_cast<long long>(position) * H, 2 * H, barriers + stage);
   }
-  // Reads the oldest position that has come in, and gives its place to the one after those on their way.
+  // Reads the oldest position that has come in.
   __device__ Position take(int lane) {
     barrier_wait(barriers + used % STAGES, used / STAGES & 1);
-    const unsigned char* stage = stages + used % STAGES * STAGE_BYTES;
+    const unsigned char* stage = stages + used++ % STAGES * STAGE_BYTES;
     Position position;
     load_row<A>(position.keys, stage, lane);
     load_row<H>(position.values, stage + 2 * A, lane);
-    warp_sync();
-    if (lane == 0 && next < length) load(used + STAGES, next);
-    next += WARPS, ++used;
     return position;
+  }
+  // Gives the places of the last two positions that were taken to those after the ones on their way.
+  __device__ void refill(int lane) {
+    fence_shared();  // the reads come before the copies
+    warp_sync();
+#pragma unroll
+    for (int i = 0; i < 2; ++i, next += WARPS)
+      if (lane == 0 && next < length) load(used - 2 + i + STAGES, next);
   }
 };

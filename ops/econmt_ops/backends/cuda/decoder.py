@@ -37,6 +37,10 @@ _MOST_STAGES = 3
 _UNROLLED = {"forward": 2, "backward": 4}
 """Chunks in the body of the loops that multiply; more would not fit the registers."""
 _CHUNK_BYTES = _ROWS * 128
+_COUNTER = 32
+"""Integers from one group's counter to the next."""
+_SLOTS_OF_VECTOR = 256
+"""Integers that a group's slots of a vector take; see Range in the sources."""
 _MOST_SHARED = 227 << 10
 """Shared memory of a block on a Hopper GPU, in bytes."""
 _MOST_LAYERS = 2
@@ -46,7 +50,7 @@ class DecoderSizes(NamedTuple):
     """Sizes and options of a call, on which its kernels depend.
 
     Attributes:
-        dtype: compute type.
+        dtype: compute type; float32 is multiplied as float16, with the range of float32.
         hidden, attention, layers, positions, batch: H, A, L, S, B.
         masked: True if there is dropout between the layers.
         residual: True if a layer's input is added to its output.
@@ -86,7 +90,7 @@ class DecoderSizes(NamedTuple):
             + coming
             + sums
             + 8 * (2 * _SLOTS + _WARPS * stages + 1)
-            + 4 * (2 * _WARPS + self.positions)
+            + 4 * (3 * _WARPS + self.positions)
         )
 
     def stages(self, kernel: str) -> int:
@@ -98,7 +102,7 @@ class DecoderSizes(NamedTuple):
         """Returns True if the kernels can be compiled for these sizes."""
         parts = self.hidden // _UNITS
         return (
-            self.dtype in (torch.bfloat16, torch.float16)
+            self.dtype in (torch.float32, torch.bfloat16, torch.float16)
             and self.hidden % _ROWS == self.attention % _ROWS == 0
             and 0 < self.hidden <= _SLOTS * _ROWS
             and self.attention % (2 * parts) == 0
@@ -113,6 +117,7 @@ def macros(name: str, sizes: DecoderSizes) -> dict[str, int]:
     """Returns the compile-time parameters of a kernel; batch and positions matter only to how many stages fit."""
     return {
         "BFLOAT16": int(sizes.dtype == torch.bfloat16),
+        "FLOAT32": int(sizes.dtype == torch.float32),
         "HIDDEN": sizes.hidden,
         "ATTENTION": sizes.attention,
         "LAYERS": sizes.layers,
@@ -166,12 +171,14 @@ _READY: set[tuple[DecoderSizes, int]] = set()
 
 
 class DecoderTensors(NamedTuple):
-    """Tensors that both passes read, in the compute type.
+    """Tensors that both passes read, in the compute type; for float32, those that have units in float16.
 
     Attributes:
         weights: per layer (4H, 2H), for [layer input ; h of the step before]; rows may have any stride.
         both: (A + H, H), from the stack's output to the query and to the stack's share of o.
         score: (A,). keys: (B, S, A). projected: (B, S, H). lengths: (B,) int64, or None.
+        units: (L + 1,) float32, of the weights and of ``both``. key_units, projected_units: (B,) float32. Powers of two
+            by which values are multiplied to get those in float32; None for other types.
     """
 
     weights: Sequence[Tensor]
@@ -180,6 +187,9 @@ class DecoderTensors(NamedTuple):
     keys: Tensor
     projected: Tensor
     lengths: Tensor | None
+    units: Tensor | None = None
+    key_units: Tensor | None = None
+    projected_units: Tensor | None = None
 
 
 class ForwardBlock(NamedTuple):
@@ -261,13 +271,13 @@ def _arguments_of(
     kernel: str,
     tensors: DecoderTensors,
     block: ForwardBlock | BackwardBlock,
-    workspace: tuple[Tensor, Tensor],
+    workspace: tuple[Tensor, Tensor, Tensor],
 ) -> Any:
     """Returns the arguments of a kernel, with those set that both kernels take; tensors are not kept alive."""
     argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
     for layer, weight in enumerate(tensors.weights):
         argument.weights[layer], argument.weights_row[layer] = weight.data_ptr(), weight.stride(0)
-    for name in ("both", "score", "keys", "projected", "lengths"):
+    for name in ("both", "score", "keys", "projected", "lengths", "units", "key_units", "projected_units"):
         setattr(argument, name, _address(getattr(tensors, name)))
     if block.mask is not None:
         assert block.mask.stride(2) == 1
@@ -277,14 +287,14 @@ def _arguments_of(
     assert value == 1
     assert step == row * block.attention.shape[1] or len(block.attention) == 1
     argument.attention, argument.attention_row = block.attention.data_ptr(), row
-    argument.exchange, argument.counters = map(_address, workspace)
+    argument.exchange, argument.counters, argument.slots = map(_address, workspace)
     argument.scale = block.scale
     argument.steps, argument.batch, argument.positions = block.attention.shape
     return argument
 
 
-def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, Tensor]:
-    """Allocates what the blocks exchange, and the groups' counters."""
+def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocates what the blocks exchange for a block of steps of outputs ``like``, the groups' counters, and slots."""
     hidden, both = sizes.hidden, sizes.attention + sizes.hidden
     width = (
         (1 + 3 * sizes.layers) * hidden + both
@@ -292,7 +302,10 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
         else both + (4 * sizes.layers + 1) * hidden
     )
     exchange = like.new_empty(sizes.groups * _ROWS * width)
-    return exchange, torch.zeros(sizes.groups * 32, dtype=torch.int32, device=like.device)
+    slots = (len(like) + 1) * (sizes.layers + 1) * _SLOTS_OF_VECTOR if like.dtype == torch.float32 else 0
+    counters = sizes.groups * _COUNTER
+    zeros = torch.zeros(counters + sizes.groups * slots, dtype=torch.int32, device=like.device)
+    return exchange, zeros[:counters], zeros[counters:]
 
 
 def run_forward(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock) -> None:

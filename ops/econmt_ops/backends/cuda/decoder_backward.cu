@@ -5,32 +5,36 @@ struct BackwardArguments {
   const u16* weights[2];     // of each layer, (4H, 2H): for its input, at the bottom o of the step before; and for h
   long long weights_row[2];  // from one row to the next
   const u16* both;           // (A + H, H): query, and the stack's share of o
-  const u16* score;          // (A)
+  const value* score;          // (A)
   const u16* keys;           // (B, S, A)
   const u16* projected;      // (B, S, H)
   const long long* lengths;  // (B), or null
-  const u16* query;          // (K, B, A)
-  const u16* context;        // (K, B, H)
+  const float* units;        // with FLOAT32 of the layers' weights and of both; see Range
+  const float* key_units;    // (B), likewise of the keys of each sentence
+  const float* projected_units;
+  const value* query;          // (K, B, A)
+  const value* context;        // (K, B, H)
   long long context_step, context_row;
-  const u16* outputs;        // (K, B, H)
-  const u16* attention;      // (K, B, S), its rows attention_row values apart
+  const value* outputs;        // (K, B, H)
+  const value* attention;      // (K, B, S), its rows attention_row values apart
   long long attention_row;
-  const u16* doutputs;       // (K, B, H), or null
+  const value* doutputs;       // (K, B, H), or null
   long long doutputs_step, doutputs_row;
-  const u16* gates[2];       // (K, B, 4H) of each layer, before their nonlinearities
+  const value* gates[2];       // (K, B, 4H) of each layer, before their nonlinearities
   const float* cells[2];     // (K + 1, B, H) of each layer, from c before the first step on
   const unsigned char* mask; // (K, B, H), or null: 1 where the upper layer's input was kept
   long long mask_step, mask_row;
-  u16* dgates[2];            // (K, B, 4H)
-  u16* dquery;               // (K, B, A)
-  u16* da;                   // (K, B, H), of what tanh gave o for
+  value* dgates[2];            // (K, B, 4H)
+  value* dquery;               // (K, B, A)
+  value* da;                   // (K, B, H), of what tanh gave o for
   float* dscores;            // (K, B, S)
-  u16* state_do;             // (B, H), the gradient of the last step's o by what follows; then of o before the steps
-  u16* state_dh;             // (L, B, H), likewise of h
+  value* state_do;             // (B, H), the gradient of the last step's o by what follows; then of o before the steps
+  value* state_dh;             // (L, B, H), likewise of h
   float* state_dc;           // (L, B, H), likewise of c
   float* dbias;              // (groups of rows, L, 4H): the sums of dgates over rows and steps are added
   unsigned char* exchange;
   u32* counters;             // zeros
+  u32* slots;                // zeros, see Range
   float scale;
   int steps, batch, positions;
 };
@@ -43,7 +47,10 @@ static_assert((A + H) / 64 % 2 == 0, "halves");
 // Vectors of a group: the gradients of query and share, and of each layer's gates; then rows (64, H), the gradient of o.
 constexpr u32 GATES_BYTES = 2 * GATE_CHUNKS * CHUNK_BYTES, GATES_VECTOR = 2 * BOTH_CHUNKS * CHUNK_BYTES;
 constexpr u32 FOR_ATTENTION = GATES_VECTOR + L * GATES_BYTES;
-constexpr u32 GROUP_BYTES = FOR_ATTENTION + ROWS * H * 2;
+constexpr u32 GROUP_BYTES = FOR_ATTENTION + ROWS * H * sizeof(value);
+// Exponents of the powers of two, see Range: rows of query and share are known when they are given away; a product makes
+// gradients of gates 2^12 times as large as was foreseen at the very most.
+constexpr int BOTH_EXPONENT = 14, GATES_EXPONENT = 5;
 constexpr u32 BOTH_TILE = 2 * UNITS * 128, LAYER_TILE = 4 * UNITS * 128;
 
 struct BackwardMemory {
@@ -51,13 +58,13 @@ struct BackwardMemory {
   float4* partner;  // (2, MULTIPLIERS): the other block's share of the sums
   float* dbias;     // (L, 4 warps, 4 lanes, 8): the sums of dgates, in the order of Cells::Kept::gates
   u64* barriers;
-  float* scores;
+  float *maxima, *scores;
 
   __device__ BackwardMemory() {
     layers = shared_memory(), both = layers + L * GATE_CHUNKS * LAYER_TILE, in = both + BOTH_CHUNKS * BOTH_TILE;
     partner = reinterpret_cast<float4*>(in + IN_BYTES);
     dbias = reinterpret_cast<float*>(partner + 2 * MULTIPLIERS), barriers = reinterpret_cast<u64*>(dbias + L * 128);
-    scores = reinterpret_cast<float*>(barriers + 2 * SLOTS + WARPS * STAGES + 1);
+    maxima = reinterpret_cast<float*>(barriers + 2 * SLOTS + WARPS * STAGES + 1), scores = maxima + WARPS;
   }
 };
 
@@ -93,6 +100,17 @@ __device__ void load_weights(const BackwardArguments& given, const BackwardMemor
   }
 }
 
+// What is known of the sizes of the gradients of gates at the last step.
+__device__ void raise_first(const BackwardArguments& given, const Group& group, const Range& range) {
+  for (int i = threadIdx.x; i < L * group.rows * UNITS; i += THREADS) {
+    const int layer = i / (group.rows * UNITS), row = i / UNITS % group.rows;
+    const long long place =
+        (static_cast<long long>(layer) * given.batch + group.first_row + row) * H + group.part * UNITS + i % UNITS;
+    const float size = fmaxf(fabsf(widened(given.state_dh[place])), fabsf(given.state_dc[place]));
+    raise_to(range.slot(given.steps - 1, layer, row), bits_of(size));
+  }
+}
+
 // Adds the product of a vector of COUNT chunks with its tiles, as it comes in, and gives back the slots.
 template <int N, int COUNT>
 __device__ inline void multiply_all(float (&result)[N / 2], Slots& ring, const unsigned char* tiles, int warp, int lane) {
@@ -124,13 +142,16 @@ struct Cells {
   const BackwardMemory& memory;
   unsigned char* exchange;
   Slots& ring;
+  const Range range;
   int warp, lane, unit;
   float dh[L][4], dc[L][4];
+  int exponents[2] = {};     // of the rows of the vector that is multiplied
+  float foreseen[2] = {};  // sizes of the rows of the next one
   u32 sums = 0;  // that the other block has sent
 
   __device__ Cells(const BackwardArguments& given, const BackwardMemory& memory, unsigned char* exchange, Slots& ring,
-                   const Group& group, int warp, int lane)
-      : given(given), memory(memory), exchange(exchange), ring(ring), warp(warp), lane(lane) {
+                   const Range& range, const Group& group, int warp, int lane)
+      : given(given), memory(memory), exchange(exchange), ring(ring), range(range), warp(warp), lane(lane) {
     unit = group.part * UNITS + 2 * (lane % 4);
 #pragma unroll
     for (int layer = 0; layer < L; ++layer)
@@ -138,7 +159,7 @@ struct Cells {
       for (int k = 0; k < 2; ++k) {
         float2 h = make_float2(0.f, 0.f), c = h;
         if (row(k) < group.rows) {
-          h = unpack(*reinterpret_cast<const u32*>(given.state_dh + place(group, layer, k)));
+          h = unpack(load_pair(given.state_dh + place(group, layer, k)));
           c = *reinterpret_cast<const float2*>(given.state_dc + place(group, layer, k));
         }
         dh[layer][2 * k] = h.x, dh[layer][2 * k + 1] = h.y, dc[layer][2 * k] = c.x, dc[layer][2 * k + 1] = c.y;
@@ -152,7 +173,7 @@ struct Cells {
 
   // What a layer's cells need, loaded before the gradient of h is there.
   struct Kept {
-    u32 gates[2][4];
+    Pair gates[2][4];
     float2 before[2], after[2];
   };
   __device__ Kept load(const Group& group, int layer, int number) const {
@@ -160,9 +181,9 @@ struct Cells {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if (row(k) >= group.rows) continue;
-      const u16* gates = given.gates[layer] + (static_cast<long long>(number) * given.batch + group.first_row + row(k)) * 4 * H;
+      const value* gates = given.gates[layer] + (static_cast<long long>(number) * given.batch + group.first_row + row(k)) * 4 * H;
 #pragma unroll
-      for (int g = 0; g < 4; ++g) kept.gates[k][g] = *reinterpret_cast<const u32*>(gates + g * H + unit);
+      for (int g = 0; g < 4; ++g) kept.gates[k][g] = load_pair(gates + g * H + unit);
       kept.before[k] = *reinterpret_cast<const float2*>(given.cells[layer] + place(group, number, k));
       kept.after[k] = *reinterpret_cast<const float2*>(given.cells[layer] + place(group, number + 1, k));
     }
@@ -171,7 +192,7 @@ struct Cells {
 
   // A cell of each row and unit: the gradients of its gates, which replace the gates, given that of its h (``above``, and
   // that of the next step).
-  __device__ void step(const Group& group, int layer, Kept& kept, const float (&above)[4]) {
+  __device__ void step(const Group& group, int layer, int number, Kept& kept, const float (&above)[4]) {
     unsigned char* vector = exchange + GATES_VECTOR + layer * GATES_BYTES;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -195,10 +216,44 @@ struct Cells {
       }
 #pragma unroll
       for (int g = 0; g < 4; ++g) {
-        kept.gates[k][g] = pack(made[g][0], made[g][1]);
+        kept.gates[k][g] = paired(made[g][0], made[g][1]);
         if (row(k) < group.rows)
-          *reinterpret_cast<u32*>(vector + piece_place(row(k), g * PARTS + group.part) + 4 * (lane % 4)) = kept.gates[k][g];
+          *reinterpret_cast<u32*>(vector + piece_place(row(k), g * PARTS + group.part) + 4 * (lane % 4)) =
+              multiplied(kept.gates[k][g], exponents[k]);
       }
+      if (FLOAT32 && layer > 0) {  // what the layer below will be given
+        float size = 0.f;
+#pragma unroll
+        for (int g = 0; g < 4; ++g) size = fmaxf(size, fmaxf(fabsf(made[g][0]), fabsf(made[g][1])));
+        size *= range.largest_weight(layer);
+        if (RESIDUAL) size = fmaxf(size, fmaxf(fabsf(above[2 * k]), fabsf(above[2 * k + 1])));
+        range.raise(number, layer - 1, row(k), row(k) < group.rows, MASKED ? size * given.scale : size, lane);
+      }
+    }
+  }
+  // Tells what is known of a layer's step before the one that has been made.
+  __device__ void raise_next(const Group& group, int layer, int number) const {
+    if (!FLOAT32 || number == 0) return;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float *h = dh[layer] + 2 * k, *c = dc[layer] + 2 * k;
+      const float size = fmaxf(fmaxf(fabsf(h[0]), fabsf(h[1])), fmaxf(fabsf(c[0]), fabsf(c[1])));
+      range.raise(number - 1, layer, row(k), row(k) < group.rows, size, lane);
+    }
+  }
+  // Divides a product by the powers of two of its rows and of its weights, whose place those of the rows to come take.
+  template <int N>
+  __device__ void unscale(float (&result)[N], int matrix) {
+    if (!FLOAT32) return;
+    const float unit = range.units[matrix];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float power = power_of_two(-exponents[k]);
+#pragma unroll
+      for (int i = 0; i < N / 4; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) result[4 * i + 2 * k + e] *= power, result[4 * i + 2 * k + e] *= unit;
+      exponents[k] = GATES_EXPONENT - exponent_of(foreseen[k]);
     }
   }
   // Writes the gradients of gates, and adds them up over the rows of the warp.
@@ -219,9 +274,9 @@ struct Cells {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if (row(k) >= group.rows) continue;
-      u16* to = given.dgates[layer] + (static_cast<long long>(number) * given.batch + group.first_row + row(k)) * 4 * H + unit;
+      value* to = given.dgates[layer] + (static_cast<long long>(number) * given.batch + group.first_row + row(k)) * 4 * H + unit;
 #pragma unroll
-      for (int g = 0; g < 4; ++g) *reinterpret_cast<u32*>(to + g * H) = kept.gates[k][g];
+      for (int g = 0; g < 4; ++g) store_pair(to + g * H, kept.gates[k][g]);
     }
   }
 
@@ -263,17 +318,37 @@ struct Cells {
     for (int number = given.steps - 1; number >= 0; --number) {
       Kept kept = load(group, L - 1, number);
       float above[4];
+      float size[2] = {};
+      if (FLOAT32) {
+        ring.wait_for_first();
+#pragma unroll
+        for (int k = 0; k < 2; ++k) size[k] = range.size(number, L, row(k)), foreseen[k] = range.size(number, L - 1, row(k));
+      }
       multiply_shared<2 * UNITS, BOTH_CHUNKS>(above, memory.both);
-      step(group, L - 1, kept, above);
+      if (FLOAT32)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          exponents[k] = BOTH_EXPONENT - exponent_of(size[k]);
+          foreseen[k] = fmaxf(foreseen[k], range.largest_weight(L) * size[k]);
+        }
+      unscale(above, L);
+      step(group, L - 1, number, kept, above);
       tell(group);
       keep(group, L - 1, number, kept);
 #pragma unroll
       for (int layer = L - 1; layer >= 0; --layer) {
         if (layer > 0) kept = load(group, layer - 1, number);
         float both[8];  // the gradients of the layer's input and of h before the step
+        if (FLOAT32 && layer > 0) {
+          ring.wait_for_first();
+#pragma unroll
+          for (int k = 0; k < 2; ++k) foreseen[k] = range.size(number, layer - 1, row(k));
+        }
         multiply_shared<4 * UNITS, GATE_CHUNKS>(both, memory.layers + layer * GATE_CHUNKS * LAYER_TILE);
+        unscale(both, layer);
 #pragma unroll
         for (int i = 0; i < 4; ++i) dh[layer][i] = both[4 + i];
+        if (L == 1) raise_next(group, layer, number);
         if (layer > 0) {
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
@@ -286,18 +361,19 @@ struct Cells {
             }
             above[2 * k] = pair.x, above[2 * k + 1] = pair.y;
           }
-          step(group, layer - 1, kept, above);
+          step(group, layer - 1, number, kept, above);
         } else {
           threads_arrive(RING_FREE, WAITING);
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
             if (row(k) >= group.rows) continue;
-            const u32 pair = pack(both[2 * k], both[2 * k + 1]);
-            *reinterpret_cast<u32*>(reinterpret_cast<u16*>(exchange + FOR_ATTENTION) + row(k) * H + unit) = pair;
-            if (number == 0) *reinterpret_cast<u32*>(given.state_do + place(group, 0, k)) = pair;
+            const Pair pair = paired(both[2 * k], both[2 * k + 1]);
+            store_pair(reinterpret_cast<value*>(exchange + FOR_ATTENTION) + row(k) * H + unit, pair);
+            if (number == 0) store_pair(given.state_do + place(group, 0, k), pair);
           }
         }
         tell(group);
+        if (L > 1) raise_next(group, layer, number);  // which the next count tells, in time
         if (layer > 0) keep(group, layer - 1, number, kept);
       }
       ++group.written;  // by attention
@@ -315,7 +391,7 @@ struct Cells {
       for (int k = 0; k < 2; ++k)
         if (row(k) < group.rows) {
           const float *h = dh[layer] + 2 * k, *c = dc[layer] + 2 * k;
-          *reinterpret_cast<u32*>(given.state_dh + place(group, layer, k)) = pack(h[0], h[1]);
+          store_pair(given.state_dh + place(group, layer, k), paired(h[0], h[1]));
           *reinterpret_cast<float2*>(given.state_dc + place(group, layer, k)) = make_float2(c[0], c[1]);
         }
   }
@@ -326,7 +402,9 @@ struct Attention {
   const BackwardArguments& given;
   const BackwardMemory& memory;
   unsigned char* exchange;
+  const Range range;
   int warp, lane, thread;
+  float key_unit;
   float query[PIECES<A>][8], da[PIECES<H>][8], sum[PIECES<A>][8], delta;
 
   // This lane's part of da . value.
@@ -352,7 +430,7 @@ struct Attention {
       unpack_piece(key, position.keys[p]);
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const float t = fast_tanh(query[p][e] + key[e]);
+        const float t = fast_tanh(query[p][e] + (FLOAT32 ? key_unit * key[e] : key[e]));
         sum[p][e] += dscore * (1.f - t * t);
       }
     }
@@ -360,26 +438,56 @@ struct Attention {
 
   // What a step needs, loaded before the group has written.
   struct Kept {
-    uint4 doutput[PIECES<H>], output[PIECES<H>], context[PIECES<H>], query[PIECES<A>];
+    Row<H> doutput, output, context;
+    Row<A> query;
   };
   __device__ Kept load(const Group& group, int row, int number) {
     const long long place = static_cast<long long>(number) * given.batch + group.first_row + row;
+    // With FLOAT32 the gradients of weights are in units of the values.
+    const float unit = FLOAT32 ? given.projected_units[group.first_row + row] : 1.f;
     for (int s = thread; s < given.positions; s += ATTENDERS)
-      memory.scores[s] = unpack(given.attention[place * given.attention_row + s]).x;
+      memory.scores[s] = widened(given.attention[place * given.attention_row + s]) * unit;
     Kept kept;
     const long long doutput = number * given.doutputs_step + (group.first_row + row) * given.doutputs_row;
-    load_row<H>(kept.doutput, given.doutputs ? given.doutputs + doutput : given.outputs, lane);
-    load_row<H>(kept.output, given.outputs + place * H, lane);
-    load_row<H>(kept.context, given.context + number * given.context_step + (group.first_row + row) * given.context_row, lane);
-    load_row<A>(kept.query, given.query + place * A, lane);
+    kept.doutput.load(given.doutputs ? given.doutputs + doutput : given.outputs, lane);
+    kept.output.load(given.outputs + place * H, lane);
+    kept.context.load(given.context + number * given.context_step + (group.first_row + row) * given.context_row, lane);
+    kept.query.load(given.query + place * A, lane);
+    key_unit = FLOAT32 ? given.key_units[group.first_row + row] : 1.f;
     return kept;
+  }
+
+  // The gradient of the share, into the exchange.
+  __device__ void give_da(int row, int exponent) const {
+#pragma unroll
+    for (int p = 0; p < PIECES<H>; ++p) {
+      if (!has_piece<H>(p, lane)) continue;
+      float values[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) values[e] = FLOAT32 ? da[p][e] * power_of_two(exponent) : da[p][e];
+      store_eight(reinterpret_cast<u16*>(exchange + piece_place(row, A / 8 + p * 32 + lane)), values);
+    }
+  }
+  // The largest size in the gradients of query and share, of which each thread has two.
+  __device__ float largest_of_row(Pair pair) const {
+    const float2 values = unpack(pair);
+    float size = fmaxf(fabsf(values.x), fabsf(values.y));
+#pragma unroll
+    for (int p = 0; p < PIECES<H>; ++p)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) size = fmaxf(size, fabsf(da[p][e]));
+    size = warp_largest(size);
+    if (lane == 0) memory.maxima[warp] = size;
+    threads_sync(ATTENDING, ATTENDERS);
+    for (int w = 0; w < WARPS; ++w) size = fmaxf(size, memory.maxima[w]);
+    return size;
   }
 
   __device__ void run(Positions& positions, const Group& group, const Kept& kept, int row, int number) {
     const long long place = static_cast<long long>(number) * given.batch + group.first_row + row;
     const bool is_last = number + 1 == given.steps;
-    const u16* next = is_last ? given.state_do + static_cast<long long>(group.first_row + row) * H
-                              : reinterpret_cast<const u16*>(exchange + FOR_ATTENTION) + row * H;
+    const value* next = is_last ? given.state_do + static_cast<long long>(group.first_row + row) * H
+                                : reinterpret_cast<const value*>(exchange + FOR_ATTENTION) + row * H;
     delta = 0.f;
 #pragma unroll
     for (int p = 0; p < PIECES<H>; ++p) {
@@ -387,38 +495,36 @@ struct Attention {
 #pragma unroll
       for (int e = 0; e < 8; ++e) da[p][e] = 0.f;
       if (!has_piece<H>(p, lane)) continue;
-      unpack_piece(da[p], load_fresh(piece_of(next, (p * 32 + lane) * 8)));
+      load_eight<true>(da[p], next + (p * 32 + lane) * 8);
       if (given.doutputs) {
-        unpack_piece(values, kept.doutput[p]);
+        kept.doutput.unpack(values, p, lane);
 #pragma unroll
         for (int e = 0; e < 8; ++e) da[p][e] += values[e];
       }
-      unpack_piece(values, kept.output[p]);
+      kept.output.unpack(values, p, lane);
 #pragma unroll
       for (int e = 0; e < 8; ++e) da[p][e] *= 1.f - values[e] * values[e];
-      unpack_piece(values, kept.context[p]);
+      kept.context.unpack(values, p, lane);
 #pragma unroll
       for (int e = 0; e < 8; ++e) delta += da[p][e] * values[e];
     }
     delta = warp_sum(delta);
+    if (FLOAT32) delta /= given.projected_units[group.first_row + row];
+    if (!FLOAT32 && warp == WARPS - 1) give_da(row, 0);
     if (warp == WARPS - 1)
 #pragma unroll
       for (int p = 0; p < PIECES<H>; ++p)
-        if (has_piece<H>(p, lane)) {
-          const float* v = da[p];
-          const uint4 piece = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-          *reinterpret_cast<uint4*>(exchange + piece_place(row, A / 8 + p * 32 + lane)) = piece;
-          *reinterpret_cast<uint4*>(given.da + place * H + (p * 32 + lane) * 8) = piece;
-        }
+        if (has_piece<H>(p, lane)) store_eight(given.da + place * H + (p * 32 + lane) * 8, da[p]);
 #pragma unroll
     for (int p = 0; p < PIECES<A>; ++p) {
-      unpack_piece(query[p], kept.query[p]);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum[p][e] = 0.f;
+      for (int e = 0; e < 8; ++e) query[p][e] = sum[p][e] = 0.f;
+      if (has_piece<A>(p, lane)) kept.query.unpack(query[p], p, lane);
     }
     int done = 0;
     for (; done + 1 < positions.count; done += 2) {
       const Position first = positions.take(lane), second = positions.take(lane);
+      positions.refill(lane);
       float one = part_of_weight(first), other = part_of_weight(second);
       warp_sums(one, other, lane);
       add(first, one, done);
@@ -438,17 +544,27 @@ struct Attention {
           *reinterpret_cast<float4*>(sums + warp * A + (p * 32 + lane) * 8 + 4 * q) =
               make_float4(sum[p][4 * q], sum[p][4 * q + 1], sum[p][4 * q + 2], sum[p][4 * q + 3]);
     threads_sync(ATTENDING, ATTENDERS);
+    const int column = 2 * thread;
+    Pair both = {};
     if (thread < A / 2) {
-      const int column = 2 * thread;
       float first = 0.f, second = 0.f;
       for (int w = 0; w < WARPS; ++w) {
         const float2 pair = *reinterpret_cast<const float2*>(sums + w * A + column);
         first += pair.x, second += pair.y;
       }
-      const float2 weight = unpack(*reinterpret_cast<const u32*>(given.score + column));
-      const u32 both = pack(weight.x * first, weight.y * second);
-      *reinterpret_cast<u32*>(exchange + piece_place(row, column / 8) + column % 8 * 2) = both;
-      *reinterpret_cast<u32*>(given.dquery + place * A + column) = both;
+      const float2 weight = unpack(load_pair(given.score + column));
+      both = paired(weight.x * first, weight.y * second);
+    }
+    int exponent = 0;
+    if (FLOAT32) {
+      const float size = largest_of_row(both);
+      exponent = BOTH_EXPONENT - exponent_of(size);
+      if (thread == 0) *range.slot(number, L, row) = bits_of(size);
+      if (warp == WARPS - 1) give_da(row, exponent);
+    }
+    if (thread < A / 2) {
+      *reinterpret_cast<u32*>(exchange + piece_place(row, column / 8) + column % 8 * 2) = multiplied(both, exponent);
+      store_pair(given.dquery + place * A + column, both);
     }
     fence_shared();  // the ring was written by ordinary stores
     threads_sync(ATTENDING, ATTENDERS);
@@ -459,11 +575,11 @@ struct Attention {
 };
 
 __device__ void attend(const BackwardArguments& given, const BackwardMemory& memory, Group& group, unsigned char* exchange,
-                       Slots& ring, int warp, int lane) {
+                       Slots& ring, const Range& range, int warp, int lane) {
   const bool loads = Slots::fills(warp) && lane == 0, waits = warp == WARPS - 1;
   const int half = cluster_rank();
   Positions positions(memory.in, memory.barriers + 2 * SLOTS, warp);
-  Attention attention{given, memory, exchange, warp, lane, 32 * warp + lane};
+  Attention attention{given, memory, exchange, range, warp, lane, 32 * warp + lane};
   auto begin = [&](int row) {
     const long long sentence = group.first_row + row;
     int length = given.positions;
@@ -506,17 +622,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decoder_backward(const 
   Group group(given.counters, given.batch);
   unsigned char* exchange = given.exchange + static_cast<long long>(group.first_row / ROWS) * GROUP_BYTES;
   Slots ring(memory.in, memory.barriers);
+  const Range range(given, group);
   if (threadIdx.x == 0) ring.init(), barrier_init(memory.barriers + 2 * SLOTS + WARPS * STAGES, 1);
   if (warp >= 4 && lane == 0) Positions(memory.in, memory.barriers + 2 * SLOTS, warp - 4).init();
   if (lane == 0) barrier_init_done();
   load_weights(given, memory, group.part);
+  if (FLOAT32) raise_first(given, group, range);
   for (int i = threadIdx.x; i < L * 128; i += THREADS) memory.dbias[i] = 0.f;
   fence_shared();
   __syncthreads();
   if (warp < 4 && lane == 0)
     for (int s = 0; s < SLOTS; ++s) ring.announce(s, warp);
   cluster_sync();
-  if (warp < 4) Cells(given, memory, exchange, ring, group, warp, lane).run(group);
-  else attend(given, memory, group, exchange, ring, warp - 4, lane);
+  if (warp < 4) Cells(given, memory, exchange, ring, range, group, warp, lane).run(group);
+  else attend(given, memory, group, exchange, ring, range, warp - 4, lane);
   cluster_sync();
 }

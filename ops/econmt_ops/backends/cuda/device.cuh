@@ -47,6 +47,12 @@ __device__ inline u32 pack(float first, float second) {
 
 __device__ inline u32 load_fresh(const u32* from) { return __ldcg(from); }
 __device__ inline uint4 load_fresh(const uint4* from) { return __ldcg(from); }
+__device__ inline float2 load_fresh(const float2* from) { return __ldcg(from); }
+__device__ inline float4 load_fresh(const float4* from) { return __ldcg(from); }
+__device__ inline void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+__device__ inline void raise_to(u32* place, u32 number) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(place), "r"(number) : "memory");
+}
 
 // ---- Functions.
 

@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of
+from econmt_ops.backends.triton.units import in_units
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.precision import matmul_tf32
 
@@ -232,20 +233,6 @@ def attention_sum(
         tl.store(part + 2 * A, tl.load(part + 2 * A, mask=known) + tl.sum(dshift, 0), mask=known)
 
 
-def _narrowed(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns float32 values (B, S, .) in float16, and the unit of each sentence, a power of two (B,).
-
-    Float16 has the mantissa of TF32; in units of its own a sentence has values up to 2^14, and the digits of those
-    above 2^-28 of the largest.
-    """
-    largest = torch.linalg.vector_norm(tensor, torch.inf, (1, 2)).clamp(1e-30, torch.finfo(torch.float32).max)
-    units = torch.exp2(largest.log2().ceil() - 14.0)
-    scaled = torch.mul(
-        tensor, units.reciprocal()[:, None, None], out=tensor.new_empty(tensor.shape, dtype=torch.float16)
-    )
-    return scaled, units
-
-
 class AttentionLauncher:
     """Keys, values and weights of one call, and the kernels that use them.
 
@@ -261,7 +248,8 @@ class AttentionLauncher:
     Attributes:
         fast: True for 16-bit keys and values and the GPU's tanh instruction: for inputs of such types, and for float32
             where TF32 is allowed.
-        key_units: (B,), numbers by which the keys of each sentence are multiplied; None: 1.
+        keys, values: As they are read.
+        key_units, value_units: (B,), numbers by which those of each sentence are multiplied; None: 1.
     """
 
     def __init__(
@@ -277,9 +265,9 @@ class AttentionLauncher:
     ) -> None:
         self.fast = keys.dtype != torch.float32 or (narrows and matmul_tf32())
         self.key_units: Tensor | None = None
-        self._value_units: Tensor | None = None
+        self.value_units: Tensor | None = None
         if self.fast and keys.dtype == torch.float32:
-            (keys, self.key_units), (values, self._value_units) = _narrowed(keys), _narrowed(values)
+            (keys, self.key_units), (values, self.value_units) = in_units(keys), in_units(values)
         self.keys, self.values = keys.contiguous(), values.contiguous()
         self.score = None if score is None else score.contiguous()
         self.gain = None if norm is None else norm[0].contiguous()
@@ -326,7 +314,7 @@ class AttentionLauncher:
             self.keys,
             None if first is None else self.values,
             self.key_units,
-            self._value_units,
+            self.value_units,
             self.score,
             self.gain,
             self.shift,
@@ -380,7 +368,7 @@ class AttentionLauncher:
             self.keys,
             self.values,
             self.key_units,
-            self._value_units,
+            self.value_units,
             self.score,
             self.gain,
             self.shift,

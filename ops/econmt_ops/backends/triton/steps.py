@@ -34,11 +34,14 @@ class TritonAttention(AttentionKernels):
 
     Args:
         inputs: keys, values and weights; lengths on their device.
+
+    Attributes:
+        launcher: the kernels.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
         keys, projected, score, norm, scale, lengths, self._squashes = inputs
-        self._kernels = AttentionLauncher(keys, projected, score, norm, scale, lengths)
+        self.launcher = AttentionLauncher(keys, projected, score, norm, scale, lengths)
         self._size = keys.shape[2]
 
     def forward(
@@ -47,22 +50,22 @@ class TritonAttention(AttentionKernels):
         """Implements `AttentionKernels.forward`."""
         assert coverage is None
         share = both[:, self._size :] if self._squashes else None
-        self._kernels.forward(both[:, : self._size], share, weights, outputs[:2])
+        self.launcher.forward(both[:, : self._size], share, weights, outputs[:2])
         for other in outputs[2:]:
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
         """Implements `AttentionKernels.weights_of`; all steps in one launch."""
         assert coverage is None
-        weights = queries.new_empty(*queries.shape[:2], self._kernels.positions)
-        self._kernels.forward(_rows(queries), None, _rows(weights))
+        weights = queries.new_empty(*queries.shape[:2], self.launcher.positions)
+        self.launcher.forward(_rows(queries), None, _rows(weights))
         return weights
 
     def backward(self, step: AttentionBackward) -> None:
         """Implements `AttentionKernels.backward`; a block in one launch."""
         assert step.coverage is None
         dboth = _rows(step.dboth)
-        self._kernels.backward(
+        self.launcher.backward(
             _rows(step.query),
             _rows(step.weights),
             _rows(step.context),
@@ -76,10 +79,10 @@ class TritonAttention(AttentionKernels):
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
         """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
-        if self._kernels.score is None:
-            scaled = (dscores * self._kernels.scale).to(queries.dtype).permute(1, 2, 0)
+        if self.launcher.score is None:
+            scaled = (dscores * self.launcher.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
-        sums = KeyGradients(self._kernels, queries.dtype)
+        sums = KeyGradients(self.launcher, queries.dtype)
         sums.add(_rows(queries), _rows(dscores))
         dscore, *dnorm = sums.vectors()
         norm = (dnorm[0], dnorm[1]) if dnorm else None

@@ -18,6 +18,7 @@
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
+using std::max;
 using std::min;
 using std::fabs;
 
@@ -180,6 +181,8 @@ inline u32 pack(float first, float second) {
 
 template <typename T>
 T load_fresh(const T* from) { return *from; }
+inline void prefetch(const void*) {}
+inline void raise_to(u32* place, u32 number) { *place = max(*place, number); }
 inline float exp2_of(float x) { return std::exp2(x); }
 inline float inverse(float x) { return 1.f / x; }
 inline float fast_tanh(float x) { return std::tanh(x); }
