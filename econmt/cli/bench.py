@@ -57,41 +57,29 @@ def select_command(
       econmt bench select iwslt --bucket 50x50 --compiled
     """
     most = bytes_of("--byte-limit", byte_limit)
+    settings = RecipeChoice(recipe, overrides).load()
     with session.measuring() as say:
         say(f"measuring the ops of {recipe}")
-        rows = _select(session, RecipeChoice(recipe, overrides), batch, seconds, compiled, most)
+        workload = find_workload(recipe, settings, batch, None)
+        chosen = selection.choose(
+            settings,
+            workload.task.sizes,
+            workload.shape,
+            session.device,
+            precision_of_run(settings, session.device),
+            seconds=600.0 if compiled else seconds,
+            compiled=compiled,
+            byte_limit=most,
+            updates=expected_updates(settings.training, 0),
+        )
+        rows = selection.rows_of(chosen.measurements, most)
+        columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")
+        results = ("bytes kept", "first call, s", "chosen", "regret")
+        session.results(rows, (*columns, *results), f"{settings.name}: what auto chooses")
+        parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
+        notice(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
+        rows = session.kept(rows)
     session.draw(rows, label=("problem", "candidate"), value="regret", title="regret")
-
-
-def _select(
-    session: BenchSession,
-    choice: RecipeChoice,
-    batch: BatchChoice,
-    seconds: float,
-    compiled: bool,
-    byte_limit: int | None,
-) -> list[Row]:
-    """Measures a recipe's ops and prints them."""
-    recipe = choice.load()
-    workload = find_workload(choice.recipe, recipe, batch, None)
-    chosen = selection.choose(
-        recipe,
-        workload.task.sizes,
-        workload.shape,
-        session.device,
-        precision_of_run(recipe, session.device),
-        seconds=600.0 if compiled else seconds,
-        compiled=compiled,
-        byte_limit=byte_limit,
-        updates=expected_updates(recipe.training, 0),
-    )
-    rows = selection.rows_of(chosen.measurements, byte_limit)
-    columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")
-    results = ("bytes kept", "first call, s", "chosen", "regret")
-    session.results(rows, (*columns, *results), f"{recipe.name}: what auto chooses")
-    parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
-    notice(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
-    return session.kept(rows)
 
 
 @app.command("training")
