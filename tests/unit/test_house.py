@@ -29,7 +29,7 @@ MOST_LINES = {
     "memory": 5835,
     "runtime": 2300,
     "ops": 26703,
-    "scripts": 16268,
+    "scripts": 15398,
     "tests": 66507,
 }
 """Lines of Python below each folder; they may only fall."""
