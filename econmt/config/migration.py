@@ -77,6 +77,13 @@ REMOVED_VALUES = {
     ("training.schedule.name", "step"): "use cosine, linear or plateau-reduce",
     ("training.schedule.name", "exponential"): "use cosine, linear or plateau-reduce",
     ("training.early_stopping.metric", "length_loss"): "use perplexity",
+    **{
+        (
+            "model.attention.type",
+            name,
+        ): "use additive, bilinear, dot or scaled_dot, and train models that have it anew"
+        for name in ("mhdot", "fixed", "location")
+    },
 }
 """Former values of keys, and what to do about them."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.config.conditions import PROCESSES, conflicts
+from econmt.config.recipe import Recipe
 from econmt.config.training import Training
 from econmt.config.yaml_reader import leaves
 from econmt.data.batching.batch import AnyBatch
@@ -72,6 +73,17 @@ def updates_in_backward(
     )
 
 
+def check_settings(recipe: Recipe, precision: Precision, processes: int) -> None:
+    """Checks that settings can be combined, those of a run with its precision and processes among them.
+
+    Raises:
+        InputError: if two of them cannot.
+    """
+    facts = {"training.precision": precision.name, PROCESSES: processes}
+    for problem in conflicts({**dict(leaves(recipe)), **facts}):
+        raise InputError(problem)
+
+
 class TrainingStep:
     """Training step: zero gradients, forward and backward pass of every batch, all-reduce, clipping, update.
 
@@ -116,9 +128,7 @@ class TrainingStep:
         self.precision = Precision() if precision is None else precision
         self.implementations = implementations or Implementations.of(task.recipe.ops)
         self.communicator = Communicator() if communicator is None else communicator
-        facts = {"training.precision": self.precision.name, PROCESSES: self.communicator.size}
-        for problem in conflicts({**dict(leaves(task.recipe)), **facts}):
-            raise InputError(problem)
+        check_settings(task.recipe, self.precision, self.communicator.size)
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
         fix_parameters(model, training)

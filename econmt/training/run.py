@@ -31,6 +31,7 @@ from econmt.engine.devices import reproducible, resolve_device, unused_kernels
 from econmt.engine.freeze import fix_parameters
 from econmt.engine.outside_memory import limit_workspaces, outside_meter
 from econmt.engine.parameter_types import store_parameters
+from econmt.engine.step import check_settings
 from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
@@ -120,7 +121,10 @@ def run_recipe(
         context = make_context(recipe, folder, prepared, start, saved, device, communicator)
         context = replace(context, began=began, heartbeat=heartbeat, hook=hook)
         with reproducible(device, context.threads.number):
-            if overwrite_output:  # only now, since unusable text or budget must not cost the old run
+            if (
+                overwrite_output
+            ):  # only now, since unusable text, settings or budget must not cost the old run
+                check_settings(recipe, context.precision, communicator.size)
                 first_plan(recipe, prepared, device, context.precision, communicator)
                 if communicator.is_rank_zero:
                     folder.clear()

@@ -412,6 +412,8 @@ def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -
         InputError, match=r"optimizer.name nag is no longer supported; train with sgd or nadam;"
     ):
         load_recipe("iwslt", ["training.optimizer.name=nag"])
+    with pytest.raises(InputError, match=r"attention.type mhdot is no longer supported; use additive"):
+        load_recipe("iwslt", ["model.attention.type=mhdot"])
 
 
 @pytest.mark.parametrize("key", REMOVED_KEYS)

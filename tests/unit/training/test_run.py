@@ -178,12 +178,21 @@ def test_a_run_that_is_refused_is_left_as_it_was(make_run: MakeRun, monkeypatch:
     assert contents(run.folder) == before
 
 
-def test_overwriting_with_text_that_cannot_be_used_keeps_the_old_run(make_run: MakeRun) -> None:
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("data.train=[nowhere]", "nowhere"),
+        ("training.param_dtype=bfloat16", "param_dtype: bfloat16 cannot be combined with .* float32"),
+    ],
+)
+def test_overwriting_with_what_cannot_be_used_keeps_the_old_run(
+    make_run: MakeRun, key: str, message: str
+) -> None:
     run = make_run("training.max_updates=2")
     run.train()
     before = snapshot(run.folder)
-    other = make_run("data.train=[nowhere]")
-    with pytest.raises(InputError, match="nowhere"):
+    other = make_run(key, "training.precision=auto")
+    with pytest.raises(InputError, match=message):
         run_recipe(other.recipe, [run.text], console=other.console, overwrite_output=True)
     assert snapshot(run.folder) == before
 
