@@ -10,7 +10,7 @@ from econmt.config.recipe import LanguageModelSection
 from econmt.config.stacks import CELLS
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
-from tests.ops.test_cells import CASES
+from tests.ops.cases import CELLS as DEFINED
 
 OTHERS = [name for name in CELLS if name != "lstm"]
 NAIVE = {"qrnn2": "qrnn-2", "lnglstm": "lnlstm-per-gate"}
@@ -33,7 +33,7 @@ def loss_of(model: LanguageModel, ids: Tensor, carries: int, **how: Implementati
 @pytest.mark.parametrize("cell", OTHERS)
 def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> None:
     model = make(cell)
-    case = CASES[NAIVE.get(cell, cell)]
+    case = DEFINED[NAIVE.get(cell, cell)]
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
