@@ -41,8 +41,18 @@ def normalise(x: Tensor, gain: Tensor | float = 1.0, bias: Tensor | float = 0.0)
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain + bias
 
 
-def lstm_step(x: Tensor, w: LSTMWeights | LowRankLSTMWeights, state: State) -> tuple[Tensor, State]:
-    i, f, g, o = (matrix(w.input) @ x + matrix(w.hidden) @ state[0] + w.bias).chunk(4)
+def whole(layers: Sequence[Any]) -> list[Any]:
+    """Returns layers with their matrices multiplied out."""
+    return [
+        LSTMWeights(matrix(layer.input), matrix(layer.hidden), layer.bias)
+        if isinstance(layer, LowRankLSTMWeights)
+        else layer
+        for layer in layers
+    ]
+
+
+def lstm_step(x: Tensor, w: LSTMWeights, state: State) -> tuple[Tensor, State]:
+    i, f, g, o = (w.input @ x + w.hidden @ state[0] + w.bias).chunk(4)
     c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     h = o.sigmoid() * c.tanh()
     return h, (h, c)
@@ -110,7 +120,6 @@ def gilr_lstm_step(x: Tensor, w: GILRLSTMWeights, state: State) -> tuple[Tensor,
 
 DECODER_STEPS: dict[type[Any], Step] = {
     LSTMWeights: lstm_step,
-    LowRankLSTMWeights: lstm_step,
     GRUWeights: gru_step,
     LayerNormLSTMWeights: lnlstm_step,
     LayerNormPerGateLSTMWeights: lnlstm_step,
@@ -153,7 +162,7 @@ def recurrent(
 ) -> tuple[Tensor, tuple[State, ...]]:
     """A stack of layers of any cell, with one step of a layer."""
     batch, steps, _ = inputs.shape
-    rows, lasts = [], []
+    rows, lasts, layers = [], [], whole(layers)
     for b in range(batch):
         length = steps if lengths is None else int(lengths[b])
         last = [tuple(part[b] for part in parts) for parts in state]
@@ -255,7 +264,8 @@ def attentional_lstm(
     masks: Sequence[Tensor | None] = (),
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     outputs, attentions, lasts, coverages = [], [], [], []
-    step = DECODER_STEPS[type(weights.layers[0])]
+    layers = whole(weights.layers)
+    step = DECODER_STEPS[type(layers[0])]
     for b in range(len(inputs)):
         length = keys.shape[1] if lengths is None else int(lengths[b])
         own_keys, own_values = keys[b, :length], values[b, :length]
@@ -264,7 +274,7 @@ def attentional_lstm(
         coverage = None if state.coverage is None else state.coverage[b, :length]
         for t in range(inputs.shape[1]):
             x = torch.cat([inputs[b, t], o]) if input_feeding else inputs[b, t]
-            h = stack_step(step, x, weights.layers, states, residual, masks_at(masks, len(states), b, t))
+            h = stack_step(step, x, layers, states, residual, masks_at(masks, len(states), b, t))
             query = h if weights.query is None else weights.query @ h
             if weights.score is None:
                 scores = scale * (own_keys @ query)
