@@ -76,13 +76,9 @@ def other_than(key: str, *refused: Any) -> Condition:
     return Condition(lambda values: values.get(key) not in refused, f"{key} other than {words}", (key,))
 
 
-def at_least(key: str, least: int | str) -> Condition:
-    """Returns the condition that a key is at least ``least``, a number or the name of another key."""
-    return Condition(
-        lambda values: values.get(key, 0) >= (values[least] if isinstance(least, str) else least),
-        f"{key} of at least {least}",
-        (key,),
-    )
+def at_least(key: str, least: int) -> Condition:
+    """Returns the condition that a key is at least ``least``."""
+    return Condition(lambda values: values.get(key, 0) >= least, f"{key} of at least {least}", (key,))
 
 
 def below(key: str, limit: str) -> Condition:
@@ -192,12 +188,8 @@ SEARCH_RULES: dict[str, Rule] = {
     **{
         f"decoding.{name}": Rule(_BEAM_SEARCH)
         for name in (
-            "brevity_penalty_weight",
-            "coverage_penalty_weight",
-            "word_penalty",
-            "beam_prune",
-            "beam_search_stop",
-            "beam_size",
+            *("brevity_penalty_weight", "coverage_penalty_weight", "word_penalty"),
+            *("beam_prune", "beam_search_stop", "beam_size"),
         )
     },
     "decoding.brevity_penalty_constant_length_ratio": Rule(
