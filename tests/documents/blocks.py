@@ -37,8 +37,12 @@ ONLY_PARSED = {
         "distill runs/multi30k -s multi30k/",
     ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
-    "packages that tests do not install": ["scripts.bench compare.", "scripts.bench make-en-vi", "bench transformer"],
-}  # fmt: skip
+    "packages that tests do not install": [
+        "scripts.bench compare.",
+        "scripts.bench make-en-vi",
+        "bench transformer",
+    ],
+}
 """Why some commands are not executed, and what they contain."""
 
 SLOW = re.compile(

@@ -40,14 +40,35 @@ sys.exit(struct.unpack("i", answer)[0] if len(answer) == 4 else 99)
 """The program of a client, to be formatted with the path of the server's socket and the name of its program."""
 
 PRELOADED = (
-    "econmt.api.interface", "econmt.cli.bench", "econmt.cli.inspection", "econmt.cli.main",
-    "econmt.cli.profile", "econmt.cli.standard_streams", "econmt.cli.train", "econmt.cli.translate",
-    "econmt.estimate.report", "econmt.training.run", "matplotlib.figure", "numpy.random", "PIL.features",
-    "PIL.JpegImagePlugin", "PIL.PpmImagePlugin", "rich._emoji_codes", "sacrebleu", "scripts.bench.frame",
-    "scripts.bench.language_model", "scripts.bench.lstm", "scripts.bench.memory", "scripts.bench.memory_task",
-    "scripts.bench.parallel", "scripts.bench.scan", "sentencepiece", "sympy", "torch._dynamo",
+    "econmt.api.interface",
+    "econmt.cli.bench",
+    "econmt.cli.inspection",
+    "econmt.cli.main",
+    "econmt.cli.profile",
+    "econmt.cli.standard_streams",
+    "econmt.cli.train",
+    "econmt.cli.translate",
+    "econmt.estimate.report",
+    "econmt.training.run",
+    "matplotlib.figure",
+    "numpy.random",
+    "PIL.features",
+    "PIL.JpegImagePlugin",
+    "PIL.PpmImagePlugin",
+    "rich._emoji_codes",
+    "sacrebleu",
+    "scripts.bench.frame",
+    "scripts.bench.language_model",
+    "scripts.bench.lstm",
+    "scripts.bench.memory",
+    "scripts.bench.memory_task",
+    "scripts.bench.parallel",
+    "scripts.bench.scan",
+    "sentencepiece",
+    "sympy",
+    "torch._dynamo",
     "torch.utils.tensorboard",
-)  # fmt: skip
+)
 """Modules that commands would import, slowly, one after the other."""
 
 

@@ -44,9 +44,13 @@ class Shell:
             }
         )
         self._server = subprocess.Popen(
-            [sys.executable, fork_server.__file__, self._socket], stdout=subprocess.PIPE,
-            env=self.environment, cwd=folder, text=True, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, fork_server.__file__, self._socket],
+            stdout=subprocess.PIPE,
+            env=self.environment,
+            cwd=folder,
+            text=True,
+            start_new_session=True,
+        )
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == "ready\n"
         self._write_program("econmt", "shrink", "True")
@@ -77,17 +81,27 @@ class Shell:
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         """Runs a command by bash in ``folder``; a pipe fails with its first part that fails."""
         return subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command], cwd=folder, env=self.environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
 
     def serve(self, command: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
         """Starts ``econmt serve`` and returns when it accepts connections."""
         process = subprocess.Popen(
             [*shlex.split(command, comments=True), "--port", str(port)],
-            executable=str(self._programs / "econmt"), cwd=folder, env=self.environment,
-            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            executable=str(self._programs / "econmt"),
+            cwd=folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         for _ in range(600):
             with closing(socket.socket()) as attempt:
                 if attempt.connect_ex(("127.0.0.1", port)) == 0:

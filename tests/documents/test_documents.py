@@ -180,11 +180,24 @@ _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/pyt
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
-    "CONTRIBUTING.md", "README.md", "docs/distillation.md", "docs/getting-started.md", "docs/index.md",
-    "docs/inference.md", "docs/installing.md", "docs/language-models.md", "docs/memory-account.md",
-    "docs/memory.md", "docs/parallel.md", "docs/python.md", "docs/results/memory.md", "docs/results/scan.md",
-    "docs/results/speed.md", "docs/serving.md", "docs/speed.md",
-}  # fmt: skip
+    "CONTRIBUTING.md",
+    "README.md",
+    "docs/distillation.md",
+    "docs/getting-started.md",
+    "docs/index.md",
+    "docs/inference.md",
+    "docs/installing.md",
+    "docs/language-models.md",
+    "docs/memory-account.md",
+    "docs/memory.md",
+    "docs/parallel.md",
+    "docs/python.md",
+    "docs/results/memory.md",
+    "docs/results/scan.md",
+    "docs/results/speed.md",
+    "docs/serving.md",
+    "docs/speed.md",
+}
 """Pages whose commands take more than two seconds."""
 
 

@@ -16,10 +16,15 @@ NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 LARGEST_OUTPUT = 15_000
 """Bytes of the outputs of a cell."""
 SMALL = {
-    "model.embedding": 6, "model.encoder.size": 8, "model.decoder.size": 8, "model.attention.size": 5,
-    "training.checkpoint_interval": 2, "training.device": "cpu", "decoding.beam_size": 3,
+    "model.embedding": 6,
+    "model.encoder.size": 8,
+    "model.decoder.size": 8,
+    "model.attention.size": 5,
+    "training.checkpoint_interval": 2,
+    "training.device": "cpu",
+    "decoding.beam_size": 3,
     "training.decode_and_evaluate": 4,
-}  # fmt: skip
+}
 
 
 def cells(kind: str) -> list[dict[str, Any]]:

@@ -265,7 +265,11 @@ class Parts(NamedTuple):
 
 
 DECODERS = [
-    *(Parts(attention=kind, feeds=feeds) for kind in ("additive", "layer_norm", "general", "dot") for feeds in (True, False)),
+    *(
+        Parts(attention=kind, feeds=feeds)
+        for kind in ("additive", "layer_norm", "general", "dot")
+        for feeds in (True, False)
+    ),
     *(Parts("low-rank", feeds=feeds) for feeds in (True, False)),
     *(Parts(cell, feeds=feeds) for cell in ("gru", "lnlstm", "lnlstm-per-gate") for feeds in (True, False)),
     Parts("gru", attention="dot"),
@@ -280,7 +284,7 @@ DECODERS = [
     Parts(coverage="gru", unasked=True),
     Parts(coverage="tanh", gated=True, unasked=True),
     Parts("lnlstm-per-gate", "gru", attention="layer_norm"),
-]  # fmt: skip
+]
 
 
 def decoder(parts: Parts) -> Case:

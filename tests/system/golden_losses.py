@@ -29,10 +29,17 @@ UPDATES = 200
 VOCABULARY = 23
 REFERENCE = Implementations.everywhere("reference")
 MODEL = [
-    "model.embedding=6", "model.encoder.size=8", "model.encoder.layers=2", "model.decoder.size=8",
-    "model.decoder.layers=2", "model.attention.size=7", "model.dropout=0.1", "training.label_smoothing=0.1",
-    "training.optimizer.learning_rate=0.005", "training.gradient_clipping.type=none",
-]  # fmt: skip
+    "model.embedding=6",
+    "model.encoder.size=8",
+    "model.encoder.layers=2",
+    "model.decoder.size=8",
+    "model.decoder.layers=2",
+    "model.attention.size=7",
+    "model.dropout=0.1",
+    "training.label_smoothing=0.1",
+    "training.optimizer.learning_rate=0.005",
+    "training.gradient_clipping.type=none",
+]
 WHOLE_TARGET = "model.decoder.input_feeding=false model.encoder.layers=1 model.weight_tying=trg_softmax"
 KINDS = {"input feeding": ["model.attention.layer_norm=true"], "whole target": WHOLE_TARGET.split()}
 """Keys in which the two models differ."""

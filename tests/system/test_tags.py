@@ -11,13 +11,39 @@ import econmt
 from tests.conftest import RunEconmt
 
 ENGLISH = [
-    "two", "three", "four", "five", "six", "seven", "eight", "nine", "hundred", "thousand", "twenty",
-    "thirty", "forty", "fifty", "sixty",
-]  # fmt: skip
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "hundred",
+    "thousand",
+    "twenty",
+    "thirty",
+    "forty",
+    "fifty",
+    "sixty",
+]
 GERMAN = [
-    "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "hundert", "tausend", "zwanzig",
-    "dreißig", "vierzig", "fünfzig", "sechzig",
-]  # fmt: skip
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "hundert",
+    "tausend",
+    "zwanzig",
+    "dreißig",
+    "vierzig",
+    "fünfzig",
+    "sechzig",
+]
 MEANS = dict(zip(ENGLISH, GERMAN, strict=True))
 
 

@@ -40,9 +40,14 @@ training:
 decoding: {{beam_size: 2, max_output_factor: 1.0}}
 """
 SMALL = (
-    "model.embedding=8", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=8",
-    "training.batch.size=4", "training.checkpoint_interval=2", "training.max_updates=4",
-)  # fmt: skip
+    "model.embedding=8",
+    "model.encoder.size=8",
+    "model.decoder.size=8",
+    "model.attention.size=8",
+    "training.batch.size=4",
+    "training.checkpoint_interval=2",
+    "training.max_updates=4",
+)
 ENDLESS = (
     *SMALL,
     "training.max_updates=1000000",

@@ -124,9 +124,16 @@ def test_estimates_take_what_it_declares(device: str) -> None:
 
 def test_benches_and_runs_measure_it() -> None:
     chosen = choose(
-        small(), (20, 30), Shape(3, 4, 5), CPU, Precision(), seconds=5.0, compiled=False, byte_limit=None,
+        small(),
+        (20, 30),
+        Shape(3, 4, 5),
+        CPU,
+        Precision(),
+        seconds=5.0,
+        compiled=False,
+        byte_limit=None,
         updates=1.0,
-    )  # fmt: skip
+    )
     rows = [row for row in rows_of(chosen.measurements) if str(row["problem"]).startswith(OP)]
     assert {row["candidate"] for row in rows} == {"reference", "recompute", "toy"}
     assert [row["candidate"] for row in rows if "(rule)" in str(row["chosen"])] == ["toy"]

@@ -209,9 +209,13 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
         pytest.importorskip(package)
     command = "sphinx --fail-on-warning --keep-going --quiet -b html -c docs . "
     done = subprocess.run(
-        [sys.executable, "-m", *command.split(), str(tmp_path)], cwd=ROOT, env=econmt_environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", *command.split(), str(tmp_path)],
+        cwd=ROOT,
+        env=econmt_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "docs" / "index.html").is_file()
     assert (tmp_path / "searchindex.js").is_file()

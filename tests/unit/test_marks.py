@@ -27,10 +27,13 @@ def test_only_these_keys_may_change_when_a_run_is_resumed() -> None:
     [
         (KeyMark.NO_MEMORY, ("model.", "ops.", "decoding.", "training.batch.", "training.optimizer.")),
         (KeyMark.NO_PREPARED_TEXT, ("model.", "training.", "ops.")),
-        (KeyMark.NO_PARAMETERS, ("model.", "training.optimizer.", "training.schedule.", "training.averaging.")),
+        (
+            KeyMark.NO_PARAMETERS,
+            ("model.", "training.optimizer.", "training.schedule.", "training.averaging."),
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, KeyMark) else "",
-)  # fmt: skip
+)
 def test_sections_that_matter_have_no_marked_key(mark: KeyMark, prefixes: tuple[str, ...]) -> None:
     assert [key for key in sorted(marked_keys(Recipe, mark)) if key.startswith(prefixes)] == []
 

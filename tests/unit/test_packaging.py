@@ -226,8 +226,11 @@ def test_the_runtime_is_a_distribution_of_its_own(wheel: Path, runtime_wheel: Pa
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
     assert re.findall("^(?:Name|Version|Requires-Dist): (.*)", metadata, re.MULTILINE) == [
-        "econmt-runtime", econmt_runtime.__version__, "numpy>=1.26", "sentencepiece>=0.2.0"
-    ]  # fmt: skip
+        "econmt-runtime",
+        econmt_runtime.__version__,
+        "numpy>=1.26",
+        "sentencepiece>=0.2.0",
+    ]
 
 
 def test_a_source_distribution_of_the_runtime_says_that_it_has_no_library(tmp_path: Path) -> None:

@@ -66,11 +66,16 @@ def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, MINIMAL),
         [
-            "training.optimizer.learning_rate=3e-4", "training.batch.size=2", "training.batch.size=32",
-            "data.train=[a/one, b/two]", "model.attention={type: dot}", "training.max_updates=null",
-            "training.max_epochs=3", "name=with=sign",
+            "training.optimizer.learning_rate=3e-4",
+            "training.batch.size=2",
+            "training.batch.size=32",
+            "data.train=[a/one, b/two]",
+            "model.attention={type: dot}",
+            "training.max_updates=null",
+            "training.max_epochs=3",
+            "name=with=sign",
         ],
-    )  # fmt: skip
+    )
     assert recipe.training.optimizer.learning_rate == 0.0003
     assert recipe.training.batch.size == 32
     assert recipe.data.train == ["a/one", "b/two"]
@@ -98,13 +103,19 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
             "mine.yaml:7: data.max_lenght: unknown key; did you mean data.max_length?",
         ),
         (("  valid: text/valid\n", ""), "mine.yaml:3: data.valid: missing; prefix of the validation text"),
-        (("[text/train]", "text/train"), "mine.yaml:6: data.train: expected a list, found the text 'text/train'"),
+        (
+            ("[text/train]", "text/train"),
+            "mine.yaml:6: data.train: expected a list, found the text 'text/train'",
+        ),
         (("[text/train]", "[text/train, 3]"), "mine.yaml:6: data.train[1]: expected text, found 3"),
         (("[text/train]", "[]"), "mine.yaml:6: data.train: must not be empty, found an empty list"),
         (("source: en", "source: ''"), "mine.yaml:4: data.source: must not be empty, found the text ''"),
         (("source: en", "source: 1.5"), "mine.yaml:4: data.source: expected text, found 1.5"),
         (("updates: 10", "updates: 0"), "mine.yaml:9: training.max_updates: must be at least 1, found 0"),
-        (("updates: 10", "updates: 1.5"), "mine.yaml:9: training.max_updates: expected a whole number, found 1.5"),
+        (
+            ("updates: 10", "updates: 1.5"),
+            "mine.yaml:9: training.max_updates: expected a whole number, found 1.5",
+        ),
         (
             ("updates: 10", "updates: 1_000"),
             "mine.yaml:9: training.max_updates: expected a whole number, found the text '1_000'",
@@ -137,7 +148,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
             "did you mean bfloat16?",
         ),
     ],
-)  # fmt: skip
+)
 def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     assert change[0] in MINIMAL
     assert complaints(tmp_path, MINIMAL.replace(*change)) == [expected]
@@ -149,27 +160,57 @@ def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, 
         ("model.embeding=1", "model.embeding: unknown key; did you mean model.embedding?"),
         ("modle.embedding=1", "modle: unknown key; did you mean model?"),
         ("model.encoder.size=abc", "model.encoder.size: expected a whole number, found the text 'abc'"),
-        ("model.encoder.size=7", "model.encoder: size 7 must be even: a bidirectional layer has half of it in each direction"),
-        ("model.encoder.residual=yes", "model.encoder.residual: expected true or false, found the text 'yes'"),
+        (
+            "model.encoder.size=7",
+            "model.encoder: size 7 must be even: a bidirectional layer has half of it in each direction",
+        ),
+        (
+            "model.encoder.residual=yes",
+            "model.encoder.residual: expected true or false, found the text 'yes'",
+        ),
         ("model.embedding=true", "model.embedding: expected a whole number, found true"),
         ("model.dropout=1", "model.dropout: must be less than 1.0, found 1"),
-        ("model.dropout={embeding: 0.1}", "model.dropout.embeding: unknown key; did you mean model.dropout.embedding?"),
+        (
+            "model.dropout={embeding: 0.1}",
+            "model.dropout.embeding: unknown key; did you mean model.dropout.embedding?",
+        ),
         ("model.dropout=high", "model.dropout: expected a number, found the text 'high'"),
-        ("training.optimizer.learning_rate=.inf", "training.optimizer.learning_rate: expected a finite number, found inf"),
-        ("training.optimizer.learning_rate=-1", "training.optimizer.learning_rate: must be more than 0.0, found -1"),
-        ("training.optimizer.betas=[0.9, 1.0]", "training.optimizer: betas [0.9, 1.0] must be at least 0 and less than 1"),
+        (
+            "training.optimizer.learning_rate=.inf",
+            "training.optimizer.learning_rate: expected a finite number, found inf",
+        ),
+        (
+            "training.optimizer.learning_rate=-1",
+            "training.optimizer.learning_rate: must be more than 0.0, found -1",
+        ),
+        (
+            "training.optimizer.betas=[0.9, 1.0]",
+            "training.optimizer: betas [0.9, 1.0] must be at least 0 and less than 1",
+        ),
         ("training.optimizer.betas=0.9", "training.optimizer.betas: expected a list, found 0.9"),
-        ("training.schedule.name=inverse-sqrt", "training.schedule: name: inverse-sqrt needs warmup of at least 1 update"),
+        (
+            "training.schedule.name=inverse-sqrt",
+            "training.schedule: name: inverse-sqrt needs warmup of at least 1 update",
+        ),
         (
             "data.subwords.type=bp",
             "data.subwords.type: must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
         ),
-        ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, joint, min_count, lists"),
-        ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords.dropout: 0.1 has no effect without data.subwords.type: bpe; set that, or remove this key"),
+        (
+            "data.subwords={type: words, size: 3}",
+            "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, joint, min_count, lists",
+        ),
+        (
+            "data.subwords={type: unigram, dropout: 0.1}",
+            "data.subwords.dropout: 0.1 has no effect without data.subwords.type: bpe; set that, or remove this key",
+        ),
         ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
-        ("model.attention={type: dot, layer_norm: true}", "model.attention: layer_norm needs type: additive, not dot"),
+        (
+            "model.attention={type: dot, layer_norm: true}",
+            "model.attention: layer_norm needs type: additive, not dot",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_override_is_named_in_its_errors(tmp_path: Path, override: str, expected: str) -> None:
     assert complaints(tmp_path, MINIMAL, override) == [f"override {override!r}: {expected}"]
 
@@ -180,10 +221,13 @@ def test_an_override_is_named_in_its_errors(tmp_path: Path, override: str, expec
         ("training.batch.size", "expected key=value, for example training.batch.size=32"),
         ("=3", "expected key=value, for example training.batch.size=32"),
         ("training..size=3", "expected key=value, for example training.batch.size=32"),
-        ("data.train.first=3", "data.train is a list in mine.yaml:6, not a section; replace it with data.train={first: ...}"),
+        (
+            "data.train.first=3",
+            "data.train is a list in mine.yaml:6, not a section; replace it with data.train={first: ...}",
+        ),
         ("training.batch={size: 3", "not valid YAML"),
     ],
-)  # fmt: skip
+)
 def test_an_override_that_cannot_be_read(tmp_path: Path, override: str, expected: str) -> None:
     (line,) = complaints(tmp_path, MINIMAL, override)
     assert line.startswith(f"override {override!r}:")
@@ -213,17 +257,44 @@ def test_an_override_of_a_whole_section_takes_its_place_in_errors(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (["training.max_updates=null", "training.early_stopping.max_num_checkpoint_not_improved=null"], "never end"),
-        (["training.early_stopping.metric=bleu", "training.decode_and_evaluate=0"], "cannot be combined with training.decode_and_evaluate: 0"),
-        (["model.attention.type=dot", "model.encoder.size=8"], "needs encoder.size (8) equal to decoder.size (512)"),
-        (["model.encoder.rank=205"], "encoder.rank 205 must be at most 204: the hidden matrix of layer 1 is 1024 x 256"),
-        (["model.decoder.rank=410"], "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512"),
-        (["model.embedding=8", "model.encoder.rank=9"], "must be at most 7: the input matrix of layer 1 is 1024 x 8"),
-        (["model.encoder={size: 1, rank: 1, bidirectional: none}"], "at most 0: the hidden matrix of layer 1 is 4 x 1"),
-        (["model.weight_tying=src_trg", "data.subwords.joint=false"], "cannot be combined with data.subwords.joint: false"),
-        (["model.weight_tying=src_trg_softmax", "data.subwords={type: words}"], "cannot be combined with data.subwords.joint: false"),
+        (
+            ["training.max_updates=null", "training.early_stopping.max_num_checkpoint_not_improved=null"],
+            "never end",
+        ),
+        (
+            ["training.early_stopping.metric=bleu", "training.decode_and_evaluate=0"],
+            "cannot be combined with training.decode_and_evaluate: 0",
+        ),
+        (
+            ["model.attention.type=dot", "model.encoder.size=8"],
+            "needs encoder.size (8) equal to decoder.size (512)",
+        ),
+        (
+            ["model.encoder.rank=205"],
+            "encoder.rank 205 must be at most 204: the hidden matrix of layer 1 is 1024 x 256",
+        ),
+        (
+            ["model.decoder.rank=410"],
+            "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512",
+        ),
+        (
+            ["model.embedding=8", "model.encoder.rank=9"],
+            "must be at most 7: the input matrix of layer 1 is 1024 x 8",
+        ),
+        (
+            ["model.encoder={size: 1, rank: 1, bidirectional: none}"],
+            "at most 0: the hidden matrix of layer 1 is 4 x 1",
+        ),
+        (
+            ["model.weight_tying=src_trg", "data.subwords.joint=false"],
+            "cannot be combined with data.subwords.joint: false",
+        ),
+        (
+            ["model.weight_tying=src_trg_softmax", "data.subwords={type: words}"],
+            "cannot be combined with data.subwords.joint: false",
+        ),
     ],
-)  # fmt: skip
+)
 def test_values_that_do_not_go_together(tmp_path: Path, changes: list[str], expected: str) -> None:
     (line,) = complaints(tmp_path, MINIMAL, *changes)
     assert expected in line
@@ -286,9 +357,7 @@ def test_changed_only_leaves_out_the_defaults(tmp_path: Path) -> None:
     )
     assert recipe_text(recipe, changed_only=True) == MINIMAL.replace(
         "  target: no\n  train: [text/train]", "  target: no\n  train:\n    - text/train"
-    ).replace(
-        "  max_updates: 10", "  optimizer:\n    betas:\n      - 0.9\n      - 0.98\n  max_updates: 10"
-    )  # fmt: skip
+    ).replace("  max_updates: 10", "  optimizer:\n    betas:\n      - 0.9\n      - 0.98\n  max_updates: 10")
 
 
 def test_differing_keys_are_dotted_and_complete(tmp_path: Path) -> None:

@@ -70,12 +70,10 @@ REFUSED = {
 TEXT = {
     "parallel.pipeline=2 model.layers=2 model.cell=gru": "parallel.pipeline: 2 with model.cell: gru",
     "parallel.pipeline=2 model.layers=1": "parallel.pipeline: 2 with model.layers: 1",
-    "parallel.pipeline=2 model.layers=2 training.activation_regularization=1.0":
-        "parallel.pipeline: 2 with training.activation_regularization: 1",
-    "parallel.pipeline=2 model.layers=2 training.temporal_activation_regularization=1.0":
-        "parallel.pipeline: 2 with training.temporal_activation_regularization: 1",
+    "parallel.pipeline=2 model.layers=2 training.activation_regularization=1.0": "parallel.pipeline: 2 with training.activation_regularization: 1",
+    "parallel.pipeline=2 model.layers=2 training.temporal_activation_regularization=1.0": "parallel.pipeline: 2 with training.temporal_activation_regularization: 1",
     "model.cell=qrnn model.dropout.weights=0.5": "model.dropout.weights: 0.5 with model.cell: qrnn",
-}  # fmt: skip
+}
 """Those of the recipe ptb, a language model."""
 
 

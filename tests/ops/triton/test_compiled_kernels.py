@@ -53,7 +53,10 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "walk bfloat16": [(64, 0), (80, 0)],
         "walk bfloat16 again": [(64, 0), (144, 0)],
         "tiles float64 again": [(255, 0), (255, 0)],
-        **{f"gluon {kind}": [(128, 1 << 20)] * 2 for kind in ("float32", "float32 options", "bfloat16", "bfloat16 options")},
+        **{
+            f"gluon {kind}": [(128, 1 << 20)] * 2
+            for kind in ("float32", "float32 options", "bfloat16", "bfloat16 options")
+        },
     },
     "compiling_scan_cells": {
         "sru bfloat16": [(112, 0), (120, 0)],
@@ -63,12 +66,17 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "gilr_lstm bfloat16": [(120, 0), (120, 0)],
         "gilr_lstm float32": [(120, 0), (120, 0)],
         "min_lstm float64": [(168, 0), (168, 0)],
-        "gilr_lstm float32 chunks": [(96, 0), (120, 0), (80, 0), (120, 0)],  # what chunks make of a state comes first
+        "gilr_lstm float32 chunks": [
+            (96, 0),
+            (120, 0),
+            (80, 0),
+            (120, 0),
+        ],  # what chunks make of a state comes first
         "gru bfloat16": [(32, 0), (56, 0)],
         "lnlstm bfloat16": [(88, 2048), (128, 2048)],  # sums over a row
         "lnlstm per gate bfloat16": [(64, 2048), (112, 2048)],
     },
-}  # fmt: skip
+}
 SPILLED = {"adam 512 bfloat16": 16, "tiles bfloat16 again": 48, "tiles float64 again": 48}
 """Bytes of a thread's registers that may be kept in memory: capability 8.6 and 8.9 have registers for fewer threads; tiles
 whose states are made again with all options."""

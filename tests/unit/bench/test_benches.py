@@ -67,9 +67,16 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
     clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
     recipe = load_recipe("iwslt", SMALL)
     found = selection.choose(
-        recipe, (20, 30), Shape(3, 4, 5), CPU, Precision(), seconds=5.0, compiled=False, byte_limit=None,
+        recipe,
+        (20, 30),
+        Shape(3, 4, 5),
+        CPU,
+        Precision(),
+        seconds=5.0,
+        compiled=False,
+        byte_limit=None,
         updates=1.0,
-    )  # fmt: skip
+    )
     assert found.implementations == Implementations(
         "reference", "reference", "recompute", "recompute", "gates"
     )

@@ -84,10 +84,16 @@ def test_every_other_option_makes_another_translator(
     fusion = ShallowFusion(None, 0.2, torch.float32)  # type: ignore[arg-type]
     monkeypatch.setattr(model, "_fusion", lambda folder, weight: fusion if folder else None)
     others: dict[str, Any] = {
-        "batch_size": 1, "chunk_size": 7, "max_input_length": 9, "long_lines": "skip", "avoid": ["ba"],
-        "glossary": Glossary({"ba": "G"}), "restrict_lexicon": "lexicon", "restrict_lexicon_topk": 3,
+        "batch_size": 1,
+        "chunk_size": 7,
+        "max_input_length": 9,
+        "long_lines": "skip",
+        "avoid": ["ba"],
+        "glossary": Glossary({"ba": "G"}),
+        "restrict_lexicon": "lexicon",
+        "restrict_lexicon_topk": 3,
         "language_model": "runs/german",
-    }  # fmt: skip
+    }
     further = {"batch_size", "chunk_size", "max_input_length", "long_lines"}
     named = set(inspect.signature(model.translator).parameters)
     assert named == {"search", "warn", "further", *others} - further

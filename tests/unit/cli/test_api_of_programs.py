@@ -27,8 +27,11 @@ def test_a_saved_model_names_its_files_and_its_recipe(word_model: Path, text: Pa
     saved = SavedModel(word_model)
     assert saved.parameters == word_model / "params.best.safetensors"
     assert {path.name for path in saved.files} == {
-        "recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt"
-    }  # fmt: skip
+        "recipe.yaml",
+        "params.best.safetensors",
+        "vocab.source.txt",
+        "vocab.target.txt",
+    }
     assert saved.is_begun
     assert saved.vocabularies.target.decode(saved.vocabularies.target.encode("A B")) == "A B"
     recipe = write_recipe(tmp_path / "recipe.yaml", text, word_model)

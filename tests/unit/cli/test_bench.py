@@ -59,9 +59,17 @@ def test_an_interruption_shows_the_rows(call: Call, tmp_path: Path, monkeypatch:
 
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call(
-        "bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--seconds", "60", "--csv",
+        "bench",
+        "select",
+        "quickstart",
+        *SMALL,
+        "--bucket",
+        "4x4",
+        "--seconds",
+        "60",
+        "--csv",
         tmp_path / "select.csv",
-    )  # fmt: skip
+    )
     assert ended.code == 0, ended.err
     assert "a run uses: encoder re" in ended.err
     assert "recompute/gates" in ended.out
@@ -73,9 +81,17 @@ def test_select(call: Call, tmp_path: Path) -> None:
 def test_training(call: Call, tmp_path: Path) -> None:
     changes = [word for change in SMALL for word in ("--set", change)]
     ended = call(
-        "bench", "training", "quickstart", *changes, "--length", "4", "--seconds", "0", "--csv",
+        "bench",
+        "training",
+        "quickstart",
+        *changes,
+        "--length",
+        "4",
+        "--seconds",
+        "0",
+        "--csv",
         tmp_path / "t.csv",
-    )  # fmt: skip
+    )
     assert ended.code == 0, ended.err
     (row,) = rows_of(tmp_path / "t.csv")
     assert ended.out == (tmp_path / "t.csv").read_text()

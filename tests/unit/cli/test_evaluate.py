@@ -65,9 +65,16 @@ def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path
 
 def test_standard_input_options_and_several_references(call: Call, files: dict[str, Path]) -> None:
     arguments = (
-        "-r", files["ref"], "-r", files["better"], "--metrics", "bleu,chrf", "--tokenize", "none",
+        "-r",
+        files["ref"],
+        "-r",
+        files["better"],
+        "--metrics",
+        "bleu,chrf",
+        "--tokenize",
+        "none",
         "--lowercase",
-    )  # fmt: skip
+    )
     found = call("evaluate", *arguments, text=files["base"].read_text())
     expected = sacrebleu(
         *(files["ref"], files["better"], "-i", files["base"], "-m", "bleu", "chrf", "-w", 2, "-f", "text"),
@@ -117,9 +124,18 @@ def test_the_worse_and_the_equal_are_called_so(call: Call, files: dict[str, Path
     same.write_text(files["better"].read_text())
     text = call(
         *(
-            "evaluate", "-r", files["ref"], "-i", files["better"], "-i", files["base"], "-i", same,
-            "--samples", 100,
+            "evaluate",
+            "-r",
+            files["ref"],
+            "-i",
+            files["better"],
+            "-i",
+            files["base"],
+            "-i",
+            same,
+            "--samples",
+            100,
         )
-    ).out  # fmt: skip
+    ).out
     assert text.count("worse, significant at 0.05") == 3
     assert text.count("  equal") == 3

@@ -108,16 +108,32 @@ def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "option", "said"),
     [
-        ("train", "--batch-size", "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see"),
-        ("train", "--lr", "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help"),
-        ("profile", "--memory-budget", "set without dashes: training.memory_budget=VALUE; see econmt profile"),
+        (
+            "train",
+            "--batch-size",
+            "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
+        ),
+        (
+            "train",
+            "--lr",
+            "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
+        ),
+        (
+            "profile",
+            "--memory-budget",
+            "set without dashes: training.memory_budget=VALUE; see econmt profile",
+        ),
         ("train", "--epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
-        ("train", "--data-dri", "No such option: --data-dri (Possible options: --data-dir); see econmt train"),
+        (
+            "train",
+            "--data-dri",
+            "No such option: --data-dri (Possible options: --data-dir); see econmt train",
+        ),
         ("train", "--outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
         ("train", "--xyzzy", "No such option: --xyzzy; see econmt train --help"),
         ("average", "--lr", "; see econmt average --help"),
     ],
-)  # fmt: skip
+)
 def test_an_option_that_is_a_recipe_key(call: Call, command: str, option: str, said: str) -> None:
     ended = call(command, "multi30k", option, "32")
     assert ended.code == 2
@@ -324,8 +340,12 @@ def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
         assert list(modules) == names(extras[name])
     # Without the others not even the command line starts.
     assert set(REQUIRED.values()) == set(names(project["dependencies"])) - {
-        "torch", "pyyaml", "pydantic", "typer", "rich",
-    }  # fmt: skip
+        "torch",
+        "pyyaml",
+        "pydantic",
+        "typer",
+        "rich",
+    }
 
 
 def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,8 +416,12 @@ def test_a_run_in_a_pipe_says_its_stage(text: Path, tmp_path: Path, monkeypatch:
     run = Run(text, tmp_path / "run", ("training.max_updates=2", f"data.test={text}/test"))
     run_recipe(run.recipe, [text], console=Console(file=io.StringIO()))
     expected = [
-        "preparing the text", "measuring what is fastest here", "training: update 1",
-        "validation: computing the perplexity", "validation: 6 of 6 sentences translated",
-        "measuring the memory of a training step", "scoring the test text: 12 of 12 sentences translated",
-    ]  # fmt: skip
+        "preparing the text",
+        "measuring what is fastest here",
+        "training: update 1",
+        "validation: computing the perplexity",
+        "validation: 6 of 6 sentences translated",
+        "measuring the memory of a training step",
+        "scoring the test text: 12 of 12 sentences translated",
+    ]
     assert [each for each in said if each in expected] == expected

@@ -51,8 +51,15 @@ def test_a_language_model_beside_8_bits_computes_in_float32(
 
 def test_the_command_is_the_python_interface(call: Call, word_model: Path, language_model: Path) -> None:
     options = (
-        "--language-model", language_model, "--lm-weight", "2", "--beam-size", "4", "--nbest-size", "3",
-    )  # fmt: skip
+        "--language-model",
+        language_model,
+        "--lm-weight",
+        "2",
+        "--beam-size",
+        "4",
+        "--nbest-size",
+        "3",
+    )
     told = call("translate", "-m", word_model, *options, "--output-type", "json", text=INPUT)
     assert told.code == 0, told.err
     model = econmt.load(word_model, device="cpu")
@@ -86,9 +93,14 @@ def test_subwords_of_the_translation_model(text: Path, subword_model: Path, tmp_
 
 
 def test_what_is_refused(
-    call: Call, text: Path, word_model: Path, subword_model: Path, language_model: Path, tmp_path: Path,
+    call: Call,
+    text: Path,
+    word_model: Path,
+    subword_model: Path,
+    language_model: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     other = train(text, tmp_path, "data.subwords={type: words, size: 9}")
     for options, wanted in (
         (

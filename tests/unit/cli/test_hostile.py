@@ -162,9 +162,14 @@ def test_copying_a_recipe_follows_a_link_and_keeps_permissions(call: Call, tmp_p
 
 def shell(command: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", "-c", command, sys.executable, *map(str, arguments)], input="a b\n", capture_output=True,
-        text=True, env=econmt_environment(), cwd=ROOT, check=False,
-    )  # fmt: skip
+        ["sh", "-c", command, sys.executable, *map(str, arguments)],
+        input="a b\n",
+        capture_output=True,
+        text=True,
+        env=econmt_environment(),
+        cwd=ROOT,
+        check=False,
+    )
 
 
 @pytest.mark.slow

@@ -61,8 +61,12 @@ def test_a_card_says_what_the_run_knows(exported: Path, word_model: Path) -> Non
 def test_a_folder_with_a_card_is_a_model(call: Call, exported: Path, word_model: Path) -> None:
     names = {path.name for path in exported.iterdir()}
     assert names == {
-        "README.md", "recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt",
-    }  # fmt: skip
+        "README.md",
+        "recipe.yaml",
+        "params.best.safetensors",
+        "vocab.source.txt",
+        "vocab.target.txt",
+    }
     plain = call("translate", "-m", word_model, text=TEXT)
     assert call("translate", "-m", exported, text=TEXT).lines == plain.lines
     assert call("info", exported).code == 0

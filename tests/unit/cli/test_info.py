@@ -82,11 +82,14 @@ def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path
         (lambda path: shutil.rmtree(path), "no such folder"),
         (lambda path: (path / "recipe.yaml").unlink(), "not a model folder"),
         (lambda path: (path / "vocab.source.txt").unlink(), "no vocabulary"),
-        (lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"), "another vocabulary"),
+        (
+            lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
+            "another vocabulary",
+        ),
         (lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"), "not a table of metrics"),
         (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "pickle"),
     ],
-)  # fmt: skip
+)
 def test_a_foreign_or_broken_folder_is_one_clear_line(
     call: Call, word_model: Path, tmp_path: Path, spoil, message: str
 ) -> None:

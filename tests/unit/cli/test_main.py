@@ -90,7 +90,11 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             1,
             "runs/x: Permission denied; check the permissions",
         ),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), 1, "x: No such file or directory"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
+            1,
+            "x: No such file or directory",
+        ),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, "x: Is a directory"),
         (OSError(errno.EIO, "Input/output error", "x"), 1, "x: Input/output error"),
         (MemoryError(), 1, OUT_OF_MEMORY),
@@ -107,7 +111,7 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             "this is a bug in econmt: AssertionError (run the command again with --debug for the traceback)",
         ),
     ],
-)  # fmt: skip
+)
 def test_an_error_is_one_line_and_an_exit_code(run_verb: Any, error: Exception, code: int, line: str) -> None:
     assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
 
@@ -187,14 +191,18 @@ def test_help_and_recipes_do_not_load_torch() -> None:
 def test_a_reader_that_leaves_is_no_error() -> None:
     # The reader's end is closed before econmt starts, so the write fails for certain.
     process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])"],
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])",
+        ],
         env=econmt_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
@@ -278,9 +286,13 @@ def test_a_user_without_home_and_account_is_told_in_one_line(tmp_path: Path) -> 
     environment = {name: value for name, value in econmt_environment().items() if name not in without}
     arguments = ["train", "quickstart", "--dry-run", f"output={tmp_path / 'run'}"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env={**environment, "TMPDIR": str(tmp_path)},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *arguments],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     folder = tmp_path / f"econmt-{os.geteuid()}"
     told = [line for line in done.stderr.splitlines() if line.startswith("econmt: warning: ")]
@@ -354,8 +366,12 @@ def test_ctrl_c_in_executed_text_is_no_death_by_signal(tmp_path: Path) -> None:
     )
     (tmp_path / "presses.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-m", "presses"], cwd=tmp_path, env=econmt_environment(), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "presses"],
+        cwd=tmp_path,
+        env=econmt_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert (tmp_path / "made").exists()

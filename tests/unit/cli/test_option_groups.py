@@ -67,8 +67,19 @@ def test_a_group_is_made_of_its_options() -> None:
     with pytest.raises(typer.BadParameter.__bases__[0], match="--no-quick"):
         run("words", "-n", "3", "--no-quick")
     words = [
-        "-n", "9", "--kind", "b", "--share", "2", "--type", "y", "-b", "4", "--beam-search-stop", "first",
-    ]  # fmt: skip
+        "-n",
+        "9",
+        "--kind",
+        "b",
+        "--share",
+        "2",
+        "--type",
+        "y",
+        "-b",
+        "4",
+        "--beam-search-stop",
+        "first",
+    ]
     _, group, search, types, batch = run("words", *words, "--batch", "5")
     assert group == Group(9, "b", 2.0)
     assert search == {"beam_size": 4, "beam_search_stop": "first"}

@@ -9,9 +9,19 @@ from econmt.config.recipe import load_recipe, parse_recipe, shipped_recipes
 from tests.unit.cli.conftest import Call
 
 NAMES = {
-    "quickstart", "iwslt", "multi30k", "tatoeba", "laws-en-fr", "groundhog", "best", "gnmt", "student", "ptb",
-    "wikitext2", "wikitext2-awd",
-}  # fmt: skip
+    "quickstart",
+    "iwslt",
+    "multi30k",
+    "tatoeba",
+    "laws-en-fr",
+    "groundhog",
+    "best",
+    "gnmt",
+    "student",
+    "ptb",
+    "wikitext2",
+    "wikitext2-awd",
+}
 
 
 def test_list_has_a_row_for_each_recipe(call: Call) -> None:

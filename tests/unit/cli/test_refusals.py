@@ -14,10 +14,17 @@ from tests.unit.cli.conftest import Call, Ended
 
 FILES = {
     "lists": "".join(f"{number} ||| A ||| logprob= -1.000000 ||| -0.500000\n" for number in range(4)),
-    "mine.csv": "a,b\n1,2\n", "one": "a\n", "two": "a\nb\n", "empty": "", "terms": "b c\tH\n", "avoid": "H\n",
-    "unwritable": "# terms\n\nd\tF F\nz = Ä\n", "account.json": '{"ledger": {"entries": []}}',
-    "none.json": "[]", "long": "a " * 60_000 + "\n",
-}  # fmt: skip
+    "mine.csv": "a,b\n1,2\n",
+    "one": "a\n",
+    "two": "a\nb\n",
+    "empty": "",
+    "terms": "b c\tH\n",
+    "avoid": "H\n",
+    "unwritable": "# terms\n\nd\tF F\nz = Ä\n",
+    "account.json": '{"ledger": {"entries": []}}',
+    "none.json": "[]",
+    "long": "a " * 60_000 + "\n",
+}
 """Files in the folder of the commands; M is a model over words, S one over subwords."""
 REFUSED = [
     ("translate --nosuch", "--nosuch", "see econmt translate --help"),
@@ -25,7 +32,10 @@ REFUSED = [
     ("help trian", "No such command 'trian'"),
     ("recipes list --nosuch", "--nosuch"),
     ("recipes show", "Missing argument"),
-    ("recipes show iwslt training.batchsize=256", "override 'training.batchsize=256': training.batchsize: unknown key"),
+    (
+        "recipes show iwslt training.batchsize=256",
+        "override 'training.batchsize=256': training.batchsize: unknown key",
+    ),
     ("recipes copy one new.yaml", "expected keys and values"),
     ("recipes copy best none/such.yaml", "none: no such folder"),
     ("translate -m M --top-k 5", "--top-k is for --sample"),
@@ -49,10 +59,19 @@ REFUSED = [
     ("translate -m M --avoid-list none", "none: no such file"),
     ("translate -m M --avoid-list avoid --glossary terms", "terms:1: b c = H contains an avoided phrase"),
     ("translate -m M --glossary terms -o terms", "is also an input"),
-    ("translate -m M --glossary unwritable", "unwritable:4: z = Ä has characters or words that the target vocabulary lacks"),
-    ("translate -m S --glossary unwritable", "unwritable:4: z = Ä has characters or words that the target vocabulary lacks"),
+    (
+        "translate -m M --glossary unwritable",
+        "unwritable:4: z = Ä has characters or words that the target vocabulary lacks",
+    ),
+    (
+        "translate -m S --glossary unwritable",
+        "unwritable:4: z = Ä has characters or words that the target vocabulary lacks",
+    ),
     ("translate -m S --glossary-mode annotate", "--glossary-mode", "is of --glossary"),
-    ("translate -m S --glossary-mode annotate --glossary terms", "the model was not trained with data.annotate_terms"),
+    (
+        "translate -m S --glossary-mode annotate --glossary terms",
+        "the model was not trained with data.annotate_terms",
+    ),
     ("translate -m M --split-sentences --nbest-size 2", "--nbest-size is of a sentence"),
     ("translate -m M --language-model S", "holds a translation model; language_model takes a language model"),
     ("translate -m M --language-model none", "no such model folder"),
@@ -112,15 +131,30 @@ REFUSED = [
     ("profile quickstart --bucket 999999x9 --estimate", "at most 10000 positions"),
     ("profile quickstart --bucket 6by5", "--bucket '6by5': expected source x target positions, as 100x80"),
     ("profile quickstart --bucket 0x5", "--bucket '0x5': expected source x target positions, as 100x80"),
-    ("profile quickstart --fit much", "--fit: expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found 'much'"),
+    (
+        "profile quickstart --fit much",
+        "--fit: expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found 'much'",
+    ),
     ("profile quickstart --estimate --measure", "--estimate runs no step and --measure runs whole ones"),
-    ("profile quickstart --trace t.json --estimate", "--trace needs a real step; leave out --estimate and --fit"),
-    ("profile quickstart --html p.html --fit 1GB", "--fit prints a table of estimates; leave out --html and --measure"),
+    (
+        "profile quickstart --trace t.json --estimate",
+        "--trace needs a real step; leave out --estimate and --fit",
+    ),
+    (
+        "profile quickstart --html p.html --fit 1GB",
+        "--fit prints a table of estimates; leave out --html and --measure",
+    ),
     ("profile quickstart --html no/such/p.html", "no/such: no such folder"),
-    ("profile --diff account.json", "--diff compares two files; give their names: econmt profile --diff A.json B.json"),
-    ("profile --diff account.json account.json --json", "--json has no effect with --diff, which compares two files"),
+    (
+        "profile --diff account.json",
+        "--diff compares two files; give their names: econmt profile --diff A.json B.json",
+    ),
+    (
+        "profile --diff account.json account.json --json",
+        "--json has no effect with --diff, which compares two files",
+    ),
     ("profile --diff account.json none.json", "none.json: no memory account; expected the output of"),
-]  # fmt: skip
+]
 """A command, and parts of the line with which it is refused."""
 
 
@@ -137,9 +171,14 @@ def refused(ended: Ended, *words: str) -> None:
 
 @pytest.mark.parametrize(("command", "words"), [(command, words) for command, *words in REFUSED])
 def test_a_command_that_cannot_be_carried_out_is_refused_in_a_line(
-    call: Call, word_model: Path, subword_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, words: list[str],
-) -> None:  # fmt: skip
+    call: Call,
+    word_model: Path,
+    subword_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    words: list[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name, content in FILES.items():

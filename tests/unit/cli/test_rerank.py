@@ -44,9 +44,15 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
         if sources[row.number]:
             pair = f"{sources[row.number]}\t{row.text}\n"
             scored = call(
-                "score", "-m", word_model, "--score-type", "normalized", "--length-penalty-alpha", 1,
+                "score",
+                "-m",
+                word_model,
+                "--score-type",
+                "normalized",
+                "--length-penalty-alpha",
+                1,
                 text=pair,
-            )  # fmt: skip
+            )
             assert row.score == pytest.approx(
                 before[row.number, row.text] + 2 * float(scored.lines[0]), abs=1e-4
             )

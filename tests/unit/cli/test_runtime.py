@@ -216,8 +216,13 @@ def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", code],
-        input="\n".join(LINES), env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        input="\n".join(LINES),
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stderr == "0 []\n"
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert [row[1] for row in rows] == [each.text for each in expected]
@@ -348,9 +353,13 @@ def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_out_of_range_are_refused(
-    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: int,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: int,
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(sys, "argv", ["runtime", option, str(value)])
     assert main(str(whole)) == 2
     assert message in capsys.readouterr().err

@@ -72,8 +72,11 @@ def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path
         assert len(expected.stdout) > len(LINES)
     done = subprocess.run(
         [sys.executable, "-m", "econmt_runtime", str(file), *options],
-        input=TEXT, env=econmt_environment(), capture_output=True, check=False,
-    )  # fmt: skip
+        input=TEXT,
+        env=econmt_environment(),
+        capture_output=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, expected.stdout, b"")
     assert econmt_runtime.load(file).translate(LINES) == econmt_runtime.load(folder).translate(LINES)
     assert list(temporary.iterdir()) == []
@@ -116,8 +119,11 @@ def test_a_file_on_the_path_translates(whole: Path, tmp_path: Path, temporary: P
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=econmt_environment({"PYTHONPATH": str(whole)}),
-        cwd=whole.parent / "below", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=whole.parent / "below",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     expected = f"{whole}/econmt_runtime/__init__.py {run(whole, text=b'a b').stdout.decode()}"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
     assert list(temporary.iterdir()) == []
@@ -267,9 +273,14 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "offset of the directory": (shift, "damaged ("),
 }
 RUN = (
-    "flipped weights", "changed configuration", "changed module", "missing module", "flipped module",
-    "name above", "large size",
-)  # fmt: skip
+    "flipped weights",
+    "changed configuration",
+    "changed module",
+    "missing module",
+    "flipped module",
+    "name above",
+    "large size",
+)
 """Faults that are tried with ``python FILE``, too; with others Python may find no program in the file."""
 
 
@@ -369,8 +380,12 @@ def test_output_that_cannot_be_written_is_told_in_a_line(whole: Path, temporary:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, whole],
-            input=TEXT, stdout=full, stderr=subprocess.PIPE, env=econmt_environment(), check=False,
-        )  # fmt: skip
+            input=TEXT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=econmt_environment(),
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (2, b"econmt_runtime: error: No space left on device\n")
     assert list(temporary.iterdir()) == []
 

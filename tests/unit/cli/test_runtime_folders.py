@@ -31,17 +31,26 @@ from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
 
 TEXTS = {
-    "mark": b"\xef\xbb\xbfa b c\na b c\n", "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
-    "two marks": b"\xef\xbb\xbf\xef\xbb\xbfa\n", "a mark alone": b"\xef\xbb\xbf",
-    "carriage returns": b"a b\r\nb\r\r\n\r\nc\rd\n", "no newline at the end": b"a\nb",
+    "mark": b"\xef\xbb\xbfa b c\na b c\n",
+    "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
+    "two marks": b"\xef\xbb\xbf\xef\xbb\xbfa\n",
+    "a mark alone": b"\xef\xbb\xbf",
+    "carriage returns": b"a b\r\nb\r\r\n\r\nc\rd\n",
+    "no newline at the end": b"a\nb",
     "a carriage return at the end": b"a\nb\r",
     "separators of Unicode": "a\u2028b\nc\u2029d\u0085e\n\x0bf\x0c\x1c\x1d\x1e\x1fg\n".encode(),
-    "blanks": "\u00a0\n \t \n\u3000a\u2009\n\u200b\n\x1f\n".encode(), "empty lines": b"\n\n\na\n\n",
-    "nothing": b"", "NUL": b"a\nb\0c\nd\n", "NUL in the first line": b"\0",
-    "no UTF-8": b"a\nb \xff\xfe c\nd\n", "half a character": b"a\n\xc3", "a surrogate": b"a\n\xed\xa0\x80\n",
-    "UTF-16": "a b c\n".encode("utf-16"), "decomposed": "e\u0301 a\n".encode(),
+    "blanks": "\u00a0\n \t \n\u3000a\u2009\n\u200b\n\x1f\n".encode(),
+    "empty lines": b"\n\n\na\n\n",
+    "nothing": b"",
+    "NUL": b"a\nb\0c\nd\n",
+    "NUL in the first line": b"\0",
+    "no UTF-8": b"a\nb \xff\xfe c\nd\n",
+    "half a character": b"a\n\xc3",
+    "a surrogate": b"a\n\xed\xa0\x80\n",
+    "UTF-16": "a b c\n".encode("utf-16"),
+    "decomposed": "e\u0301 a\n".encode(),
     "a long line": b"a " * 200_000 + b"\nb\n",
-}  # fmt: skip
+}
 
 
 def ended(source: Iterator[list[str]] | Iterator[str]) -> tuple[list[str], str | None]:
@@ -110,9 +119,14 @@ def run(
     """Runs ``python FOLDER``, which knows no package of this checkout."""
     environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, str(folder), *arguments], input=text, env={**environment, **options.pop("env", {})},
-        capture_output=True, timeout=PATIENCE, check=False, **options,
-    )  # fmt: skip
+        [sys.executable, str(folder), *arguments],
+        input=text,
+        env={**environment, **options.pop("env", {})},
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+        **options,
+    )
 
 
 def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -207,9 +221,14 @@ def test_modules_beside_the_runtime_are_not_imported(whole: Path, tmp_path: Path
     for name in planted:
         (made / place / f"{name}.py").write_text("raise SystemExit('planted')\n")
     done = subprocess.run(
-        [sys.executable, made], input="a b\n", env=econmt_environment(), cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, made],
+        input="a b\n",
+        env=econmt_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == econmt_runtime.load(whole).translate(["a b"])[0].text + "\n"
 
@@ -264,8 +283,22 @@ def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:
 
 
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 0, 10**30, 2.5, math.nan, math.inf, "", "x", "\ud800", [], [[]], {}, {"x": {}},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    2.5,
+    math.nan,
+    math.inf,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    {"x": {}},
+)
 
 
 def places(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
@@ -309,7 +342,10 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"files": {"../model.json": "0"}}, "files: '../model.json' is not the name of a file in this folder"),
+        (
+            {"files": {"../model.json": "0"}},
+            "files: '../model.json' is not the name of a file in this folder",
+        ),
         ({"files": {"a\0b": "0"}}, "files: 'a\\x00b' is not the name of a file in this folder"),
         ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is not the name"),
         ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is not listed in files"),
@@ -319,7 +355,7 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
         ({"attention": {"norm": 1, "scale": 1.0}}, "attention.norm: not a value of type bool"),
         ({"encoder": {"cell": "sru"}}, "encoder.cell: not one of gru, lstm, ssru"),
     ],
-)  # fmt: skip
+)
 def test_messages_name_the_key(whole: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     made = tmp_path / "runtime"
     shutil.copytree(whole, made)
@@ -345,8 +381,11 @@ def test_a_configuration_of_nothing_but_brackets_is_refused(whole: Path, tmp_pat
 def test_closed_streams_are_told(whole: Path, closed: str, message: str) -> None:
     done = subprocess.run(
         ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)],
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

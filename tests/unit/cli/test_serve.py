@@ -130,13 +130,23 @@ def test_its_last_line_tells_what_it_refused(
 def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "econmt", "serve", "-m", folder, "--port", "0", "--threads", "1",
-            "--wait-ms", "1000",
+            sys.executable,
+            "-m",
+            "econmt",
+            "serve",
+            "-m",
+            folder,
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            "--wait-ms",
+            "1000",
         ],
         env=econmt_environment(),
         stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     with process:
         assert process.stderr is not None
         line = process.stderr.readline()

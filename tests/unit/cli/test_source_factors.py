@@ -22,10 +22,15 @@ from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import Run, snapshot
 
 TASK = (
-    "data.source_factors=[case]", "data.subwords={type: words, source: 50, target: 50}", "model.embedding=8",
-    "model.encoder.size=16", "model.decoder.size=16", "model.attention={type: dot}", "model.dropout=0",
+    "data.source_factors=[case]",
+    "data.subwords={type: words, source: 50, target: 50}",
+    "model.embedding=8",
+    "model.encoder.size=16",
+    "model.decoder.size=16",
+    "model.attention={type: dot}",
+    "model.dropout=0",
     "training.batch.size=16",
-)  # fmt: skip
+)
 CONCAT = ("model.source_factors_num_embed=[4]",)
 SUM = ("model.source_factors_num_embed=[8]", "model.source_factors_combine=sum")
 

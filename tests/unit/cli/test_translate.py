@@ -63,9 +63,15 @@ def test_lines_without_translation_count_no_tokens(call: Call, word_model: Path)
 def test_attention_is_a_distribution_over_the_source(call: Call, word_model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     ended = call(
-        "translate", "-m", word_model, "--output-type", "attention", "--attention-picture", picture,
+        "translate",
+        "-m",
+        word_model,
+        "--output-type",
+        "attention",
+        "--attention-picture",
+        picture,
         text="\na b c\n",
-    )  # fmt: skip
+    )
     blank, found = (json.loads(line) for line in ended.lines)
     assert blank["attention"] == []
     assert len(found["attention"]) == len(found["tokens"]) + 1

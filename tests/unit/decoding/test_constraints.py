@@ -60,16 +60,27 @@ def search(
     source, lengths = sources(*range(len(sentence_constraints)))
     limits = torch.full((len(sentence_constraints),), limit)
     return beam_search(
-        model, source, lengths, limits, settings,
+        model,
+        source,
+        lengths,
+        limits,
+        settings,
         chooser=ConstrainedContinuations(sentence_constraints, JOINS, settings),
-    )  # fmt: skip
+    )
 
 
 WISHES = [
-    constraints((4,)), constraints((5, 4)), constraints((4, 4), (5,)), constraints((4,), (4,), (4,)),
-    constraints((4, 5), (5, 4)), constraints((4,), (4, 5)), constraints((4,), ends_word=True),
-    constraints((UNK, 4), prefix=(5,)), constraints((4, 5), prefix=(4,)), constraints(prefix=(4, 5, UNK)),
-]  # fmt: skip
+    constraints((4,)),
+    constraints((5, 4)),
+    constraints((4, 4), (5,)),
+    constraints((4,), (4,), (4,)),
+    constraints((4, 5), (5, 4)),
+    constraints((4,), (4, 5)),
+    constraints((4,), ends_word=True),
+    constraints((UNK, 4), prefix=(5,)),
+    constraints((4, 5), prefix=(4,)),
+    constraints(prefix=(4, 5, UNK)),
+]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])

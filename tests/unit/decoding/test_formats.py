@@ -49,6 +49,11 @@ def test_attention_adds_the_matrix() -> None:
 
 def test_a_blank_line_is_an_object_too() -> None:
     assert json.loads(format_translation(EMPTY, "attention")) == {
-        "translation": "", "score": 0.0, "log_probability": 0.0, "tokens": [], "source_tokens": [],
-        "nbest": [], "attention": [],
-    }  # fmt: skip
+        "translation": "",
+        "score": 0.0,
+        "log_probability": 0.0,
+        "tokens": [],
+        "source_tokens": [],
+        "nbest": [],
+        "attention": [],
+    }

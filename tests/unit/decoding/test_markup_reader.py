@@ -34,7 +34,11 @@ PAGES = [
         ["A dog runs.", "It barks."],
         "<p>A <b>DOG</b> RUNS. IT <i>BARKS.</i></p>",
     ),
-    ("<i>One. Two <b>three</b>.</i> Four.", ["One.", "Two three.", "Four."], "<i>ONE. TWO <b>THREE</b>.</i> FOUR."),
+    (
+        "<i>One. Two <b>three</b>.</i> Four.",
+        ["One.", "Two three.", "Four."],
+        "<i>ONE. TWO <b>THREE</b>.</i> FOUR.",
+    ),
     ("a <i>bc. C</i> dd. <u>E</u>", ["a bc.", "C dd.", "E"], "A <i>BC. C</i> DD. <u>E</u>"),
     ("<p>\n  one\n  two </p>\n", ["one two"], "<p>\n  ONE TWO </p>\n"),
     ("One.\n  Two.", ["One.", "Two."], "ONE.\n  TWO."),
@@ -48,7 +52,11 @@ PAGES = [
     ("Use <code>a <b>x</b></code> now", ["Use now"], "USE <code>a <b>x</b></code> NOW"),
     ("Use <code>a now<p>b", ["Use a now", "b"], "USE <code>A NOW<p>B"),
     ('<p translate="no">a <p>b</p></p>c', ["c"], '<p translate="no">a <p>b</p></p>C'),
-    ("a <span translate=no>b <span>c</span> d</span> e", ["a e"], "A <span translate=no>b <span>c</span> d</span> E"),
+    (
+        "a <span translate=no>b <span>c</span> d</span> e",
+        ["a e"],
+        "A <span translate=no>b <span>c</span> d</span> E",
+    ),
     # A nested element closes inside, also in other letters; one that closes itself or an unclosed one does not.
     ("<svg> <svg/> <SVG>x</svg> y</Svg> z", ["z"], "<svg> <svg/> <SVG>x</svg> y</Svg> Z"),
     (
@@ -94,7 +102,7 @@ PAGES = [
     ("a" + " " * 9998 + "b", ["a b"], "A B"),
     ("", [], ""),
     (" <p> </p> ", [], " <p> </p> "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("page", "sentences", "expected"), PAGES)
@@ -135,8 +143,30 @@ def test_ends_of_tags_and_kept_elements(page: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    ["A www.x.org. ", "A. {x} ", "A.<wbr> B", "\n", "<p>", "<a \"<b ' \" ' ' ", "<", "<a", "<!--", "<![CDATA[", '<a "', "<a '\">", "</", "a ", "<code>", "<script>", "<i>", "</i>", "{", "<b translate=no>", "<code></code><code>"],
-)  # fmt: skip
+    [
+        "A www.x.org. ",
+        "A. {x} ",
+        "A.<wbr> B",
+        "\n",
+        "<p>",
+        "<a \"<b ' \" ' ' ",
+        "<",
+        "<a",
+        "<!--",
+        "<![CDATA[",
+        '<a "',
+        "<a '\">",
+        "</",
+        "a ",
+        "<code>",
+        "<script>",
+        "<i>",
+        "</i>",
+        "{",
+        "<b translate=no>",
+        "<code></code><code>",
+    ],
+)
 @pytest.mark.parametrize("read", [html_passage, line_passage])
 def test_no_page_is_read_more_than_a_few_times_over(piece: str, read: object) -> None:
     page = piece * (20_000 // len(piece))

@@ -36,9 +36,15 @@ def test_a_wide_beam_finds_the_best_scores_with_penalties(
 ) -> None:
     model = ToyModel(4, end_bias=1.0)
     found = search(
-        model, beam_size=200, nbest_size=5, length_penalty_alpha=alpha, brevity_penalty_weight=brevity,
-        brevity_penalty_constant_length_ratio=ratio, coverage_penalty_weight=cover, attention=False,
-    )  # fmt: skip
+        model,
+        beam_size=200,
+        nbest_size=5,
+        length_penalty_alpha=alpha,
+        brevity_penalty_weight=brevity,
+        brevity_penalty_constant_length_ratio=ratio,
+        coverage_penalty_weight=cover,
+        attention=False,
+    )
     for sentence, hypotheses in zip(SENTENCES, found, strict=True):
         width = sentence % 3 + 2
         scored = [

@@ -26,7 +26,10 @@ VARIANTS: dict[str, dict[str, object]] = {
     "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
     "average": {"decoder": {"size": 8, "state_init": "avg"}},
     "gru": {"decoder": {"cell": "gru", "size": 8}},
-    "gru-deep": {"decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True}, "attention": {"type": "dot"}},
+    "gru-deep": {
+        "decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True},
+        "attention": {"type": "dot"},
+    },
     "ssru": {"decoder": {"cell": "ssru", "size": 8, "layers": 2, "input_feeding": False, "residual": True}},
     "lnlstm": {"decoder": {"cell": "lnlstm", "size": 8, "layers": 2}},
     "lnglstm": {"decoder": {"cell": "lnglstm", "size": 8}},
@@ -40,10 +43,17 @@ VARIANTS: dict[str, dict[str, object]] = {
         "attention": {"size": 8, "layer_norm": True, "coverage": {"type": "gru", "num_hidden": 2}},
         "layer_normalization": True,
     },
-}  # fmt: skip
+}
 ONLY_TENSORS = {
-    "lnlstm", "lnglstm", "normalized", "gated", "count", "fertility", "covered", "together",
-}  # fmt: skip
+    "lnlstm",
+    "lnglstm",
+    "normalized",
+    "gated",
+    "count",
+    "fertility",
+    "covered",
+    "together",
+}
 """Variants that the C library does not search with."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

@@ -122,12 +122,18 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
             "x:1: the constraint 'Hund☃' has characters or words that the target vocabulary lacks",
         ),
         (Request("a", target_prefix="☃"), "x:1: target_prefix '☃'"),
-        (Request("a", ["ein Hund läuft"], ["Hund"]), "x:1: the constraint 'ein Hund läuft' contains an avoided phrase"),
+        (
+            Request("a", ["ein Hund läuft"], ["Hund"]),
+            "x:1: the constraint 'ein Hund läuft' contains an avoided phrase",
+        ),
         (Request("a", ["der Mann"]), "'der Mann' contains an avoided phrase"),
-        (Request("a", target_prefix="der Mann und"), "target_prefix 'der Mann und' contains an avoided phrase"),
+        (
+            Request("a", target_prefix="der Mann und"),
+            "target_prefix 'der Mann und' contains an avoided phrase",
+        ),
         (Request("a", "Hund"), "x:1: constraints: expected a list"),
     ],
-)  # fmt: skip
+)
 def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Request, words: str) -> None:
     with pytest.raises(InputError, match="x:1") as caught:
         ConstraintCompiler(subwords.target, ["Mann"]).of(request_, "x:1")
@@ -178,8 +184,13 @@ def test_terms_may_be_separated_by_a_tab_an_equals_sign_or_commas() -> None:
     ]
     assert len(parse_glossary(lines, "terms").terms) == 6
     assert targets(parse_glossary(lines, "terms"), 'Dog! E cat yes, please say "no", hot dog') == [
-        "Hund = gut", "mc = Formel", "Katze, klein", 'ja, "bitte"', "nein", "Wurst",
-    ]  # fmt: skip
+        "Hund = gut",
+        "mc = Formel",
+        "Katze, klein",
+        'ja, "bitte"',
+        "nein",
+        "Wurst",
+    ]
     assert targets(parse_glossary(['"a = b", c'], "terms"), "a = b") == ["c"]
 
 

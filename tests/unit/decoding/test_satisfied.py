@@ -51,14 +51,17 @@ def absent_from(texts: Sequence[str]) -> str:
 
 
 SETTINGS = [
-    *[((variant,), beam, {}) for beam, variant in zip(cycle((1, 2, 3, 4, 5, 6, 8, 10)), VARIANTS, strict=False)],
+    *[
+        ((variant,), beam, {})
+        for beam, variant in zip(cycle((1, 2, 3, 4, 5, 6, 8, 10)), VARIANTS, strict=False)
+    ],
     (("additive", "dot"), 3, {}),
     (("additive",), 5, {"nbest_size": 5}),
     (("gnmt",), 3, {"continuous": True}),
     (("dot",), 4, {"attention": False}),
     (("deep",), 3, {"length_penalty_alpha": 0.6, "coverage_penalty_weight": 0.2, "nbest_size": 2}),
     (("additive",), 2, {"block_ngram_repeat": 2}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sampled(12)

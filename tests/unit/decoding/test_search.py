@@ -50,9 +50,13 @@ def search(
 def test_a_wide_beam_finds_the_best_translations(alpha: float, beta: float, end_bias: float) -> None:
     model = ToyModel(end_bias=end_bias)
     found = search(
-        model, [0, 1, 2], beam_size=EVERY_BEAM, nbest_size=7, length_penalty_alpha=alpha,
+        model,
+        [0, 1, 2],
+        beam_size=EVERY_BEAM,
+        nbest_size=7,
+        length_penalty_alpha=alpha,
         length_penalty_beta=beta,
-    )  # fmt: skip
+    )
     for sentence, hypotheses in enumerate(found):
         expected = best_by_trying_all(model, sentence, LIMIT, alpha, beta)[:7]
         assert [hypothesis.ids for hypothesis in hypotheses] == [ids for ids, _ in expected]

@@ -27,8 +27,12 @@ TOY = Pieces([f"{WORD_START}a", "b"])
 SPELLING = Spelling(TOY)
 """Token 4 begins a word, token 5 continues one, as ``JOINS`` of the tests of constraints has it."""
 AVOIDED: list[list[list[str]]] = [
-    [["ab"]], [["a"]], [["a a"], ["ab a"]], [["abb"], ["a ab"]], [["aba", "a a"]],
-]  # fmt: skip
+    [["ab"]],
+    [["a"]],
+    [["a a"], ["ab a"]],
+    [["abb"], ["a ab"]],
+    [["aba", "a a"]],
+]
 PHRASES: list[tuple[Phrase, ...]] = [
     (),
     (Phrase((4,), True),),

@@ -12,12 +12,15 @@ ADDRESSES = [
     ("(http://x.org/a), [t](https://x.org/a/)", ["http://x.org/a", "https://x.org/a/"]),
     ("'https://x.com', **https://y.com/**", ["https://x.com", "https://y.com/"]),
     ("见https://x.com/路 谢谢https://x.com查看", ["https://x.com/", "https://x.com"]),
-    ("https://de.wikipedia.org/wiki/Müller; «www.x.fr»", ["https://de.wikipedia.org/wiki/Müller", "www.x.fr"]),
+    (
+        "https://de.wikipedia.org/wiki/Müller; «www.x.fr»",
+        ["https://de.wikipedia.org/wiki/Müller", "www.x.fr"],
+    ),
     ("&quot;https://x.com/?a=1&amp;b=2&quot;", ["https://x.com/?a=1&amp;b=2"]),
     ("mail tom@x.org, or mailto:a.b+c@x-y.co.uk.", ["tom@x.org", "mailto:a.b+c@x-y.co.uk"]),
     ("ssh://git@x.com:22/r.git", ["ssh://git@x.com:22/r.git"]),
     ("http:// http://... @tom a@b file.txt awww.x", []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "expected"), ADDRESSES)
@@ -29,11 +32,17 @@ def test_an_address_ends_before_the_punctuation_behind_it(text: str, expected: l
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *((text, False) for text in ("", " ", "3", "1,234.56", "2024-11-29", "---", "$5 – 10 %", "٣٤", "😀", "…")),
+        *(
+            (text, False)
+            for text in ("", " ", "3", "1,234.56", "2024-11-29", "---", "$5 – 10 %", "٣٤", "😀", "…")
+        ),
         *((text, False) for text in ("https://example.com/a", "tom@x.org", "(www.x.org) 3; tom@x.org.")),
-        *((text, True) for text in ("a", "3 m", "é", "犬", "კ", "3 https://x.org a", "a tom@x.org", "@tom", "{x}")),
+        *(
+            (text, True)
+            for text in ("a", "3 m", "é", "犬", "კ", "3 https://x.org a", "a tom@x.org", "@tom", "{x}")
+        ),
     ],
-)  # fmt: skip
+)
 def test_words_are_letters_outside_of_addresses(text: str, expected: bool) -> None:
     assert has_words(text) == expected
     assert econmt_runtime.text.has_words(text) == expected

@@ -313,7 +313,7 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
             "the runtime supports encoders of lstm, gru, ssru, not of sru",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_are_told_before_anything_is_translated(
     folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, arguments: list[object], message: str
 ) -> None:

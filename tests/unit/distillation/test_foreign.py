@@ -57,9 +57,16 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIZES.items()}
     end = len(vocabulary) - 1
     config = transformers.MarianConfig(
-        vocab_size=len(vocabulary), d_model=16, init_std=0.6, max_position_embeddings=600,
-        decoder_start_token_id=end, pad_token_id=end, eos_token_id=0, forced_eos_token_id=0, **layers,
-    )  # fmt: skip
+        vocab_size=len(vocabulary),
+        d_model=16,
+        init_std=0.6,
+        max_position_embeddings=600,
+        decoder_start_token_id=end,
+        pad_token_id=end,
+        eos_token_id=0,
+        forced_eos_token_id=0,
+        **layers,
+    )
     model = transformers.MarianMTModel(config)
     model.generation_config.bad_words_ids = [[end]]
     model.save_pretrained(folder)

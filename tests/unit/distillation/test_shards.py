@@ -112,7 +112,10 @@ def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherCh
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("import sys; sys.exit('first\\nno such language\\n')", r"exit code 1 \(.*text.en:1 to 3\); it said: no such"),
+        (
+            "import sys; sys.exit('first\\nno such language\\n')",
+            r"exit code 1 \(.*text.en:1 to 3\); it said: no such",
+        ),
         ("print('one')", r"wrote 1 lines for 2; it must write one for each \(.*text.en:1 to 3\)"),
         (
             "import sys; sys.stderr.write('hm'); sys.stderr.flush()\nwhile True: print('y')",
@@ -120,7 +123,7 @@ def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherCh
         ),
         ("import sys; sys.stdout.buffer.write(b'a\\n\\xff\\n')", r"text.en:1 to 3:2: not valid UTF-8"),
     ],
-)  # fmt: skip
+)
 def test_a_program_that_fails_is_told(
     source: Path, program: Callable[[str], str], tmp_path: Path, code: str, problem: str
 ) -> None:
@@ -158,8 +161,12 @@ def test_an_empty_source_is_told(teacher: TeacherChoice, tmp_path: Path) -> None
 
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (7.4, 99, 100, 5900, 9000)] == [
-        "7 s", "99 s", "2 min", "98 min", "2.5 h",
-    ]  # fmt: skip
+        "7 s",
+        "99 s",
+        "2 min",
+        "98 min",
+        "2.5 h",
+    ]
 
 
 def test_the_time_left_is_told_when_a_hundredth_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

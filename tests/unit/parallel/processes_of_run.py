@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -62,3 +63,8 @@ def imports_torch(process: int) -> bool:
         return "libtorch" in Path(f"/proc/{process}/maps").read_text()
     except OSError:  # it has ended
         return False
+
+
+def environment_with_mark(mark: str) -> dict[str, str]:
+    """Makes the environment of a run that :func:`processes_of_run` finds."""
+    return {**os.environ, MARK: mark}

@@ -66,11 +66,15 @@ def test_lines_are_whole_without_splitting() -> None:
 
 
 PROGRAMS = [
-    ("worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()", 413, "10 s"),
+    (
+        "worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()",
+        413,
+        "10 s",
+    ),
     ("worker.MOST_BYTES = 1 << 28; worker.main()", 413, "the file takes more than 256 MiB of memory"),
     ("import os; os.kill(os.getpid(), 9)", 503, "no memory left"),
     ("sys.exit(3)", 500, "this is a bug in econmt: reading a file ended with code 3"),
-]  # fmt: skip
+]
 
 
 def test_a_stop_is_not_taken_back_by_another() -> None:
@@ -189,8 +193,11 @@ LARGE = {
         ),
         WORD,
     ),
-    "formats in formats": (document("<w:p>" + "<w:r><w:rPr>" * 50_000 + "</w:rPr></w:r>" * 50_000 + "</w:p>"), WORD),
-}  # fmt: skip
+    "formats in formats": (
+        document("<w:p>" + "<w:r><w:rPr>" * 50_000 + "</w:rPr></w:r>" * 50_000 + "</w:p>"),
+        WORD,
+    ),
+}
 
 
 COUNTS = {"runs": 1, "blanks before full stops": 1, "unfinished values": 1}

@@ -73,8 +73,16 @@ def test_a_document_keeps_all_but_its_text() -> None:
     assert b">TOP<" in written.read("word/header1.xml")
     xml = written.read("word/document.xml").decode()
     assert re.findall("<w:t[^>]*>([^<]*)</w:t>", xml) == [
-        "TOM IS ", "MY &amp; YOUR", "", " DOG. HE BARKS.", "LEFT", "RIGHT ", "LINK", "BOX", "CELL",
-    ]  # fmt: skip
+        "TOM IS ",
+        "MY &amp; YOUR",
+        "",
+        " DOG. HE BARKS.",
+        "LEFT",
+        "RIGHT ",
+        "LINK",
+        "BOX",
+        "CELL",
+    ]
     without = re.compile("<w:t(?: [^>]*)?>[^<]*</w:t>")
     assert without.sub("T", xml) == without.sub("T", HEAD + BODY + TAIL)
 

@@ -290,7 +290,11 @@ WRONG = [
     ({"q": "a", "alternatives": 4}, 400, "alternatives 4: at most 3, the beam keeps 4 hypotheses"),
     ({"q": "a" * 501}, 413, "q has 501 characters, this server takes 500 at a time; send parts"),
     ({"q": ["a b", "c"], "constraints": ["A"]}, 400, "constraints and target_prefix belong to one sentence"),
-    ({"q": "a\nb", "target_prefix": "A"}, 400, "q: constraints and target_prefix belong to one sentence; this has 2"),
+    (
+        {"q": "a\nb", "target_prefix": "A"},
+        400,
+        "q: constraints and target_prefix belong to one sentence; this has 2",
+    ),
     (
         {"q": {"text": "a\nb", "constraints": ["A"]}},
         400,
@@ -301,15 +305,23 @@ WRONG = [
     ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: 'a': the translation is blank"),
     ({"q": "a", "glossary": "a = d\nb"}, 400, "glossary:2: 1 column in 'b'"),
     ({"q": ["", ""] * 300}, 413, "q has 600 characters, this server takes 500 at a time"),
-    ({"q": "a", "avoid": ["b"] * 250}, 413, "q and its constraints have 501 characters, this server takes 500"),
+    (
+        {"q": "a", "avoid": ["b"] * 250},
+        413,
+        "q and its constraints have 501 characters, this server takes 500",
+    ),
     ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
     ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
-    ({"q": "a", "target_prefix": "D " * 200}, 413, "q: constraints and target_prefix have 400 tokens, a translation"),
+    (
+        {"q": "a", "target_prefix": "D " * 200},
+        413,
+        "q: constraints and target_prefix have 400 tokens, a translation",
+    ),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
     ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "status", "said"), WRONG)
@@ -420,11 +432,14 @@ ECHOED: list[tuple[dict[str, object], str]] = [
     ({"q": "a", "target": LONG}, "nothing translates auto to xxx"),
     ({"q": "a", LONG: 1}, "the request: xxx"),
     ({"q": "a", "format": LONG}, "the request: format: must be one of text, html, found the text 'xxx"),
-    ({"q": "a", "alternatives": LONG}, "the request: alternatives: expected a whole number, found the text 'xxx"),
+    (
+        {"q": "a", "alternatives": LONG},
+        "the request: alternatives: expected a whole number, found the text 'xxx",
+    ),
     ({"q": "a", "alternatives": 10**4000}, "the request: alternatives: "),
     ({"q": "a", "glossary": {LONG: 1}}, "the request: glossary.xxx"),
     ({"q": "a", "source": "\u202e" * 20_000}, "nothing translates \\u202e"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "said"), ECHOED)

@@ -31,28 +31,41 @@ BUDGET = "training.memory_budget=1GiB"
 
 QUICK: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "moments of 8 bits and their mean": (*WIDE, "training.optimizer.name=adam8bit", "training.averaging.start=at-once"),
+    "moments of 8 bits and their mean": (
+        *WIDE,
+        "training.optimizer.name=adam8bit",
+        "training.averaging.start=at-once",
+    ),
     "decoder with every option, noam": (*OPTIONS, "training.schedule={name: noam, warmup: 3}"),
     "changing epochs": CHANGING,
     "guides and a budget": (*GUIDED, BUDGET),
     "adafactor in bfloat16": (*NARROW, "training.optimizer={name: adafactor, learning_rate: 0.02}"),
     "factors, words, momentum": (
-        "model.encoder.rank=2", "model.decoder.rank=3", "training.batch={type: word, size: 24}",
-        "training.update_interval=3", "training.optimizer={name: sgd, momentum: 0.9, learning_rate: 0.5}",
+        "model.encoder.rank=2",
+        "model.decoder.rank=3",
+        "training.batch={type: word, size: 24}",
+        "training.update_interval=3",
+        "training.optimizer={name: sgd, momentum: 0.9, learning_rate: 0.5}",
     ),
-}  # fmt: skip
+}
 THOROUGH: dict[str, tuple[str, ...]] = {
     "a budget": (BUDGET,),
     "derived buckets": CHANGING[-2:],
     "nadam": ("training.optimizer.name=nadam",),
     "moving average": ("training.averaging={start: at-once, decay: 0.6}",),
-    "tied, inverse-sqrt": ("model.weight_tying=trg_softmax", "training.schedule={name: inverse-sqrt, warmup: 3}"),
+    "tied, inverse-sqrt": (
+        "model.weight_tying=trg_softmax",
+        "training.schedule={name: inverse-sqrt, warmup: 3}",
+    ),
     "bfloat16": ("training.precision=bfloat16",),
     "cosine": ("training.schedule={name: cosine, decay_updates: 7}",),
     "linear": ("training.schedule={name: linear, warmup: 2, decay_updates: 7}",),
     "lnlstm with every option": (*OPTIONS, "model.decoder.cell=lnlstm"),
-    **{f"{name} in bfloat16": (*NARROW, f"training.optimizer.name={name}") for name in ("adam8bit", "adam", "sgd")},
-}  # fmt: skip
+    **{
+        f"{name} in bfloat16": (*NARROW, f"training.optimizer.name={name}")
+        for name in ("adam8bit", "adam", "sgd")
+    },
+}
 CASES = [
     *(pytest.param(case, id=name) for name, case in QUICK.items()),
     *(pytest.param(case, id=name, marks=pytest.mark.thorough) for name, case in THOROUGH.items()),
