@@ -111,7 +111,7 @@ _TRANSLATION = one_of("task", "translation")
 _SEVERAL = at_least(PROCESSES, 2)
 SAMPLING = other_than("decoding.sample", None)._replace(text="decoding.sample")
 _LEARNT = all_of(is_empty("data.subwords.models"), is_empty("data.subwords.lists"))._replace(
-    text="empty models and lists in data.subwords"
+    text="a vocabulary to learn, with no files of one in data.subwords"
 )
 _SEPARATE = one_of("data.subwords.joint", False)
 _BEAM_SEARCH = one_of("decoding.sample", None)._replace(text="beam search")

@@ -204,11 +204,11 @@ def test_rare_words_are_unknown(tmp_path: Path) -> None:
         ("{type: words, lists: [a]}", "lists needs two files"),
         (
             "{type: words, lists: [a, b], min_count: 2}",
-            "data.subwords.min_count: 2 has no effect without empty models and lists",
+            "data.subwords.min_count: 2 has no effect without a vocabulary to learn",
         ),
         (
             "{type: bpe, models: [a], size: 90}",
-            "data.subwords.size: 90 has no effect without empty models and lists",
+            "data.subwords.size: 90 has no effect without a vocabulary to learn",
         ),
         ("{type: bpe, models: [nowhere.model]}", "nowhere.model"),
     ],

@@ -44,15 +44,15 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partitions: list[tuple[int, bool, Partition]] = []
-    plan = division.plan
+    divide = division.divide
 
     def watched(batch: int, hidden: int, *others: Any, back: bool, **options: Any) -> Partition | None:
-        found = plan(batch, hidden, *others, back=back, **options)
+        found = divide(batch, hidden, *others, back=back, **options)
         if found is not None:
             partitions.append((hidden, back, found))
         return found
 
-    monkeypatch.setattr(division, "plan", watched)
+    monkeypatch.setattr(division, "divide", watched)
     recipe = load_recipe(name)
     *sizes, shape = WORKLOADS[name]
     task = TranslationTask(recipe, *sizes)
@@ -76,5 +76,5 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
 
 def test_without_the_limits_more_layers_are_persistent() -> None:
     with simulated_gpu(**CARD):
-        assert division.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is None
-    assert division.plan(64, 512, torch.bfloat16, limits_of(GPU), back=False) is not None
+        assert division.divide(64, 512, torch.bfloat16, limits_of(GPU), back=False) is None
+    assert division.divide(64, 512, torch.bfloat16, limits_of(GPU), back=False) is not None
