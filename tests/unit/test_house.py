@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1949,
     "memory": 5833,
     "runtime": 2261,
-    "ops": 26706,
+    "ops": 26707,
     "scripts": 15400,
     "tests": 61086,
 }

@@ -17,7 +17,8 @@ import triton.language as tl
 def power_of_two(largest, exponent):
     """Returns the power of two that brings values up to ``largest`` to at most 2^exponent; 0 counts as 2^-110."""
     bounded = tl.minimum(tl.maximum(largest, 7.7e-34), 1.3e33)
-    return tl.exp2(exponent - tl.ceil(tl.log2(bounded)))
+    # The tensor stands first: a constant minus a tensor is a constant in the interpreter of Triton 3.7.
+    return tl.exp2(-tl.ceil(tl.log2(bounded)) + exponent)
 
 
 @triton.jit
