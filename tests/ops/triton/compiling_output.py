@@ -9,6 +9,13 @@ from collections.abc import Callable
 
 import torch
 
+from econmt_ops.backends.protocol import (
+    AttentionBackward,
+    AttentionInputs,
+    CoverageInputs,
+    CoverageStep,
+    OutputStep,
+)
 from econmt_ops.backends.triton import (
     beam,
     cross_entropy,
@@ -19,7 +26,11 @@ from econmt_ops.backends.triton import (
     reversal,
     sliced_cross_entropy,
 )
+from econmt_ops.backends.triton import decoder_output as decoder_output_kernels
+from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
 from econmt_ops.backends.triton.layer_gradients import gradients_launch
+from econmt_ops.backends.triton.units import divide, in_units
+from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
 from tests.ops.triton.compiling import report
@@ -71,10 +82,41 @@ def layer(name: str) -> None:
             launch, programs, integers = gradients_launch((4096, 64, 100, 104, 128), types, False, True, True)
             resets = torch.zeros(64, 64, dtype=torch.bool)
             launch(programs, (given, given, given, resets, given, made, made, made, made), integers)
-        elif name == "sums":
-            layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
         else:
-            layer_kernels.largest(values, values[0], values[0], workspace, 0)
+            layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
+
+
+def decoder_output() -> None:
+    """Of a decoder with a context gate and layer normalisation."""
+    values, vector = torch.zeros(2, 512, dtype=torch.bfloat16), torch.zeros(512)
+    wide, sums = torch.zeros(2, 1024, dtype=torch.bfloat16), torch.zeros(2, 512)
+    step = OutputStep(wide, wide, values, vector, (vector, vector))
+    decoder_output_kernels.forward(step, [values, values])
+    decoder_output_kernels.backward(step, [values, values], wide, wide, [sums, sums])
+
+
+def coverage() -> None:
+    """A step of attention with a coverage of gated units, forward and backward."""
+    rows, places, width = 2, 16, 8
+    keys, vector = torch.zeros(rows, places, 512, dtype=torch.bfloat16), torch.zeros(512)
+    inputs = AttentionInputs(keys, keys, vector, (vector, vector), 1.0, torch.full((rows,), places), True)
+    weights = CoverageWeights(
+        "gru", torch.zeros(rows, places, 3 * width), torch.zeros(3 * width), torch.zeros(3 * width, width)
+    )
+    attention = TritonCoveredAttention(inputs, CoverageInputs(weights, torch.zeros(512, width)))
+    covered, state = torch.zeros(rows, places, width), torch.zeros(rows, 3 * width)
+    both, output = torch.zeros(rows, 1024, dtype=torch.bfloat16), torch.zeros(rows, 512, dtype=torch.bfloat16)
+    shares, step = torch.zeros(rows, places), CoverageStep(covered, covered, state)
+    attention.forward(both, [output, output], shares, step)
+    attention.backward(
+        AttentionBackward(output, output, shares, output, [output], None, both, shares, step, covered, state)
+    )
+
+
+def units() -> None:
+    """Of the keys of two sentences and of the rows of a query."""
+    in_units(torch.zeros(2, 16, 512))
+    divide(torch.zeros(16, 512), torch.zeros(1), torch.zeros(16, 512, dtype=torch.float16))
 
 
 def search() -> None:
@@ -111,7 +153,9 @@ def launches() -> dict[str, Callable[[], object]]:
         "sums": lambda: layer("sums"),
         "gradients bfloat16": lambda: layer("gradients bfloat16"),
         "gradients float32": lambda: layer("gradients float32"),
-        "largest": lambda: layer("largest"),
+        "decoder output": decoder_output,
+        "coverage": coverage,
+        "units": units,
         "search": search,
         "reversal": lambda: reversal.reverse(rows, lengths),
     }

@@ -43,7 +43,6 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "sums": [(64, 1024)],
         "gradients bfloat16": [(128, 49152)],
         "gradients float32": [(128, 49152)],
-        "largest": [(64, 64)],
         "search": [(128, 64)],
     },
     "compiling_recurrence": {

@@ -85,7 +85,7 @@ def write_guides(folder: Path) -> None:
     """Writes word alignments of train and valid and weights of the pairs of train, beside their text."""
     for split in ("train", "valid"):
         lines = [line.split() for line in (folder / f"{split}.src").read_text().splitlines()]
-        links = [" ".join(f"{i}-{len(line) - 1 - i} {i}-0" for i in range(len(line))) for line in lines]
+        links = [" ".join(f"{i}-{len(line) - 1 - i}" for i in range(len(line))) for line in lines]
         (folder / f"{split}.align").write_text("\n".join(links) + "\n")
         if split == "train":
             (folder / "train.weights").write_text("".join(f"{0.5 + n % 3}\n" for n in range(len(lines))))
