@@ -109,7 +109,7 @@ def _joined(how: Callable[[Iterable[bool]], bool], word: str, conditions: tuple[
 
 _TRANSLATION = one_of("task", "translation")
 _SEVERAL = at_least(PROCESSES, 2)
-SAMPLING = other_than("decoding.sample", None)._replace(text="decoding.sample")
+_SAMPLING = other_than("decoding.sample", None)._replace(text="decoding.sample")
 _LEARNT = all_of(is_empty("data.subwords.models"), is_empty("data.subwords.lists"))._replace(
     text="a vocabulary to learn, with no files of one in data.subwords"
 )
@@ -195,7 +195,7 @@ SEARCH_RULES: dict[str, Rule] = {
     "decoding.brevity_penalty_constant_length_ratio": Rule(
         all_of(above_zero("decoding.brevity_penalty_weight"), _BEAM_SEARCH)
     ),
-    **{f"decoding.{name}": Rule(SAMPLING) for name in ("top_p", "temperature")},
+    **{f"decoding.{name}": Rule(_SAMPLING) for name in ("top_p", "temperature")},
     "decoding.lm_weight": Rule(is_set("decoding.language_model")),
 }
 """Conditions of options that are given for one search, in addition to those of recipes."""
@@ -297,7 +297,7 @@ CONFLICTS = (
     ),
     Conflict(above_zero("model.dropout.weights"), _cell_without("recurrent", "model.cell")),
     Conflict(is_set("decoding.ban_unk"), above_zero("decoding.unk_penalty")),
-    Conflict(above_zero("decoding.block_ngram_repeat"), SAMPLING),
+    Conflict(above_zero("decoding.block_ngram_repeat"), _SAMPLING),
     *(
         Conflict(one_of("decoding.attention", False), is_set(f"decoding.{name}"))
         for name in ("replace_unk", "markup", "split_sentences")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,9 +124,8 @@ class LanguageModelTask:
         """See :meth:`econmt.tasks.protocol.Task.figures`."""
         return []
 
-    def search_model(self, model: nn.Module) -> NoReturn:
+    def search_model(self, model: nn.Module) -> None:
         """See :meth:`econmt.tasks.protocol.Task.search_model`; a language model does not translate."""
-        raise NotImplementedError(f"{type(model).__name__} does not translate")
 
     def description(self) -> dict[str, Any]:
         """See :meth:`econmt.tasks.protocol.Task.description`."""

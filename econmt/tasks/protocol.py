@@ -117,8 +117,8 @@ class Task(Protocol):
     def figures(self, model: nn.Module, prepared: PreparedData) -> list[Figure]:
         """Returns the further figures of a checkpoint that the recipe and its validation text ask for."""
 
-    def search_model(self, model: nn.Module) -> IncrementalModel:
-        """Returns a model from :meth:`build_model` as searches use it, if the task :attr:`translates`."""
+    def search_model(self, model: nn.Module) -> IncrementalModel | None:
+        """Returns a model from :meth:`build_model` as searches use it; None unless the task :attr:`translates`."""
 
     def description(self) -> dict[str, Any]:
         """Returns the model section of the recipe and the vocabulary sizes as JSON values, which identify the model."""

@@ -113,13 +113,12 @@ def validate(
         for figure in step.task.figures(model, prepared):
             evaluation = step.task.evaluation(prepared, "valid")
             others[figure.column] = figure.scale * _per_token(step, evaluation, figure.sum, stop, plan)
-        if count == 0 or not step.task.translates:
+        searched = step.task.search_model(model)
+        if count == 0 or searched is None:
             return Validation(value, float("nan"), "", None, others=others)
         count = len(prepared.valid_text.source) if count < 0 else count
         recipe = step.task.recipe
-        translator = make_translator(
-            step.task.search_model(model), prepared.vocabularies, recipe, step.device, plan, stop
-        )
+        translator = make_translator(searched, prepared.vocabularies, recipe, step.device, plan, stop)
         requests = requests_of(prepared.valid_text.source[:count], prepared.valid_text.factors)
         hypotheses = _translated(step.communicator, translator, requests, say)
         references = prepared.valid_text.target[:count]

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from econmt.errors import InputError
-from econmt_ops.dispatch import session
-from econmt_ops.dispatch.timing import Timing
 from scripts.bench import choices
 from scripts.bench.choices import GridEntry
+from tests.unit.bench.clock import Clock, made_up_times
 from tests.unit.cli.conftest import Call
 
 CPU = torch.device("cpu")
-
-
-class Clock:
-    """Stands for `alternate`: calls each function once and tells the time given for its name, else its samples."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[str, float]] = []
-        self.samples: dict[str, tuple[float, ...]] = {}
-
-    def __call__(
-        self, functions: dict[str, Callable[[], object]], seconds: float, **_: object
-    ) -> dict[str, Timing]:
-        assert seconds > 0
-        for function in functions.values():
-            function()
-        samples = {name: self.samples.get(name, (1.0,) * 3) for name in functions}
-        times = dict.fromkeys(functions, 1.0)
-        if self.rounds:
-            times |= {name: time for name, time in self.rounds.pop(0).items() if name in functions}
-            samples = {name: (time,) * 3 for name, time in times.items()}
-        return {name: Timing(times[name], times[name] / 2, 2.0, samples[name], 1.5) for name in functions}
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
-    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
-    found = Clock()
-    monkeypatch.setattr(session, "alternate", found)
-    session.forget()
-    yield found
-    session.forget()
+clock = pytest.fixture(made_up_times)
 
 
 @pytest.mark.parametrize("op", ["lstm", "linear", "attentional_lstm", "linear_cross_entropy"])

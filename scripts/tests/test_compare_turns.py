@@ -58,7 +58,7 @@ def trainee(folder: Path, name: str, ends_at: int = -1, status: int = 0) -> Trai
 
 
 def state(process: int) -> str:
-    """The kernel's letter for a process: T stopped, Z ended and not yet asked for; gone if there is none."""
+    """The kernel's letter for a process: T stopped, Z ended and not yet waited for; gone if there is none."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
     except OSError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +13,10 @@ from econmt.config.recipe import load_recipe
 from econmt.engine.precision import Precision
 from econmt.model import Implementations
 from econmt.training.choice import Shape
-from econmt_ops.dispatch import session
-from econmt_ops.dispatch.timing import Timing
+from tests.unit.bench.clock import Clock, made_up_times
 
 CPU = torch.device("cpu")
+clock = pytest.fixture(made_up_times)
 SMALL = (
     "model.embedding=6",
     "model.encoder.size=8",
@@ -26,37 +24,6 @@ SMALL = (
     "model.attention.size=5",
     "training.batch.size=3",
 )
-
-
-class Clock:
-    """Stands for `alternate`: calls each function once and tells the time given for its name, else its samples."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[str, float]] = []
-        self.samples: dict[str, tuple[float, ...]] = {}
-
-    def __call__(
-        self, functions: dict[str, Callable[[], object]], seconds: float, **_: object
-    ) -> dict[str, Timing]:
-        assert seconds > 0
-        for function in functions.values():
-            function()
-        samples = {name: self.samples.get(name, (1.0,) * 3) for name in functions}
-        times = dict.fromkeys(functions, 1.0)
-        if self.rounds:
-            times |= {name: time for name, time in self.rounds.pop(0).items() if name in functions}
-            samples = {name: (time,) * 3 for name, time in times.items()}
-        return {name: Timing(times[name], times[name] / 2, 2.0, samples[name], 1.5) for name in functions}
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
-    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
-    found = Clock()
-    monkeypatch.setattr(session, "alternate", found)
-    session.forget()
-    yield found
-    session.forget()
 
 
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:

@@ -225,10 +225,6 @@ def test_prepared_text_with_codes_is_prepared_again(tmp_path: Path, joint: str) 
         ("{type: codes}", "files"),
         ("{type: codes, files: [a, b]}", "files has 2 files and joint is true"),
         ("{type: codes, files: [a], vocabularies: [v, w]}", "vocabularies has 2 files and joint is true"),
-        (
-            "{type: codes, files: [a], threshold: 5}",
-            "data.subwords.threshold: 5 has no effect without data.subwords.vocabularies",
-        ),
         ("{type: codes, files: [nowhere.codes]}", "nowhere.codes"),
     ],
 )

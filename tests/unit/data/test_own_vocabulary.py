@@ -202,14 +202,6 @@ def test_rare_words_are_unknown(tmp_path: Path) -> None:
         ("{type: bpe, models: [a, b]}", "models has 2 files and joint is true"),
         ("{type: bpe, joint: false, models: [a]}", "models has 1 files and joint is false"),
         ("{type: words, lists: [a]}", "lists needs two files"),
-        (
-            "{type: words, lists: [a, b], min_count: 2}",
-            "data.subwords.min_count: 2 has no effect without a vocabulary to learn",
-        ),
-        (
-            "{type: bpe, models: [a], size: 90}",
-            "data.subwords.size: 90 has no effect without a vocabulary to learn",
-        ),
         ("{type: bpe, models: [nowhere.model]}", "nowhere.model"),
     ],
 )

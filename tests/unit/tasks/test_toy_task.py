@@ -69,6 +69,9 @@ class LettersTask:
     def figures(self, model: nn.Module, _prepared: PreparedData) -> list[Figure]:
         return [Figure("valid_tokens", lambda batch, _: (batch.target_output != 0).sum(), scale=7.0)]
 
+    def search_model(self, model: nn.Module) -> None:
+        """Nothing is translated."""
+
     def description(self) -> dict[str, Any]:
         return {"sizes": list(self.sizes)}
 
