@@ -23,6 +23,7 @@ from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.weights import AnyLSTMWeights
+from econmt_ops.dispatch.rule import device_of
 from econmt_ops.products.dropout import RowsSeed, Seed, SeedCounter, apply_dropout, dropout, keep_mask
 from econmt_ops.products.look_up import look_up
 
@@ -207,7 +208,7 @@ class SeededDropout(nn.Module):
         if not self.drops:
             return inputs
         chosen = draw_seed(rows=self.rows) if seed is None else seed
-        if inputs.is_cuda:
+        if device_of(inputs) == "cuda":
             return dropout(inputs, self.probability, chosen, self.variational)
         shape = (inputs.shape[0], 1, inputs.shape[2]) if self.variational else inputs.shape
         mask = keep_mask(shape, self.probability, chosen, inputs.device)

@@ -350,7 +350,7 @@ class TranslationModel(nn.Module):
             once: True if the layer that reads the embeddings accepts the distinct words.
             time_first: True if the embeddings of a step lie together in memory, as decoders on a GPU read them.
         """
-        if once and not (dropout.drops or ids.is_cuda) and torch.is_grad_enabled():
+        if once and not (dropout.drops or device_of(ids) == "cuda") and torch.is_grad_enabled():
             words, positions = torch.unique(ids, return_inverse=True)
             rows = -(-min(words.numel(), size) // ROWS) * ROWS
             if rows <= most_distinct(ids.numel()):

@@ -92,8 +92,9 @@ class Backward:
             dcoverage,
         )
         doutputs = tensors.doutputs
-        # A step's gradient of the argument of tanh may replace that of the output, which no other step reads.
-        reuses = call.overwrites and problem.squashes and doutputs is not None and doutputs.is_contiguous()
+        # A step's gradient of the context's share may replace that of the output, which no other step reads.
+        fits = problem.width_of_share == problem.hidden
+        reuses = call.overwrites and fits and doutputs is not None and doutputs.is_contiguous()
         self.dcontexts = (
             doutputs if reuses and doutputs is not None else space(*shape, problem.width_of_share)
         )
@@ -111,8 +112,11 @@ class Backward:
             if not problem.keeps("attention"):
                 weights[part] = self.tensors.attention.weights_of(block.query, block.coverage)
             contexts = torch.bmm(weights[part].transpose(0, 1), self.tensors.projected).transpose(0, 1)
-            self._sum(block, steps.run(block, contexts, self.dcontexts[part]))
-            del block, weights, contexts
+            gradients = steps.run(block, contexts, self.dcontexts[part])
+            del contexts
+            block.release()
+            self._sum(block, gradients)
+            del block, weights, gradients
         if self.table is not None:
             self._sum_rows(self.table.to(problem.dtype).unsqueeze(0))
         dh, do, dbias = steps.dh, steps.do, steps.dbias

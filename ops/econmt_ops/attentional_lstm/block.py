@@ -90,3 +90,9 @@ class Block:
             self.coverage = [first, *stash.coverage[begin:end].unbind(0)]
         kind = RebuiltLSTM if problem.is_lstm else RebuiltCells
         self.layers = kind(problem, stash, number, self.tensors)
+
+    def release(self) -> None:
+        """Frees what only the steps read, before large products need memory of their own."""
+        self.query = self.query.new_empty(0)
+        self.share = self.state = self.coverage = None
+        self.layers.release()

@@ -152,6 +152,11 @@ class RebuiltCells:
         self.dreads = [gradients[0] for gradients in self.gradients]
         self.drecurrents = [gradients[1] for gradients in self.gradients]
 
+    def release(self) -> None:
+        """Frees what only the steps read."""
+        self.sums.clear()
+        self.states.clear()
+
     def step(self, problem: AttentionalProblem, layer: int, number: int) -> CellStep:
         """Returns the arguments of a step of a layer."""
         sums, before = self.sums[layer][:, number], self.before[layer][number]

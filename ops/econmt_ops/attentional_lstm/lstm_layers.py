@@ -111,6 +111,11 @@ class RebuiltLSTM:
                 self.cells.append(problem.run.scan_cells(self.gates[layer], stash.c[layer, number]))
         self.drecurrents = self.dreads
 
+    def release(self) -> None:
+        """Frees what only the steps read."""
+        self.gates.clear()
+        self.cells.clear()
+
     def _gates(self, problem: AttentionalProblem, layer: int, tensors: BlockTensors) -> Tensor:
         weights, gates = problem.layers[layer], self.dreads[layer]
         if layer == 0:

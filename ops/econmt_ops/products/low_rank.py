@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.core.alignment import even
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRank,
@@ -54,11 +55,16 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
 
 
 def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWeights, Tensor | None]:
-    """Casts a layer; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H)."""
+    """Casts a layer; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H).
+
+    Its rows, and the last 2H values of each, begin where products are fast.
+    """
     if isinstance(layer, LowRankLSTMWeights) or layer.input.dtype == layer.hidden.dtype == dtype:
         return cast_weights(layer, dtype), None
-    width = layer.input.shape[1]
-    both = layer.input.new_empty(len(layer.input), width + layer.hidden.shape[1], dtype=dtype)
+    rows, width = layer.input.shape
+    end, fed = width + layer.hidden.shape[1], width - layer.hidden.shape[1]
+    padding = even(fed, dtype) - fed
+    both = layer.input.new_empty(rows, even(padding + end, dtype), dtype=dtype)[:, padding : padding + end]
     both[:, :width], both[:, width:] = layer.input, layer.hidden
     return LSTMWeights(both[:, :width], both[:, width:], layer.bias.to(dtype)), both
 
