@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import econmt_ops
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.cells.gru import GRU
 from econmt_ops.products.repeated import add_repeated
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
@@ -227,6 +229,45 @@ def test_lstm_backward(size: int, dtype: torch.dtype, from_sums: bool, use: Use)
             assert_near(dgates, expected, dtype, sums=4.0)
             assert_near(dbefore, expected_before, torch.float32, sums=4.0)
             assert_frame_untouched(dgates)
+
+
+@pytest.mark.sampled(5)
+@dtypes
+@each_size
+def test_steps_of_a_gru(size: int, dtype: torch.dtype, use: Use) -> None:
+    for number, (rows, padded) in enumerate(product(ROWS, [True, False])):
+        make = Random(dtype)
+        read, recurrent = make(rows, 3 * size, scale=2.0), make(rows, 3 * size, scale=2.0)
+        before, dh, incoming = make(rows, size), make(rows, size), make(rows, size)
+        padding = make.padding(rows, 2)[:, 1].contiguous() if padded else None
+        kept = torch.zeros(rows, 1, dtype=torch.bool) if padding is None else padding.unsqueeze(1)
+        sums = [part.double().requires_grad_() for part in (read, recurrent, before)]
+        after = GRU.forward(sums[0], sums[1], [sums[2]])[0]
+        flow = torch.where(kept, 0.0, dh.double() + incoming.double())
+        expected = torch.autograd.grad(after, sums, flow)
+        dbefore = flow * torch.sigmoid((sums[0] + sums[1])[:, size : 2 * size].detach())
+        for level, lay, one in some_of(number, LEVELS, LAYOUTS.values(), [True, False]):
+            use(level)
+            given = lay(read), lay(recurrent)
+            if padding is not None:  # what no row reads
+                given[0][padding], given[1][padding] = NAN, NAN
+            step = CellStep(GRU, *given, [framed(before)], (), padding)
+            state, output = poison(dtype, rows, size), poison(dtype, rows, size)
+            native.gru_forward(step, step.before[0] if one else state, output)
+            found = step.before[0] if one else state
+            assert_near(found, torch.where(kept, before.double(), after.detach()), dtype)
+            assert_near(output, torch.where(kept, 0.0, after.detach()), dtype)
+            step = step._replace(before=[lay(before)])
+            total = framed(dh + incoming if one else dh)
+            if one and dtype == torch.bfloat16:
+                continue  # their sum is rounded
+            gradients = StepGradients(*(poison(dtype, rows, 3 * size) for _ in range(2)), ())
+            native.gru_backward(step, None if one else lay(incoming), total, gradients)
+            assert_near(gradients.read, expected[0], dtype, sums=4.0)
+            assert_near(gradients.recurrent, expected[1], dtype, sums=4.0)
+            passed = (dh + incoming if one else dh).double()
+            assert_near(total, torch.where(kept, passed, dbefore), dtype, sums=4.0)
+            assert_frame_untouched(output, total, *gradients[:2])
 
 
 def test_gates_far_from_zero_are_open_or_shut(level: None) -> None:
@@ -741,6 +782,7 @@ OPS = {
         "attention_backward",
         "weight_gradient",
     },
+    "gru": {"gru_cell_forward", "gru_cell_backward"},
     "linear_cross_entropy": {"losses"},
     "lstm": {"lstm_backward"},
 }

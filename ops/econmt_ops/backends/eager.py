@@ -203,13 +203,16 @@ class EagerSteps:
             output: (B, H) is written: h, zero at padded rows.
             read: Input of the next layer at this step; or None.
         """
-        before = step.before
-        states = self._run_cell(step.cell.forward, step.read, step.recurrent, before, step.extra)
+        self._step_forward(step, after, output)
+        give_read(output, read)
+
+    def _step_forward(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
+        """Runs the step itself; see `step_forward_into`."""
+        states = self._run_cell(step.cell.forward, step.read, step.recurrent, step.before, step.extra)
         mask = None if step.padding is None else step.padding.unsqueeze(1)
         output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
-        for destination, old, new in zip(after, before, states, strict=True):
+        for destination, old, new in zip(after, step.before, states, strict=True):
             destination.copy_(new if mask is None else torch.where(mask, old, new))
-        give_read(output, read)
 
     def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - gradients are summed over the batch
         """Returns R, the number of rows over which `step_backward_into` spreads the gradients of a cell's vectors."""
@@ -243,6 +246,17 @@ class EagerSteps:
             doutput = torch.where(keep, doutput * scale, 0.0)
         if flow is not None:
             doutput = flow if doutput is None else doutput + flow
+        self._step_backward(step, after, dstate, doutput, gradients)
+
+    def _step_backward(
+        self,
+        step: CellStep,
+        after: Sequence[Tensor],
+        dstate: Sequence[Tensor],
+        doutput: Tensor | None,
+        gradients: StepGradients,
+    ) -> None:
+        """Runs the backward pass of the step itself; see `step_backward_into`."""
         mask = None if step.padding is None else step.padding.unsqueeze(1)
         dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
         if mask is not None:  # a padded row's state bypasses the step

@@ -13,11 +13,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends.c.library import Library, Structure
+from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.dispatch.measurements import CPU_DETAILS
 
@@ -218,6 +220,42 @@ def lstm_backward(
         dc=dc,
         dgates=dgates,
         dbefore=dc,
+    )
+
+
+def _gru_step(step: CellStep) -> dict[str, Any]:
+    """Returns the fields that both passes of a step of a GRU share."""
+    return {
+        **_sizes("rows hidden", step.before[0]),
+        "read": step.read,
+        "recurrent": step.recurrent,
+        "padding": step.padding,
+        "before": step.before[0],
+    }
+
+
+def gru_forward(step: CellStep, after: Tensor, output: Tensor) -> None:
+    """Runs one step of a GRU; writes h after it and its output, (B, H) each, the latter zero at padded rows."""
+    call("gru_cell_forward", step.read.numel(), **_gru_step(step), after=after, output=output)
+
+
+def gru_backward(step: CellStep, doutput: Tensor | None, dh: Tensor, gradients: StepGradients) -> None:
+    """Runs one step of a GRU backward.
+
+    Args:
+        step: Arguments of the step.
+        doutput: (B, H), gradient of its output; or None.
+        dh: (B, H), gradient of h after the step; overwritten by that before it, without the product's share.
+        gradients: Those of the products are written.
+    """
+    call(
+        "gru_cell_backward",
+        step.read.numel(),
+        **_gru_step(step),
+        incoming=doutput,
+        dh=dh,
+        dread=gradients.read,
+        drecurrent=gradients.recurrent,
     )
 
 

@@ -149,7 +149,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here, in library.py and in econmt_runtime when the meaning of a function or field changes, so that a library built
  * earlier is not called. */
-EXPORT int econmt_version(void) { return 8; }
+EXPORT int econmt_version(void) { return 9; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -157,6 +157,8 @@ EXPORT int64_t econmt_size(const char *name) {
   if (strcmp(name, #x) == 0) return (int64_t)sizeof(struct x)
   SIZE(lstm_forward);
   SIZE(lstm_backward);
+  SIZE(gru_cell_forward);
+  SIZE(gru_cell_backward);
   SIZE(attention_forward);
   SIZE(combine_forward);
   SIZE(attention_backward);
@@ -259,6 +261,14 @@ EXPORT int econmt_lstm_forward(const struct lstm_forward *a, int64_t threads) {
 
 EXPORT int econmt_lstm_backward(const struct lstm_backward *a, int64_t threads) {
   return spread(PICK(lstm_backward), a, a->rows, threads, 0, 0, NULL);
+}
+
+EXPORT int econmt_gru_cell_forward(const struct gru_cell_forward *a, int64_t threads) {
+  return spread(PICK(gru_cell_forward), a, a->rows, threads, 0, 0, NULL);
+}
+
+EXPORT int econmt_gru_cell_backward(const struct gru_cell_backward *a, int64_t threads) {
+  return spread(PICK(gru_cell_backward), a, a->rows, threads, 0, 0, NULL);
 }
 
 EXPORT int econmt_attention_forward(const struct attention_forward *a, int64_t threads) {

@@ -48,6 +48,36 @@ struct lstm_backward {
   int64_t dbefore_stride;
 };
 
+/* One step of a GRU, whose products with inputs and h belong to r, z and n. */
+struct gru_cell_forward {
+  int64_t rows, hidden, narrow;
+  const void *read, *recurrent; /* any (B, 3H), the products of the inputs and of h */
+  int64_t read_stride, recurrent_stride;
+  const uint8_t *padding; /* (B), 1 at rows whose state passes by the step; or NULL */
+  const void *before;     /* any (B, H), h before the step */
+  int64_t before_stride;
+  void *after; /* any (B, H), h after the step, is written; may be before */
+  int64_t after_stride;
+  void *output; /* any (B, H), is written: h after the step, zero at padded rows */
+  int64_t output_stride;
+};
+
+/* Backward of one step of a GRU, with the arguments of the step. */
+struct gru_cell_backward {
+  int64_t rows, hidden, narrow;
+  const void *read, *recurrent;
+  int64_t read_stride, recurrent_stride;
+  const uint8_t *padding;
+  const void *before;
+  int64_t before_stride;
+  const void *incoming; /* any (B, H), gradient of the output; or NULL */
+  int64_t incoming_stride;
+  void *dh; /* any (B, H), gradient of h after the step; overwritten by that before it, without the product's share */
+  int64_t dh_stride;
+  void *dread, *drecurrent; /* any (B, 3H), are written; zero at padded rows */
+  int64_t dread_stride, drecurrent_stride;
+};
+
 /* The weights of additive or dot attention. */
 struct attention_forward {
   int64_t rows, positions, size, narrow;

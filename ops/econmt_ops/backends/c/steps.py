@@ -10,6 +10,8 @@ from torch import Tensor
 from econmt_ops.backends import c as library
 from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.cells.gru import GRU
 
 
 class CSteps(EagerSteps):
@@ -56,3 +58,22 @@ class CSteps(EagerSteps):
         if self._zero.shape[1] != like.shape[1]:
             self._zero = self._zero.new_zeros(1, like.shape[1])
         return self._zero.expand(like.shape)
+
+    def _step_forward(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
+        if step.cell is GRU:
+            library.gru_forward(step, after[0], output)
+        else:
+            super()._step_forward(step, after, output)
+
+    def _step_backward(
+        self,
+        step: CellStep,
+        after: Sequence[Tensor],
+        dstate: Sequence[Tensor],
+        doutput: Tensor | None,
+        gradients: StepGradients,
+    ) -> None:
+        if step.cell is GRU:
+            library.gru_backward(step, doutput, dstate[0], gradients)
+        else:
+            super()._step_backward(step, after, dstate, doutput, gradients)

@@ -156,6 +156,87 @@ static void NAME(lstm_backward)(const void *given, int64_t begin, int64_t end, f
   }
 }
 
+/* Loads a part of the products of a GRU's row, from `at` on, and activates r, z and n; the fourth is the product of h in n. */
+static INLINE void NAME(gru_gates)(float (*gates)[CHUNK], const void *read, int64_t read_at, const void *recurrent,
+                                   int64_t recurrent_at, int64_t hidden, int64_t count, int64_t narrow) {
+  float other[CHUNK];
+  float *r = gates[0], *n = gates[2], *v = gates[3];
+  for (int64_t gate = 0; gate < 3; gate++) {
+    NAME(load)(gates[gate], read, read_at + gate * hidden, count, narrow);
+    NAME(load)(gate < 2 ? other : v, recurrent, recurrent_at + gate * hidden, count, narrow);
+    if (gate == 2) break;
+    SIMD for (int64_t k = 0; k < count; k++) gates[gate][k] = NAME(sigmoid)(gates[gate][k] + other[k]);
+  }
+  SIMD for (int64_t k = 0; k < count; k++) n[k] = NAME(squash)(n[k] + r[k] * v[k]);
+}
+
+static void NAME(gru_cell_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct gru_cell_forward *a = given;
+  (void)scratch;
+  float gates[4][CHUNK], h[CHUNK], output[CHUNK];
+  for (int64_t row = begin; row < end; row++) {
+    int padded = a->padding && a->padding[row];
+    for (int64_t at = 0; at < a->hidden; at += CHUNK) {
+      int64_t count = a->hidden - at < CHUNK ? a->hidden - at : CHUNK;
+      NAME(load)(h, a->before, row * a->before_stride + at, count, a->narrow);
+      if (padded) {
+        memset(output, 0, (size_t)count * sizeof *output);
+      } else {
+        NAME(gru_gates)(gates, a->read, row * a->read_stride + at, a->recurrent, row * a->recurrent_stride + at, a->hidden,
+                        count, a->narrow);
+        SIMD for (int64_t k = 0; k < count; k++) output[k] = h[k] = gates[2][k] + gates[1][k] * (h[k] - gates[2][k]);
+      }
+      NAME(store)(a->after, row * a->after_stride + at, h, count, a->narrow);
+      NAME(store)(a->output, row * a->output_stride + at, output, count, a->narrow);
+    }
+  }
+}
+
+static void NAME(gru_cell_backward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct gru_cell_backward *a = given;
+  (void)scratch;
+  float gates[4][CHUNK], h[CHUNK], dh[CHUNK], other[CHUNK];
+  float *r = gates[0], *z = gates[1], *n = gates[2], *v = gates[3];
+  for (int64_t row = begin; row < end; row++) {
+    int padded = a->padding && a->padding[row];
+    for (int64_t at = 0; at < a->hidden; at += CHUNK) {
+      int64_t count = a->hidden - at < CHUNK ? a->hidden - at : CHUNK;
+      int64_t read = row * a->dread_stride + at, recurrent = row * a->drecurrent_stride + at;
+      if (padded) {
+        memset(other, 0, (size_t)count * sizeof *other);
+        for (int64_t gate = 0; gate < 3; gate++) {
+          NAME(store)(a->dread, read + gate * a->hidden, other, count, a->narrow);
+          NAME(store)(a->drecurrent, recurrent + gate * a->hidden, other, count, a->narrow);
+        }
+        continue;
+      }
+      NAME(load)(dh, a->dh, row * a->dh_stride + at, count, a->narrow);
+      if (a->incoming) {
+        NAME(load)(other, a->incoming, row * a->incoming_stride + at, count, a->narrow);
+        SIMD for (int64_t k = 0; k < count; k++) dh[k] += other[k];
+      }
+      NAME(load)(h, a->before, row * a->before_stride + at, count, a->narrow);
+      NAME(gru_gates)(gates, a->read, row * a->read_stride + at, a->recurrent, row * a->recurrent_stride + at, a->hidden,
+                      count, a->narrow);
+      SIMD for (int64_t k = 0; k < count; k++) {
+        float dn = dh[k] * (1.0f - z[k]) * (1.0f - n[k] * n[k]);
+        float dr = dn * v[k] * r[k] * (1.0f - r[k]);
+        float dz = dh[k] * (h[k] - n[k]) * z[k] * (1.0f - z[k]);
+        dh[k] *= z[k];
+        v[k] = dn * r[k];
+        r[k] = dr;
+        z[k] = dz;
+        n[k] = dn;
+      }
+      NAME(store)(a->dh, row * a->dh_stride + at, dh, count, a->narrow);
+      for (int64_t gate = 0; gate < 3; gate++) {
+        NAME(store)(a->dread, read + gate * a->hidden, gates[gate], count, a->narrow);
+        NAME(store)(a->drecurrent, recurrent + gate * a->hidden, gates[gate < 2 ? gate : 3], count, a->narrow);
+      }
+    }
+  }
+}
+
 /* Writes the products of a query with each of ``count`` consecutive keys, four at a time, whose chains of sums the processor
  * computes together; the last keys repeat, so that a product does not depend on how many there are. */
 static INLINE void NAME(dot_scores)(const float *restrict query, const float *restrict keys, int64_t count, int64_t size,
