@@ -28,7 +28,7 @@ from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import previous, rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.precision import accumulate_dtype, cast_all
 from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
@@ -146,13 +146,13 @@ class _SteppedCall:
         self.run = steps_for(call.inputs, call.backend)
         self.padding = None
         if call.lengths is not None:
-            self.padding = padding_mask(call.lengths, self.steps, call.inputs.device).t().contiguous()
-        self.input, self.hidden = call.input.to(dtype), call.hidden.to(dtype)
-        biases = [None if bias is None else bias.to(dtype) for bias in (call.read_bias, call.recurrent_bias)]
+            self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
+        weights = call.input, call.hidden, call.read_bias, call.recurrent_bias, *call.extra
+        self.input, self.hidden, *biases = cast_all(weights, dtype)
         self.read_product = Product(self.input, biases[0], calls=len(self.blocks))
         self.recurrent_product = Product(self.hidden, biases[1], calls=self.steps)
         # Rounded to the compute type, as all weights are.
-        self.extra = [part.to(dtype).to(self.exact) for part in call.extra]
+        self.extra = [part.to(self.exact) for part in biases[2:]]
 
     def masked(self, values: Tensor, begin: int, end: int) -> Tensor:
         """Returns values (K, B, .) of a block with zeros at padded positions."""
@@ -203,13 +203,15 @@ class _SteppedSums:
     """Gradients that are summed over all blocks."""
 
     def __init__(self, stepped: _SteppedCall) -> None:
-        exact = stepped.exact if len(stepped.blocks) > 1 else stepped.input.dtype
+        call = stepped.call
+        exact = stepped.exact if len(stepped.blocks) > 1 else call.input.dtype
         self.input, self.hidden = (
-            torch.empty_like(part, dtype=exact) for part in (stepped.input, stepped.hidden)
+            torch.empty_like(part, dtype=exact, memory_format=torch.contiguous_format)
+            for part in (call.input, call.hidden)
         )
-        self.read_bias, self.recurrent_bias = stepped.input.new_zeros(
-            2, len(stepped.input), dtype=exact
-        ).unbind(0)
+        self.read_bias, self.recurrent_bias = (
+            stepped.input.new_empty(len(stepped.input), dtype=exact) for _ in range(2)
+        )
         rows = stepped.run.rows_of_sums(stepped.call.inputs.shape[1])
         self.extra = [part.new_zeros(rows, part.shape[0]) for part in stepped.extra]
         self.inputs = torch.empty_like(stepped.call.inputs, memory_format=torch.contiguous_format)
@@ -222,9 +224,9 @@ class _SteppedSums:
         """Adds a block's contribution: dreads and drecurrents (K, B, G H), read (K, B, I), before (K, B, H)."""
         add_outer(self.input, dreads, read, fresh=self._fresh)
         add_outer(self.hidden, drecurrents, before, fresh=self._fresh)
-        self.read_bias += add_rows(dreads)
-        self.recurrent_bias += add_rows(drecurrents)
-        self.inputs[begin:end] = self._to_inputs(dreads)
+        for total, values in ((self.read_bias, dreads), (self.recurrent_bias, drecurrents)):
+            total.copy_(add_rows(values)) if self._fresh else total.add_(add_rows(values))
+        self._to_inputs.into(self.inputs[begin:end].flatten(0, 1), dreads.flatten(0, 1))
         self._fresh = False
 
 
