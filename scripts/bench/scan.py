@@ -153,10 +153,10 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     steps = decay.shape[1]
     call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "c")
     if what == "forward":
-        return lambda: kernels.walk(call, steps, outputs, None, None)
+        return lambda: kernels.walk(call, steps, outputs, None)
     made = [torch.zeros_like(outputs) for _ in range(2)]
     call = call._replace(inputs=outputs)
-    return lambda: kernels.walk_back(call, None, steps, given, None, *made)
+    return lambda: kernels.walk_back(call, None, steps, given, *made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:

@@ -186,7 +186,7 @@ def lstm_backward(
     sums: bool,
     before: Tensor,
     after: Tensor,
-    incoming: Tensor,
+    incoming: Tensor | None,
     dh: Tensor,
     dc: Tensor,
     dgates: Tensor,
@@ -198,7 +198,7 @@ def lstm_backward(
             float32.
         sums: see ``gates``.
         before, after: (B, H) float32, the cell states around the step.
-        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``.
+        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``; the first may be None.
         dc: (B, H) float32, the gradient of ``after``; overwritten by that of ``before``.
         dgates: (B, 4H), is written; may be ``gates``.
     """

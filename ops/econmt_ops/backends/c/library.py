@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_VERSION = 8
+_VERSION = 9
 """Version that econmt_version in kernels.c returns."""
 
 _HEADER = Path(__file__).with_name("kernels.h")

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as library
-from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.eager import EagerSteps
 
 
 class CSteps(EagerSteps):
     """`EagerSteps` for tensors that `econmt_ops.backends.c.serves`."""
 
-    _attention = CAttention
-
-    def __init__(self, like: Tensor) -> None:
-        """Takes a tensor of the call's compute type."""
-        super().__init__(like)
-        self._zero = like.new_zeros(1, 1)
-
-    def _cell_forward(
+    def _lstm_forward(
         self,
         gates: Tensor,
         recurrent: Tensor | None,
@@ -34,25 +24,18 @@ class CSteps(EagerSteps):
         kept = gates if keep and gates.dtype == torch.float32 else None
         library.lstm_forward(gates, recurrent, before, h, after, kept)
 
-    def prepare_gates(self, gates: Tensor) -> Tensor:
-        """Implements `EagerSteps.prepare_gates`; 16-bit gates remain sums until their step, when they are in cache."""
-        return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates
-
-    def _cell_backward(
+    def _lstm_backward(
         self,
         gates: Tensor,
         before: Tensor,
         after: Tensor,
-        dh: Sequence[Tensor],
+        dh: Tensor,
+        other: Tensor | None,
         dc: Tensor,
         dgates: Tensor,
     ) -> None:
-        first, second = dh if len(dh) == 2 else (dh[0], self._zeros_like(dc))
-        sums = gates.dtype != torch.float32
-        library.lstm_backward(gates, sums, before, after, first, second, dc, dgates)
+        library.lstm_backward(gates, gates.dtype != torch.float32, before, after, other, dh, dc, dgates)
 
-    def _zeros_like(self, like: Tensor) -> Tensor:
-        """Returns zeros (B, H), expanded from one row."""
-        if self._zero.shape[1] != like.shape[1]:
-            self._zero = self._zero.new_zeros(1, like.shape[1])
-        return self._zero.expand(like.shape)
+    def prepare_gates(self, gates: Tensor) -> Tensor:
+        """Implements `EagerSteps.prepare_gates`; 16-bit gates remain sums until their step, when they are in cache."""
+        return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates

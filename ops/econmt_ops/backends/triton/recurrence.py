@@ -406,7 +406,7 @@ def grid_of(like: Tensor) -> TileGrid:
 
 
 def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns the outputs, and carries that hold nothing: `backward` begins at the first step; see `scan.backend_of`."""
+    """Returns the outputs, and carries that hold nothing, as `backward` begins at step 0; see `scan.backend_of`."""
     rows, steps, hidden = call.inputs.shape
     decay, inputs = _lines_of(call.decay), _lines_of(call.inputs)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
