@@ -20,7 +20,6 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "additive 1024 float32": [(184, 16500), (192, 16500), (80, 1100)],
         "additive 300 bfloat16": [(128, 33000), (128, 33000), (72, 1100)],
         "cell 512 bfloat16": [(48, 0), (72, 0), (136, 0)],
-        "layer gradients bfloat16": [(104, 49152)],
         "adam 300": [(128, 2048)],
         "adam 512": [(128, 2048)],
         "adam 512 bfloat16": [(160, 2048)],
@@ -37,12 +36,9 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "dropout float32": [(80, 4096)],
         "look-up": [(168, 8192)],  # sixteen rows of 512 columns at once
         "cell states": [(88, 0)],
-        "reversal": [(48, 0)],
         "table": [(32, 0)],
         "operands": [(64, 0)],
         "sums": [(64, 1024)],
-        "gradients bfloat16": [(128, 49152)],
-        "gradients float32": [(128, 49152)],
         "search": [(128, 64)],
     },
     "compiling_recurrence": {
