@@ -28,7 +28,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from econmt_ops.backends.cuda.adam import AdamSettings
-from econmt_ops.backends.triton import adam_8bit, cells
+from econmt_ops.backends.triton import adam_8bit, cells, persistent
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 from tests.ops.simulated_gpu import simulated_gpu
 
@@ -133,7 +133,7 @@ def step(size: int, dtype: torch.dtype) -> None:
     )
     cells.forward(gates, c, c, [h, h])
     cells.backward(gates, c, c, [h, h], c, gates)
-    cells.scan(gates.unsqueeze(0), c)
+    persistent.scan_cells(gates.unsqueeze(0), c)
 
 
 def report(calls: Mapping[str, Callable[[], object]], *, disassembled: bool = False) -> None:

@@ -124,7 +124,6 @@ def launches() -> dict[str, Callable[[], object]]:
         "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
         "numbers of a slice": lambda: slices(False),
         "gradient of a slice": lambda: slices(True),
-        "bias": lambda: cross_entropy.add_rows(torch.zeros(32_000), rows.view(1, -1)[:, :16_384], False),
         "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),

@@ -30,7 +30,6 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "losses of an odd vocabulary": [(192, 64)],
         "numbers of a slice": [(144, 64)],
         "gradient of a slice": [(144, 64)],
-        "bias": [(72, 2048)],
         "mask": [(48, 4096)],
         "dropout bfloat16": [(144, 4096)],
         "dropout float32": [(80, 4096)],

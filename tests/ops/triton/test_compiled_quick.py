@@ -12,7 +12,7 @@ from tests.ops.triton.compiled import assert_fits, compiled
 
 NAMES = (
     "additive 512 bfloat16", "cell 512 bfloat16", "adam 300", "losses bfloat16",
-    "numbers of a slice", "gradient of a slice", "bias", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums", "decoder output", "coverage", "search",
+    "numbers of a slice", "gradient of a slice", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums", "decoder output", "coverage", "search",
     "ssru bfloat16", "gru bfloat16", "lnlstm bfloat16", "recurrence float32",
     "20 64x256 both", "20 32x128 back",
 )  # fmt: skip

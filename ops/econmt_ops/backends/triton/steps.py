@@ -19,7 +19,7 @@ from econmt_ops.backends.protocol import (
     CoverageInputs,
     CoverageStep,
 )
-from econmt_ops.backends.triton import cells, decoder_output, step_cells
+from econmt_ops.backends.triton import cells, decoder_output, persistent, step_cells
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
 
@@ -98,7 +98,7 @@ class TritonSteps(EagerSteps):
 
     cell_forward = staticmethod(cells.forward)
     cell_backward = staticmethod(cells.backward)
-    scan_cells = staticmethod(cells.scan)
+    scan_cells = staticmethod(persistent.scan_cells)
     step_forward_into = staticmethod(step_cells.forward)
     step_backward_into = staticmethod(step_cells.backward)
     output_forward = staticmethod(decoder_output.forward)
