@@ -80,7 +80,7 @@ class _DecoderBlocks:
     def __init__(
         self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: AttentionKernels
     ) -> None:
-        from econmt_ops.backends.triton.steps import TritonAttention
+        from econmt_ops.backends.triton.attention import TritonAttention
 
         self.problem, self.sizes = problem, sizes
         call = problem.call

@@ -69,7 +69,6 @@ NAMES = {
     ],
     "embedding and dropout": [
         "embedding_sum",
-        "dropout_mask",
         "dropout_values",
         "void at::native::radixSortKVInPlace<2, -1, 128, 32, long, long, unsigned int>(...)",
         "void cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<...>(...)",

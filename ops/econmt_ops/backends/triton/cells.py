@@ -4,6 +4,8 @@ Only the sums before the nonlinearities, as the product wrote them, are saved fo
 are recomputed. Computation is in float32. Sizes: B batch, H hidden size.
 """
 
+# mypy: disable-error-code=assignment
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -28,23 +28,21 @@ from econmt_ops.backends.triton.persistent_product import (
     product,
     weight_rows,
 )
-from econmt_ops.backends.triton.persistent_range import (
+from econmt_ops.backends.triton.persistent_walk import (
     LEAST_EXPONENT,
     UNIT_EXPONENT,
-    inverse_factors,
-    raise_bound,
-    row_factor,
-)
-from econmt_ops.backends.triton.persistent_walk import (
     begins_anew,
     exchange_rows,
     gate_parts,
     group_rows,
+    inverse_factors,
     load_gates,
     load_state,
     place_of,
     places_at,
     positions_at,
+    raise_bound,
+    row_factor,
     row_lengths,
     store_gates,
 )

@@ -7,6 +7,8 @@ function in PyTorch, bit for bit, so that masks are recomputed where needed inst
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -45,30 +47,14 @@ def _keep_groups(seed, group, threshold):
     return tl.reshape(halves, (group.shape[0] * 8,)).to(tl.int32) < threshold
 
 
-@triton.jit(do_not_specialize=["index", "threshold", "first"])
-def dropout_mask(
-    seed_pointer,
-    index,
-    threshold,
-    mask,
-    elements,
-    first,
-    GROUPS: tl.constexpr,
-):
-    """Writes mask (N,), bytes, for the elements from ``first`` on."""
-    seed = derive(tl.load(seed_pointer), index)
-    begin = tl.program_id(0).to(tl.int64) * GROUPS + first.to(tl.int64) // 8
-    element = begin * 8 - first.to(tl.int64) + tl.arange(0, 8 * GROUPS)
-    kept = _keep_groups(seed, begin + tl.arange(0, GROUPS), threshold)
-    tl.store(mask + element, kept.to(tl.int8), mask=(element >= 0) & (element < elements))
-
-
 @triton.jit(do_not_specialize=["index", "threshold", "positions", "first"])
 def dropout_values(
     seed_pointer, index, threshold, scale, values, results, positions, width, first, row_stride, position_stride,
     mask_row, mask_position, ALIGNED: tl.constexpr, GROUPS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Applies dropout to a tile of columns at some positions; values and results (B, T, W), with the given strides.
+
+    Without values the results are the mask, bytes.
 
     A row of the mask begins at the element ``first`` + row mask_row + position mask_position, with ALIGNED always the
     first of a group.
@@ -85,9 +71,12 @@ def dropout_values(
             column -= begin % 8
         within = (column >= 0) & (column < width)
         place = row * row_stride + position * position_stride + column
-        value = tl.load(values + place, mask=within, other=0.0)
-        dropped = tl.where(kept, value.to(tl.float32) * scale, 0.0)
-        tl.store(results + place, dropped.to(value.dtype), mask=within)
+        if values is None:
+            tl.store(results + place, kept.to(tl.int8), mask=within)
+        else:
+            value = tl.load(values + place, mask=within, other=0.0)
+            dropped = tl.where(kept, value.to(tl.float32) * scale, 0.0)
+            tl.store(results + place, dropped.to(value.dtype), mask=within)
 
 
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
@@ -102,8 +91,10 @@ def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: in
     """
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
-        grid = (triton.cdiv(elements + first % 8, 8 * _GROUPS),)
-        dropout_mask[grid](seed, index, threshold, mask.view(torch.int8), elements, first, GROUPS=_GROUPS)
+        dropout_values[(triton.cdiv(elements + first % 8, 8 * _GROUPS), 1, 1)](
+            seed, index, threshold, 1.0, None, mask.view(torch.int8), 1, elements, first, 0, 0, 0, 0,
+            ALIGNED=first % 8 == 0, GROUPS=_GROUPS, POSITIONS=1,
+        )  # fmt: skip
     return mask
 
 
@@ -138,7 +129,8 @@ def dropout(
         values = values.contiguous()
     if not values.numel():
         return results
-    groups, block, strides = _GROUPS, 1, (0, 0)
+    groups, block = _GROUPS, 1
+    strides: Sequence[int] = (0, 0)
     rows, positions, width = 1, 1, values.numel()
     if variational or not values.is_contiguous():
         rows, positions = values.shape[:2]
