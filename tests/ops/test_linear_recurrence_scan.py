@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from econmt_ops import linear_recurrence
 from econmt_ops.backends import c as library
-from econmt_ops.backends.c import recurrence as native
 from econmt_ops.backends.c.library import Library
 from econmt_ops.dispatch.rule import rule
-from tests.ops.helpers import Make, assert_close, assert_same_function, values_and_gradients
+from tests.ops.helpers import Make, assert_close, values_and_gradients
 
 SCANS = pytest.mark.parametrize("implementation", ["chunk", "c"] if library.is_built() else ["chunk"])
 
@@ -33,53 +29,6 @@ def test_long_sequence(implementation: str, device: str) -> None:
     )
     for actual, expected in zip(found, wanted, strict=True):
         assert_close(actual, expected, 2e-5)
-
-
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("stash", ["outputs", "carries"])
-@pytest.mark.parametrize("initial", [False, True], ids=["zeros", "initial"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("steps", [256, 1000, 5000])
-def test_parts_of_time_side_by_side(
-    steps: int,
-    initial: bool,
-    dtype: torch.dtype,
-    stash: str,
-    reverse: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Fewer columns than threads, on however few: the C library walks through parts of a row at a time."""
-    monkeypatch.setattr(native, "_PART_VALUES", 128)
-    monkeypatch.setattr(native.torch, "get_num_threads", lambda: 4)
-    lengths = torch.tensor([steps, 0, steps - 7])
-
-    def function(**tensors: Any) -> Tensor:
-        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, stash=stash, implementation="c")
-
-    def definition(**tensors: Any) -> Tensor:
-        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="chunk")
-
-    make = Make("cpu")
-    tensors = {
-        "decay": make(3, steps, 2).sigmoid(),
-        "inputs": make(3, steps, 2),
-        "initial": make(3, 2) if initial else None,
-    }
-    assert_same_function(function, definition, tensors, dtype)
-
-
-def test_parts_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """4 to the power of 256, the steps of a part, is no number of float32."""
-    monkeypatch.setattr(native, "_PART_VALUES", 512)
-    monkeypatch.setattr(native.torch, "get_num_threads", lambda: 4)
-    inputs = torch.zeros(1, 600, 2)
-    inputs[:, 560:] = 1.0
-    decay = torch.full_like(inputs, 4.0)
-    found = linear_recurrence(decay, inputs, implementation="c")
-    expected = linear_recurrence(decay.double(), inputs.double(), implementation="reference")
-    assert_close([found], [expected], 1e-4)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -170,30 +170,18 @@ def test_lstm_forward(size: int, dtype: torch.dtype, use: Use) -> None:
         expected_h, expected_after, expected_gates = definition_of_lstm(sums.double(), before.double())
         for level, lay, keep in some_of(number, LEVELS, LAYOUTS.values(), [True, False]):
             use(level)
-            given = framed(gates) if added else lay(gates)
+            given = framed(gates) if added or keep else lay(gates)
             state = framed(before) if keep else lay(before)
-            h, kept = poison(dtype, rows, size), poison(torch.float32, rows, 4 * size) if keep else None
-            after = state if keep else poison(torch.float32, rows, size)
-            native.lstm_forward(given, lay(recurrent) if added else None, state, h, after, kept)
-            assert given.equal(sums)
+            h, after = poison(dtype, rows, size), state if keep else poison(torch.float32, rows, size)
+            native.lstm_forward(given, lay(recurrent) if added else None, state, after, h, keep)
             assert_near(h, expected_h, dtype)
             assert_near(after, expected_after, torch.float32)
             assert_frame_untouched(h, after)
-            if kept is not None:
-                assert_near(kept, expected_gates, torch.float32)
-                assert_frame_untouched(kept)
-
-
-@each_size
-def test_lstm_forward_can_keep_the_gates_where_they_were(size: int, level: None) -> None:
-    make = Random(torch.float32)
-    gates, recurrent, before = make(3, 4 * size), make(3, 4 * size), make(3, size)
-    _, after, expected = definition_of_lstm((gates + recurrent).double(), before.double())
-    given, found = framed(gates), poison(torch.float32, 3, size)
-    native.lstm_forward(given, recurrent, before, torch.empty(3, size), found, given)
-    assert_near(given, expected, torch.float32)
-    assert_near(found, after, torch.float32)
-    assert_frame_untouched(given, found)
+            if keep and dtype == torch.float32:
+                assert_near(given, expected_gates, torch.float32)
+                assert_frame_untouched(given)
+            else:
+                assert given.equal(sums)
 
 
 def gradients_of_lstm(sums: Tensor, before: Tensor, dh: Tensor, dc: Tensor) -> Sequence[Tensor]:
@@ -204,10 +192,9 @@ def gradients_of_lstm(sums: Tensor, before: Tensor, dh: Tensor, dc: Tensor) -> S
 
 
 @pytest.mark.sampled(7)
-@pytest.mark.parametrize("from_sums", [True, False], ids=["sums", "gates"])
 @dtypes
 @each_size
-def test_lstm_backward(size: int, dtype: torch.dtype, from_sums: bool, use: Use) -> None:
+def test_lstm_backward(size: int, dtype: torch.dtype, use: Use) -> None:
     for number, (rows, expand) in enumerate(product(ROWS, [True, False])):
         make = Random(dtype)
         sums, before = make(rows, 4 * size, scale=2.0), make.full(rows, size)
@@ -216,16 +203,14 @@ def test_lstm_backward(size: int, dtype: torch.dtype, from_sums: bool, use: Use)
         both = dh.double() + incoming.double()
         expected, expected_before = gradients_of_lstm(sums, before, both, dc)
         _, after, gates = definition_of_lstm(sums.double(), before.double())
-        gates = sums if from_sums else gates.float()
+        gates = gates.float() if dtype == torch.float32 else sums
         for level, lay, in_place in some_of(number, LEVELS, LAYOUTS.values(), [True, False]):
-            if in_place and gates.dtype != dtype:
-                continue
             use(level)
             given = framed(gates) if in_place else lay(gates)
             dgates = given if in_place else poison(dtype, rows, 4 * size)
             states, gradient = (lay(before), lay(after.float())), incoming if expand else lay(incoming)
             dbefore = dc.clone()
-            native.lstm_backward(given, from_sums, *states, gradient, lay(dh), dbefore, dgates)
+            native.lstm_backward(given, *states, lay(dh), gradient, dbefore, dgates)
             assert_near(dgates, expected, dtype, sums=4.0)
             assert_near(dbefore, expected_before, torch.float32, sums=4.0)
             assert_frame_untouched(dgates)
@@ -274,8 +259,8 @@ def test_gates_far_from_zero_are_open_or_shut(level: None) -> None:
     far = torch.tensor([1e4, -1e4, math.inf, -math.inf, 100.0, -100.0]).repeat(50)
     open_or_shut = (far > 0).float()
     before, after = torch.randn(1, 300), torch.empty(1, 300)
-    kept, h = torch.empty(1, 1200), torch.empty(1, 300)
-    native.lstm_forward(far.repeat(4).unsqueeze(0), None, before, h, after, kept)
+    kept, h = far.repeat(4).unsqueeze(0), torch.empty(1, 300)
+    native.lstm_forward(kept, None, before, after, h, True)
     i, f, g, o = kept.view(4, 300)
     assert i.equal(open_or_shut)
     assert f.equal(open_or_shut)
@@ -518,7 +503,7 @@ def test_bfloat16_is_rounded_to_nearest_even(level: None) -> None:
     assert bool(expected.isnan().any())
     gates, hidden = first.clone(), first.shape[1] // 4
     h, after = torch.empty(40, hidden, dtype=torch.bfloat16), torch.empty(40, hidden)
-    native.lstm_forward(gates, second.contiguous(), torch.zeros(40, hidden), h, after, None)
+    native.lstm_forward(gates, second.contiguous(), torch.zeros(40, hidden), after, h, False)
     assert bits_of(gates).equal(bits_of(expected))
 
 
@@ -550,15 +535,15 @@ def test_nan_reaches_what_it_concerns_and_nothing_else(dtype: torch.dtype, level
     for quarter in range(4):
         gates, before = make(3, 4 * 20), make.full(3, 20)
         gates[1, quarter * 20 + 7] = NAN
-        h, after, kept = make(3, 20), make.full(3, 20), make.full(3, 80)
-        native.lstm_forward(gates, None, before, h, after, kept)
+        h, after = make(3, 20), make.full(3, 20)
+        native.lstm_forward(gates, None, before, after, h, True)
         assert h.isnan().nonzero().tolist() == [[1, 7]]
         assert after.isnan().nonzero().tolist() == ([] if quarter == 3 else [[1, 7]])
-        assert kept.isnan().nonzero().tolist() == [[1, quarter * 20 + 7]]
+        assert gates.isnan().nonzero().tolist() == [[1, quarter * 20 + 7]]
         dgates = make(3, 80)
         zero, none = make.full(3, 20, scale=0.0), make(3, 20, scale=0.0)
         dbefore = zero.clone()
-        native.lstm_backward(gates, True, before, zero, none, make(3, 20), dbefore, dgates)
+        native.lstm_backward(gates, before, zero, make(3, 20), none, dbefore, dgates)
         assert dgates.isnan().nonzero()[:, 0].unique().tolist() == [1]
         assert dgates.isnan().nonzero()[:, 1].remainder(20).unique().tolist() == [7]
         assert dbefore.isnan().nonzero().tolist() == ([] if quarter in (0, 2) else [[1, 7]])
@@ -586,12 +571,12 @@ def test_nan_reaches_what_it_concerns_and_nothing_else(dtype: torch.dtype, level
 def everything(dtype: torch.dtype, rows: int) -> tuple[list[Tensor], list[Tensor]]:
     """What every kernel makes of random arguments: row by row, and sums over the rows."""
     make, size, positions = Random(dtype), 77, 4
-    h, after, kept = make(rows, size), make.full(rows, size), make.full(rows, 4 * size)
+    h, after = make(rows, size), make.full(rows, size)
     gates, before = make(rows, 4 * size), make.full(rows, size)
-    native.lstm_forward(gates, make(rows, 4 * size), before, h, after, kept)
+    native.lstm_forward(gates, make(rows, 4 * size), before, after, h, True)
     dgates = make(rows, 4 * size)
     incoming, dh, dbefore = make(rows, size), make(rows, size), make.full(rows, size)
-    native.lstm_backward(kept, False, before, after, incoming, dh, dbefore, dgates)
+    native.lstm_backward(gates, before, after, dh, incoming, dbefore, dgates)
     query, keys, score, padding = for_attention(make, rows, positions, size, True)
     weights = native.attention_forward(query, keys, score, padding)
     dweights = native.weight_gradient(keys, h, None, padding)
@@ -608,7 +593,6 @@ def everything(dtype: torch.dtype, rows: int) -> tuple[list[Tensor], list[Tensor
         gates,
         h,
         after,
-        kept,
         dgates,
         dbefore,
         weights,

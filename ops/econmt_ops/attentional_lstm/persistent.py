@@ -52,7 +52,7 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
 
 def _narrowed(problem: AttentionalProblem) -> tuple[list[Tensor], Tensor, Tensor]:
     """Returns the weights of `decoder.DecoderTensors` in float16: of the layers, ``both``, and their ``units``."""
-    from econmt_ops.backends.triton.units import divide, units_of
+    from econmt_ops.backends.triton.units import units_of
 
     hidden, layers, query = problem.hidden, problem.layers, problem.query
     assert isinstance(problem.from_output, Tensor)
@@ -66,11 +66,11 @@ def _narrowed(problem: AttentionalProblem) -> tuple[list[Tensor], Tensor, Tensor
         unit = units[number : number + 1]
         weights.append(query.new_empty(4 * hidden, 2 * hidden, dtype=torch.float16))
         read = problem.from_output if number == 0 else layer.input
-        divide(read, unit, weights[-1][:, :hidden])
-        divide(layer.hidden, unit, weights[-1][:, hidden:])
+        weights[-1][:, :hidden] = read / unit
+        weights[-1][:, hidden:] = layer.hidden / unit
     both = query.new_empty(len(query) + hidden, hidden, dtype=torch.float16)
-    divide(query, units[-1:], both[: len(query)])
-    divide(problem.from_top, units[-1:], both[len(query) :])
+    both[: len(query)] = query / units[-1]
+    both[len(query) :] = problem.from_top / units[-1]
     return weights, both, units
 
 
@@ -80,7 +80,7 @@ class _DecoderBlocks:
     def __init__(
         self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: AttentionKernels
     ) -> None:
-        from econmt_ops.backends.triton.steps import TritonAttention
+        from econmt_ops.backends.triton.attention import TritonAttention
 
         self.problem, self.sizes = problem, sizes
         call = problem.call

@@ -6,7 +6,7 @@ Sizes: B batch, S source positions, A attention size, H width of the projected v
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -48,18 +48,9 @@ class EagerAttention(AttentionKernels):
     The feature maps (B, S, A) of additive attention are computed in each step, and again in the backward pass, for a
     part of the batch at a time. The gradients of keys, score and normalisation are therefore summed step by step, while
     the feature map of the step exists; only gradients that are products over all steps are left to the end.
-
-    Args:
-        inputs: keys, values and weights.
-        forward, backward: the functions of `econmt_ops.cells.attention`, optionally compiled.
     """
 
-    def __init__(
-        self,
-        inputs: AttentionInputs,
-        forward: Callable[..., Tensor] = additive_forward,
-        backward: Callable[..., Tensor] = additive_backward,
-    ) -> None:
+    def __init__(self, inputs: AttentionInputs) -> None:
         keys, projected, score, norm, self._scale, lengths, self._squashes = inputs
         self._norm, self._accumulate = norm, accumulate_dtype(keys.dtype)
         self._size = keys.shape[2]
@@ -68,7 +59,6 @@ class EagerAttention(AttentionKernels):
         self._projected = self._widened(projected)
         self._padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         self._parts = self._parts_of(keys)
-        self._forward, self._backward = forward, backward
 
     def replace_keys(self, keys: Tensor) -> None:
         """Takes other keys (B, S, A)."""
@@ -159,7 +149,7 @@ class EagerAttention(AttentionKernels):
     def _scores(self, query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
         """Returns the scores of additive attention for a part of the batch, up to a constant."""
         if self._norm is None:
-            return self._forward(query, keys, score)
+            return additive_forward(query, keys, score)
         joined = query.unsqueeze(1) + keys
         hidden = functional.layer_norm(joined, joined.shape[2:], *self._norm, eps=LAYER_NORM_EPSILON)
         return torch.matmul(hidden.tanh_(), score.to(hidden.dtype)).to(self._accumulate)
@@ -201,7 +191,7 @@ class EagerAttention(AttentionKernels):
             rows = self._parts[number]
             arguments = (query[rows], self._keys[rows], self._score, de[rows], dkeys[rows], dscore)
             dquery[rows] = (
-                self._backward(*arguments) if self._norm is None else self._normalised_backward(*arguments)
+                additive_backward(*arguments) if self._norm is None else self._normalised_backward(*arguments)
             )
 
     def _normalised_backward(

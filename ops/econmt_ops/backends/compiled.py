@@ -1,25 +1,18 @@
-"""Steps compiled by torch.compile: the equations of `econmt_ops.cells.lstm`, fused into one pass over memory."""
+"""Steps compiled by torch.compile, which fuses the equations of a cell into one pass over memory."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from econmt_ops.backends import c as library
-from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import AttentionInputs
-from econmt_ops.cells import lstm
-from econmt_ops.cells.attention import additive_backward, additive_forward
 from econmt_ops.core.caches import use_private_compiler_folder
 
 _VARIANTS = 64
@@ -64,7 +57,7 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
     operators, and fake tensors have no values for it.
 
     Args:
-        function: takes tensors and numbers, and runs without autograd.
+        function: takes tensors, tuples of them and numbers, and runs without autograd.
         dynamic: as in torch.compile; by default sizes are constants until one of them changes.
     """
     allow_variants()
@@ -77,104 +70,19 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
             return function(*arguments)
         # A tensor passed twice remains one object: torch.compile has to know which arguments share memory.
         seen: dict[int, Tensor] = {}
-        return compiled(
-            *(
-                seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part
-                for part in arguments
-            )
-        )
+
+        def alone(part: Any) -> Any:
+            if isinstance(part, Tensor):
+                return seen.setdefault(id(part), part.data)
+            return tuple(map(alone, part)) if isinstance(part, (tuple, list)) else part
+
+        return compiled(*map(alone, arguments))
 
     return call
 
 
-def tanh(values: Tensor) -> Tensor:
-    """Computes tanh by the sigmoid, which takes a CPU a third of the time."""
-    return 2.0 * torch.sigmoid(2.0 * values) - 1.0
-
-
-def fill_quarters(gates: Tensor, quarters: Sequence[Tensor]) -> None:
-    """Writes the quarters of (B, 4H) separately, so that the compiler does not materialise their concatenation."""
-    for destination, quarter in zip(gates.chunk(4, 1), quarters, strict=True):
-        destination.copy_(quarter)
-
-
-def _lstm_forward(
-    gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
-) -> None:
-    sums = gates.to(before.dtype)
-    if recurrent is not None:
-        sums = sums + recurrent.to(before.dtype)
-    activated = lstm.activate(sums, tanh)
-    new_h, c = lstm.update_state(activated, before, tanh)
-    if keep:
-        fill_quarters(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
-    after.copy_(c)
-    h.copy_(new_h)
-
-
-def _lstm_backward(
-    gates: Tensor,
-    before: Tensor,
-    after: Tensor,
-    dh: Tensor,
-    other: Tensor | None,
-    dc: Tensor,
-    dgates: Tensor,
-) -> None:
-    exact = dc.dtype
-    activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
-    total_dh = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
-    parts, dbefore = lstm.update_state_backward(activated, before, after, total_dh, dc, tanh)
-    fill_quarters(dgates, parts)
-    dc.copy_(dbefore)
-
-
-def _grouped(
-    function: Callable[..., Any], sizes: tuple[int, ...], read: Tensor, recurrent: Tensor, *tensors: Tensor
-) -> Any:
-    """Calls a method of a `StepCell` with the products of a step and ``tensors`` in groups of the given sizes."""
-    groups, begin = [], 0
-    for size in sizes:
-        groups.append(tensors[begin : begin + size])
-        begin += size
-    return function(read, recurrent, *groups)
-
-
 class CompiledSteps(EagerSteps):
-    """`EagerSteps` with the pointwise work of a step in one compiled function."""
+    """`EagerSteps` with each function of a cell's step compiled."""
 
-    def _cell_forward(
-        self,
-        gates: Tensor,
-        recurrent: Tensor | None,
-        before: Tensor,
-        after: Tensor,
-        h: Tensor,
-        keep: bool,
-    ) -> None:
-        after = before if after.is_set_to(before) else after
-        compile_step(_lstm_forward)(gates, recurrent, before, after, h, keep)
-
-    def _cell_backward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        dh: Sequence[Tensor],
-        dc: Tensor,
-        dgates: Tensor,
-    ) -> None:
-        dgates = gates if dgates.is_set_to(gates) else dgates
-        compile_step(_lstm_backward)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
-
-    def _run_cell(
-        self, function: Callable[..., Any], read: Tensor, recurrent: Tensor, *groups: Sequence[Tensor]
-    ) -> Any:
-        sizes, tensors = tuple(map(len, groups)), itertools.chain(*groups)
-        return compile_step(_grouped)(function, sizes, read, recurrent, *tensors)
-
-    @staticmethod
-    def _attention(inputs: AttentionInputs) -> EagerAttention:
-        """Returns the attention kernels; where the C library serves, only the scores are compiled."""
-        kernels = CAttention if library.serves(inputs.keys) else EagerAttention
-        return kernels(inputs, compile_step(additive_forward), compile_step(additive_backward))
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return compile_step(function)(*arguments)

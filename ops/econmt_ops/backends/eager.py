@@ -1,4 +1,4 @@
-"""Steps in PyTorch operators, on any device: in place, with one workspace for all steps of a call.
+"""Steps in PyTorch operators, on any device.
 
 The equations are those of `econmt_ops.cells.lstm`. Gates in the accumulate type are kept after their nonlinearities,
 without loss of precision; 16-bit gates are kept as sums.
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from econmt_ops.backends import c as library
 from econmt_ops.backends.attention import EagerAttention
+from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.covered_attention import CoveredAttention
 from econmt_ops.backends.protocol import (
     AttentionInputs,
@@ -23,15 +25,11 @@ from econmt_ops.backends.protocol import (
     Read,
     StepGradients,
 )
+from econmt_ops.cells import lstm
 from econmt_ops.cells.output import output_backward, output_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
-
-_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
-"""dy y (1 - y), for dy and y."""
-_tanh_backward = torch.ops.aten.tanh_backward.grad_input
-"""dy (1 - y^2), for dy and y."""
 
 
 def activate_(sums: Tensor) -> Tensor:
@@ -57,6 +55,50 @@ def advance_cell(sums: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
     torch.mul(tanh_(after.clone()), o, out=h)
 
 
+def tanh(values: Tensor) -> Tensor:
+    """Computes tanh by the sigmoid, which takes a CPU a third of the time."""
+    return 2.0 * torch.sigmoid(2.0 * values) - 1.0
+
+
+def fill_quarters(gates: Tensor, quarters: Sequence[Tensor]) -> None:
+    """Writes the quarters of (B, 4H) separately, so that a compiler does not materialise their concatenation."""
+    for destination, quarter in zip(gates.chunk(4, 1), quarters, strict=True):
+        destination.copy_(quarter)
+
+
+def lstm_forward(
+    gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
+) -> None:
+    """Runs one step of an LSTM cell; the arguments are those of `EagerSteps.cell_forward`."""
+    sums = gates.to(before.dtype)
+    if recurrent is not None:
+        sums = sums + recurrent.to(before.dtype)
+    activated = lstm.activate(sums, tanh)
+    new_h, c = lstm.update_state(activated, before, tanh)
+    if keep:
+        fill_quarters(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
+    after.copy_(c)
+    h.copy_(new_h)
+
+
+def lstm_backward(
+    gates: Tensor,
+    before: Tensor,
+    after: Tensor,
+    dh: Tensor,
+    other: Tensor | None,
+    dc: Tensor,
+    dgates: Tensor,
+) -> None:
+    """Runs one step backward; the arguments are those of `EagerSteps.cell_backward`, dropout applied."""
+    exact = dc.dtype
+    activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
+    total_dh = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
+    parts, dbefore = lstm.update_state_backward(activated, before, after, total_dh, dc, tanh)
+    fill_quarters(dgates, parts)
+    dc.copy_(dbefore)
+
+
 def give_read(h: Tensor, read: Read | None) -> None:
     """Writes the next layer's input: h (B, H) of a step, plus the residual, after dropout."""
     if read is None:
@@ -68,72 +110,19 @@ def give_read(h: Tensor, read: Read | None) -> None:
         destination.copy_(values)
 
 
-class _Workspace:
-    """Temporary memory of a step, reused by the next steps: newly allocated memory would not be in a cache.
-
-    Attributes:
-        gates: (B, 4H) in the accumulate type, and ``quarters``, its four gates. gradients: the same for their
-            gradients.
-        squashed, dh, total: (B, H).
-    """
-
-    def __init__(self, c: Tensor) -> None:
-        """Takes a cell state (B, H) in the accumulate type as model of shape, type and device."""
-        rows, hidden = c.shape
-        self.gates = c.new_empty(rows, 4 * hidden)
-        self.quarters = self.gates.chunk(4, 1)
-        # Zeros, because a quarter is multiplied before it is first written, and denormals can be slow to multiply.
-        self.gradients = c.new_zeros(rows, 4 * hidden)
-        self.gradient_quarters = self.gradients.chunk(4, 1)
-        self.squashed, self.dh, self.other, self.total = c.new_empty(4, rows, hidden).unbind(0)
-        self._minus_one = torch.full((), -1.0, dtype=c.dtype)
-
-    def fits(self, c: Tensor) -> bool:
-        """Returns True if it fits steps with cell states like ``c``."""
-        template = self.total
-        return template.shape == c.shape and template.dtype == c.dtype and template.device == c.device
-
-    def activate(self, gates: Tensor, quarters: Sequence[Tensor]) -> None:
-        """Applies the nonlinearities to gates (B, 4H), in place."""
-        g = quarters[2]
-        g.add_(g)
-        gates.sigmoid_()
-        self._double_minus_one(g)
-
-    def _double_minus_one(self, values: Tensor) -> Tensor:
-        """Computes 2 x - 1 in place and in one pass; a Python number as first operand would not allow that."""
-        return torch.add(self._minus_one, values, alpha=2, out=values)
-
-    def squash(self, c: Tensor) -> Tensor:
-        """Returns tanh c, (B, H), valid until the next step."""
-        if c.device.type != "cpu":
-            return torch.tanh(c, out=self.squashed)
-        return self._double_minus_one(torch.add(c, c, out=self.squashed).sigmoid_())
-
-    def add(self, parts: Sequence[Tensor]) -> Tensor:
-        """Returns the sum of one or two (B, H) tensors, in the accumulate type, valid until the next step."""
-        first, *others = parts
-        if first.dtype != self.dh.dtype:
-            # For operands of two types the operator would allocate copies of its own.
-            first, others = self.dh.copy_(first), [self.other.copy_(other) for other in others]
-        return torch.add(first, others[0], out=self.dh) if others else first
-
-
 class EagerSteps:
     """Pointwise work and reductions of a call's steps in PyTorch operators; other backends override its methods."""
 
-    _attention: Callable[..., EagerAttention] = EagerAttention
-    """Class of the attention kernels."""
+    _lstm_forward: Callable[..., None] = staticmethod(lstm_forward)
+    _lstm_backward: Callable[..., None] = staticmethod(lstm_backward)
 
     def __init__(self, like: Tensor) -> None:
         """Takes a tensor of the call's compute type on its device."""
         self.dtype, self.accumulate = like.dtype, accumulate_dtype(like.dtype)
-        self._buffers: _Workspace | None = None
 
-    def _workspace(self, c: Tensor) -> _Workspace:
-        if self._buffers is None or not self._buffers.fits(c):
-            self._buffers = _Workspace(c)
-        return self._buffers
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function of a step."""
+        return function(*arguments)
 
     def cell_forward(
         self,
@@ -158,39 +147,11 @@ class EagerSteps:
                 `econmt_ops.products.gemm.Product.share` returns it where a library cannot add to ``gates`` itself.
             read: input of the next layer at this step; or None.
         """
-        self._cell_forward(gates, recurrent, before, after, h[0], keep)
+        after = before if after.is_set_to(before) else after
+        self._run(self._lstm_forward, gates, recurrent, before, after, h[0], keep)
         for other in h[1:]:
             other.copy_(h[0])
         give_read(h[0], read)
-
-    def _cell_forward(
-        self,
-        gates: Tensor,
-        recurrent: Tensor | None,
-        before: Tensor,
-        after: Tensor,
-        h: Tensor,
-        keep: bool,  # noqa: ARG002 - kept in either case
-    ) -> None:
-        """Runs the step; the arguments are those of `cell_forward`."""
-        if recurrent is not None:
-            gates.add_(recurrent)
-        buffers = self._workspace(before)
-        if gates.dtype == before.dtype:
-            quarters: Sequence[Tensor] = gates.chunk(4, 1)
-        else:
-            gates, quarters = buffers.gates.copy_(gates), buffers.quarters
-        buffers.activate(gates, quarters)
-        i, f, g, o = quarters
-        torch.mul(f, before, out=after)
-        after.addcmul_(i, g)
-        torch.mul(buffers.squash(after), o, out=h)
-
-    def _run_cell(
-        self, function: Callable[..., Any], read: Tensor, recurrent: Tensor, *groups: Sequence[Tensor]
-    ) -> Any:
-        """Calls a method of a `StepCell` with the products of a step and its further arguments."""
-        return function(read, recurrent, *groups)
 
     def step_forward_into(
         self, step: CellStep, after: Sequence[Tensor], output: Tensor, read: Read | None = None
@@ -208,7 +169,7 @@ class EagerSteps:
 
     def _step_forward(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
         """Runs the step itself; see `step_forward_into`."""
-        states = self._run_cell(step.cell.forward, step.read, step.recurrent, step.before, step.extra)
+        states = self._run(step.cell.forward, step.read, step.recurrent, step.before, step.extra)
         mask = None if step.padding is None else step.padding.unsqueeze(1)
         output.copy_(states[0] if mask is None else torch.where(mask, 0.0, states[0]))
         for destination, old, new in zip(after, step.before, states, strict=True):
@@ -261,7 +222,7 @@ class EagerSteps:
         dafter = tuple(dstate) if doutput is None else (dstate[0] + doutput, *dstate[1:])
         if mask is not None:  # a padded row's state bypasses the step
             dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
-        dread, drecurrent, dbefore, parts = self._run_cell(
+        dread, drecurrent, dbefore, parts = self._run(
             step.cell.backward, step.read, step.recurrent, step.before, after, dafter, step.extra
         )
         gradients.read.copy_(dread)
@@ -314,46 +275,13 @@ class EagerSteps:
         """
         if keep is not None:
             dh = torch.where(keep, dh[0] * scale, 0.0), *dh[1:]
-        self._cell_backward(gates, before, after, dh, dc, dgates)
-
-    def _cell_backward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        dh: Sequence[Tensor],
-        dc: Tensor,
-        dgates: Tensor,
-    ) -> None:
-        """Runs the step backward; the arguments are those of `cell_backward`, dropout applied."""
-        buffers = self._workspace(dc)
-        if gates.dtype == dc.dtype:
-            i, f, g, o = gates.chunk(4, 1)
-        else:
-            gates = buffers.gates.copy_(gates)
-            buffers.activate(gates, buffers.quarters)
-            i, f, g, o = buffers.quarters
-        total_dh = buffers.add(dh)
-        squashed, (di, df, dg, do) = buffers.squash(after), buffers.gradient_quarters
-        total = torch.mul(total_dh, o, out=buffers.total)
-        _tanh_backward(total, squashed, grad_input=total)
-        total.add_(dc)
-        # Times x (1 - x) for the gate x, or 1 - x^2 for g, these are the gradients.
-        torch.mul(total, g, out=di)
-        torch.mul(total, before, out=df)
-        torch.mul(total_dh, squashed, out=do)
-        dsum_g = torch.mul(total, i, out=squashed)
-        torch.mul(total, f, out=dc)
-        at_once = dgates.dtype == dc.dtype and not dgates.is_set_to(gates)
-        gradients = dgates if at_once else buffers.gradients
-        _sigmoid_backward(buffers.gradients, gates, grad_input=gradients)
-        _tanh_backward(dsum_g, g, grad_input=gradients.chunk(4, 1)[2] if at_once else dg)
-        if not at_once:
-            dgates.copy_(gradients)
+        first, other = (*dh, None)[:2]
+        dgates = gates if dgates.is_set_to(gates) else dgates
+        self._run(self._lstm_backward, gates, before, after, first, other, dc, dgates)
 
     def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None = None) -> AttentionKernels:
         """Returns the attention kernels of this call."""
-        attention = self._attention(inputs)
+        attention = (CAttention if library.serves(inputs.keys) else EagerAttention)(inputs)
         return attention if coverage is None else CoveredAttention(attention, inputs, coverage)
 
     def output_forward(self, step: OutputStep, outputs: Sequence[Tensor]) -> None:

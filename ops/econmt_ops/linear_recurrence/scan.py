@@ -53,7 +53,7 @@ def backend_of(call: RecurrenceArguments) -> ModuleType:
         from econmt_ops.backends.c import recurrence as in_c
 
         return in_c
-    if call.backend == "triton" and triton.runs_on(call.decay.device):
+    if call.backend == "triton" and triton.serves(call.decay) and not triton.interpreted():
         from econmt_ops.backends.triton import recurrence  # imports triton
 
         return recurrence

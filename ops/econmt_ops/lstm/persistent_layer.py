@@ -61,7 +61,7 @@ class LayerPlan:
     """
 
     def __init__(self, settings: LayerSettings, tensors: LayerTensors, keep: bool) -> None:
-        from econmt_ops.backends.triton import layer_gradients, layer_kernels, partition, persistent
+        from econmt_ops.backends.triton import layer_kernels, partition, persistent
 
         inputs, weights, state, lengths, places, resets = tensors
         assert inputs is not None
@@ -118,10 +118,6 @@ class LayerPlan:
         self._parts = [(programs, (steps, batch, *part, self._first_slot)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
         self._column_sums = layer_kernels.column_sums
-        # Only in the usual case do all gradients follow from one launch.
-        is_usual = directions == 1 and places is None and state is None and len(set(types[2:])) == 1
-        self._is_small = is_usual and layer_gradients.is_small(steps * batch, self.size, hidden)
-        self._gradients_launch = functools.cache(self._gradients_launch_of)
 
     def operands_for_backward(self, operands: LayerOperands) -> LayerOperands:
         """Returns the operands of the forward pass with the zeros for one backward pass, if `keeps_operands`."""
@@ -142,49 +138,6 @@ class LayerPlan:
         )
         ends = self._groups, self._counters
         return launches, [(programs, (self.steps, self.batch, *part, *ends)) for programs, *part in parts]
-
-    def _gradients_launch_of(self, has_inputs: bool) -> tuple[Any, int, tuple[int, ...]]:
-        """Returns the launch of all gradients of a small layer, its programs and integers."""
-        from econmt_ops.backends.triton.layer_gradients import gradients_launch
-
-        sizes = self.steps * self.batch, self.batch, self.size, self._operands_of.width, self.hidden
-        types = self.dtype, self.inputs_type, *self.types[:3]
-        return gradients_launch(sizes, types, self.settings.reverse[0], self.has_resets, has_inputs)
-
-    def _small_gradients(
-        self,
-        operands: LayerOperands,
-        outputs: Tensor,
-        dsums: Tensor,
-        resets: Tensor | None,
-        has_inputs: bool,
-    ) -> tuple[Tensor | None, list[Tensor | None]]:
-        """Returns the gradients of inputs and weights of a small layer; see `_gradients`."""
-        device, hidden = dsums.device, self.hidden
-        weights = [
-            torch.empty(shape, dtype=kind, device=device)
-            for shape, kind in zip(
-                ((4 * hidden, self.size), (4 * hidden, hidden), (4 * hidden,)), self.types[:3], strict=True
-            )
-        ]
-        dinputs = None
-        if has_inputs:
-            dinputs = torch.empty(self._inputs_shape, dtype=self.inputs_type, device=device)
-        launch, programs, integers = self._gradients_launch(has_inputs)
-        launch(
-            programs,
-            (
-                dsums,
-                operands.rows,
-                outputs,
-                dsums if resets is None else resets,
-                operands.matrices[0],
-                dsums if dinputs is None else dinputs,
-                *weights,
-            ),
-            integers,
-        )
-        return dinputs, [*weights, *weights[2:] * (self._each - 3)]
 
     def _direction(self, stacked: Tensor, number: int) -> Tensor:
         """Returns the rows of a direction of a tensor (D N, M), whose directions follow each other."""
@@ -382,8 +335,6 @@ class LayerPlan:
         needs: Sequence[bool],
     ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor]]:
         """Returns the gradients of inputs, weights and first h from those of the gates' sums and of the last h."""
-        if self._is_small and all(needs[1:]):
-            return *self._small_gradients(operands, outputs, dsums, tensors.resets, needs[0]), []
         dinputs: Tensor | None = None
         weights: list[Tensor | None] = [None] * len(self.types)
         first_h = []

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.compiled import compile_step, fill_quarters, tanh
+from econmt_ops.backends.compiled import compile_step
+from econmt_ops.backends.eager import fill_quarters, tanh
 from econmt_ops.cells import lstm
 from econmt_ops.core.weights import LowRank
 from econmt_ops.products.low_rank import few_rows_type

@@ -28,9 +28,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from econmt_ops.backends.cuda.adam import AdamSettings
-from econmt_ops.backends.triton import adam_8bit, cells
+from econmt_ops.backends.triton import adam_8bit, cells, persistent
 from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
-from econmt_ops.backends.triton.layer_gradients import gradients_launch
 from tests.ops.simulated_gpu import simulated_gpu
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -93,26 +92,10 @@ def launches() -> dict[str, Callable[[], None]]:
                 found[f"{kind} {size} {str(dtype)[6:]}"] = lambda args=(size, dtype, kind): attend(*args)
     found["additive 300 bfloat16"] = lambda: attend(300, torch.bfloat16, "additive")
     found["cell 512 bfloat16"] = lambda: step(512, torch.bfloat16)
-    found["layer gradients bfloat16"] = lambda: gradients(torch.bfloat16)
     found["adam 300"] = lambda: update(300)
     found["adam 512"] = lambda: update(512)
     found["adam 512 bfloat16"] = lambda: update(512, torch.bfloat16)
     return found
-
-
-def gradients(dtype: torch.dtype) -> None:
-    """All gradients of a small layer: 8 steps of 4 rows, 64 units, with resets."""
-    rows, hidden = 32, 64
-    launch, programs, integers = gradients_launch(
-        (rows, 4, hidden, hidden, hidden), (dtype, *[torch.float32] * 4), False, True, True
-    )
-    read = [torch.zeros(rows, width, dtype=dtype) for width in (4 * hidden, hidden, hidden)]
-    matrix = torch.zeros(4 * hidden, hidden, dtype=dtype)
-    shapes = (rows, hidden), (4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,)
-    resets = torch.zeros(8, 4, dtype=torch.bool)
-    tensors = *read, resets, matrix, *(torch.zeros(shape) for shape in shapes)
-    # What the launch does where there is no device.
-    launch._kernel[(programs,)](*tensors, *integers, **launch._constants)
 
 
 def update(columns: int, dtype: torch.dtype = torch.float32) -> None:
@@ -150,7 +133,7 @@ def step(size: int, dtype: torch.dtype) -> None:
     )
     cells.forward(gates, c, c, [h, h])
     cells.backward(gates, c, c, [h, h], c, gates)
-    cells.scan(gates.unsqueeze(0), c)
+    persistent.scan_cells(gates.unsqueeze(0), c)
 
 
 def report(calls: Mapping[str, Callable[[], object]], *, disassembled: bool = False) -> None:

@@ -23,13 +23,10 @@ from econmt_ops.backends.triton import (
     layer_kernels,
     persistent,
     random,
-    reversal,
     sliced_cross_entropy,
 )
 from econmt_ops.backends.triton import decoder_output as decoder_output_kernels
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
-from econmt_ops.backends.triton.layer_gradients import gradients_launch
-from econmt_ops.backends.triton.units import divide, in_units
 from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
@@ -75,13 +72,6 @@ def layer(name: str) -> None:
             )
             weights = torch.zeros(2048, 500), torch.zeros(2048, 512), torch.zeros(2048), torch.zeros(2048)
             maker(torch.zeros(shape), None, weights, (4096, 64), True, torch.ones(16, dtype=torch.int64))
-        elif name.startswith("gradients"):
-            kind = torch.float32 if "float32" in name else torch.bfloat16
-            given, made = values.to(kind).view(-1), torch.zeros(2048)
-            types = kind, *(made.dtype,) * 4
-            launch, programs, integers = gradients_launch((4096, 64, 100, 104, 128), types, False, True, True)
-            resets = torch.zeros(64, 64, dtype=torch.bool)
-            launch(programs, (given, given, given, resets, given, made, made, made, made), integers)
         else:
             layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
 
@@ -113,12 +103,6 @@ def coverage() -> None:
     )
 
 
-def units() -> None:
-    """Of the keys of two sentences and of the rows of a query."""
-    in_units(torch.zeros(2, 16, 512))
-    divide(torch.zeros(16, 512), torch.zeros(1), torch.zeros(16, 512, dtype=torch.float16))
-
-
 def search() -> None:
     """A step of a beam of five among 32,000 words, for three sentences."""
     count, exact = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.float64)
@@ -132,7 +116,7 @@ def search() -> None:
 
 def launches() -> dict[str, Callable[[], object]]:
     """Launches by name."""
-    rows, lengths = torch.zeros(2, 16, 512, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64)
+    rows = torch.zeros(2, 16, 512, dtype=torch.bfloat16)
     seed = torch.zeros((), dtype=torch.int64)
     return {
         "losses bfloat16": lambda: losses(torch.bfloat16, 32_000),
@@ -140,7 +124,6 @@ def launches() -> dict[str, Callable[[], object]]:
         "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
         "numbers of a slice": lambda: slices(False),
         "gradient of a slice": lambda: slices(True),
-        "bias": lambda: cross_entropy.add_rows(torch.zeros(32_000), rows.view(1, -1)[:, :16_384], False),
         "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
@@ -151,13 +134,9 @@ def launches() -> dict[str, Callable[[], object]]:
         ),
         "operands": lambda: layer("operands"),
         "sums": lambda: layer("sums"),
-        "gradients bfloat16": lambda: layer("gradients bfloat16"),
-        "gradients float32": lambda: layer("gradients float32"),
         "decoder output": decoder_output,
         "coverage": coverage,
-        "units": units,
         "search": search,
-        "reversal": lambda: reversal.reverse(rows, lengths),
     }
 
 

@@ -15,32 +15,25 @@ from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
 from tests.ops.triton.compiling import report
 
 
-def calls() -> dict[str, tuple[torch.dtype, bool | None, bool, bool]]:
-    """By name: type, whether by tiles (None: in Gluon), outputs made again, and all options of a call."""
+def calls() -> dict[str, tuple[torch.dtype, bool]]:
+    """By name: type, and whether with all options of a call."""
     return {
-        "gluon float32": (torch.float32, None, False, False),
-        "gluon float32 options": (torch.float32, None, False, True),
-        "gluon bfloat16": (torch.bfloat16, None, False, False),
-        "gluon bfloat16 options": (torch.bfloat16, None, False, True),
-        "tiles float32": (torch.float32, True, False, False),
-        "walk float32": (torch.float32, False, False, True),
-        "tiles bfloat16 again": (torch.bfloat16, True, True, True),
-        "walk bfloat16": (torch.bfloat16, False, False, False),
-        "walk bfloat16 again": (torch.bfloat16, False, True, True),
-        "tiles float64 again": (torch.float64, True, True, False),
+        "recurrence float32": (torch.float32, False),
+        "recurrence float32 options": (torch.float32, True),
+        "recurrence bfloat16": (torch.bfloat16, False),
+        "recurrence bfloat16 options": (torch.bfloat16, True),
     }
 
 
-def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> None:
+def call(dtype: torch.dtype, options: bool) -> None:
     """Forward and backward of 2 rows of 300 steps of 64 units."""
     values = torch.zeros(2, 300, 64, dtype=dtype)
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    initial = torch.zeros(2, 64, dtype=exact) if options else None
+    initial = torch.zeros(2, 64) if options else None
     lengths = torch.zeros(2, dtype=torch.int64) if options else None
     block = block_of(300, "triton")
     arguments = RecurrenceArguments(values, values, initial, lengths, options, "outputs", "triton")
-    _, carries = recurrence.forward(arguments, block, again, tiled)
-    recurrence.backward(arguments, carries, block, values, tiled)
+    recurrence.forward(arguments, block, False)
+    recurrence.backward(arguments, None, block, values)
 
 
 def launches() -> dict[str, Callable[[], None]]:

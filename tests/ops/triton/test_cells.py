@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.protocol import Read
-from econmt_ops.backends.triton import cells
+from econmt_ops.backends.triton import cells, persistent
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SIZES = [(1, 5), (3, 33), (2, 256), (2, 300)]
@@ -97,7 +97,7 @@ def test_the_cell_states_of_a_block(steps: int, device: str) -> None:
     states = [first.double()]
     for step in range(steps):
         states.append(reference(gates[step].double(), states[-1])[1])
-    close(cells.scan(gates, first), torch.stack(states), 1e-6)
+    close(persistent.scan_cells(gates, first), torch.stack(states), 1e-6)
 
 
 def test_tanh_keeps_the_digits_of_small_values(device: str) -> None:

@@ -20,7 +20,6 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "additive 1024 float32": [(184, 16500), (192, 16500), (80, 1100)],
         "additive 300 bfloat16": [(128, 33000), (128, 33000), (72, 1100)],
         "cell 512 bfloat16": [(48, 0), (72, 0), (136, 0)],
-        "layer gradients bfloat16": [(104, 49152)],
         "adam 300": [(128, 2048)],
         "adam 512": [(128, 2048)],
         "adam 512 bfloat16": [(160, 2048)],
@@ -31,29 +30,19 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "losses of an odd vocabulary": [(192, 64)],
         "numbers of a slice": [(144, 64)],
         "gradient of a slice": [(144, 64)],
-        "bias": [(72, 2048)],
         "mask": [(48, 4096)],
         "dropout bfloat16": [(144, 4096)],
         "dropout float32": [(80, 4096)],
         "look-up": [(168, 8192)],  # sixteen rows of 512 columns at once
         "cell states": [(88, 0)],
-        "reversal": [(48, 0)],
         "table": [(32, 0)],
         "operands": [(64, 0)],
         "sums": [(64, 1024)],
-        "gradients bfloat16": [(128, 49152)],
-        "gradients float32": [(128, 49152)],
         "search": [(128, 64)],
     },
     "compiling_recurrence": {
-        "tiles float32": [(144, 0), (248, 0)],
-        "walk float32": [(72, 0), (80, 0)],
-        "tiles bfloat16 again": [(255, 0), (255, 0)],
-        "walk bfloat16": [(64, 0), (80, 0)],
-        "walk bfloat16 again": [(64, 0), (144, 0)],
-        "tiles float64 again": [(255, 0), (255, 0)],
         **{
-            f"gluon {kind}": [(128, 1 << 20)] * 2
+            f"recurrence {kind}": [(128, 1 << 20)] * 2
             for kind in ("float32", "float32 options", "bfloat16", "bfloat16 options")
         },
     },
@@ -76,9 +65,8 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "lnlstm per gate bfloat16": [(64, 2048), (112, 2048)],
     },
 }
-SPILLED = {"adam 512 bfloat16": 16, "tiles bfloat16 again": 48, "tiles float64 again": 48}
-"""Bytes of a thread's registers that may be kept in memory: capability 8.6 and 8.9 have registers for fewer threads; tiles
-whose states are made again with all options."""
+SPILLED = {"adam 512 bfloat16": 16}
+"""Bytes of a thread's registers that may be kept in memory: capability 8.6 and 8.9 have registers for fewer threads."""
 
 
 def held(name: str, kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The kernels of the linear recurrence against the definition, walked through tile by tile and with a program a tile."""
+"""The kernels of the linear recurrence against the definition; they need a GPU, for nothing interprets them."""
 
 from __future__ import annotations
 
@@ -11,91 +11,90 @@ from torch import Tensor
 
 from econmt_ops import linear_recurrence
 from econmt_ops.backends.triton import recurrence
-from econmt_ops.linear_recurrence import scan
-from tests.ops.cases import CASES, Sizes
-from tests.ops.checking import Variation, check
-from tests.ops.helpers import (
-    Make,
-    assert_same_function,
-    values_and_gradients,
-)
+from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, values_and_gradients
 
-TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
-STEPS, RADIX = 8, 4
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+SPAN, RADIX = 8, 4
+TILE = SPAN * recurrence.WARPS
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> None:
-    """Many tiles in few steps, and both ways to go through them."""
-    monkeypatch.setitem(scan._BLOCK, "triton", STEPS)
-    monkeypatch.setattr(recurrence, "_LINE", 32)
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Many tiles, groups and blocks in few steps; the tiles of a row of each launch."""
+    monkeypatch.setattr(recurrence, "SPAN", SPAN)
     monkeypatch.setattr(recurrence, "RADIX", RADIX)
-    monkeypatch.setattr(recurrence.TileCut, "_fills_better_tiled", lambda *_: tiled)
+    found: list[int] = []
+    grid_of = recurrence.grid_of
+
+    def planned(like: Tensor) -> recurrence.TileGrid:
+        found.append(grid_of(like).tiles)
+        return grid_of(like)
+
+    monkeypatch.setattr(recurrence, "grid_of", planned)
+    return found
+
+
+def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 128) -> dict[str, Any]:
+    return {
+        "decay": make(rows, steps, hidden).sigmoid(),
+        "inputs": make(rows, steps, hidden),
+        "initial": make(rows, hidden) if initial else None,
+    }
 
 
 def function(**options: Any) -> Callable[..., Tensor]:
     return lambda **given: linear_recurrence(**given, **options)
 
 
-@pytest.mark.sampled(5)
-@TILED
-@pytest.mark.parametrize("case", ["linear_recurrence", "linear_recurrence-carries"])
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@REVERSE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("sizes", "ragged", "dtype"),
-    [
-        (Sizes(B=2, T=1, H=1), False, torch.float64),
-        (Sizes(B=2, T=STEPS, H=5), False, torch.float64),
-        (Sizes(B=2, T=STEPS + 1, H=3), False, torch.float32),
-        (Sizes(B=2, T=3 * STEPS - 1, H=9), False, torch.bfloat16),
-        (Sizes(B=2, T=20, H=17), False, torch.float16),
-        (Sizes(B=6, T=STEPS + 1, H=2), True, torch.float64),
-        (Sizes(B=1, T=STEPS * (2 * RADIX + 3) - 1, H=5), False, torch.float64),  # more tiles than a group has
-    ],
-    ids=str,
+    ("steps", "initial"),
+    [(1, True), (TILE - 1, False), (TILE, True), (TILE + 1, False), (200, True), (TILE * 37 - 5, True)],
 )
 def test_equals_the_definition(
-    sizes: Sizes, ragged: bool, dtype: torch.dtype, reverse: bool, case: str, device: str
+    steps: int, initial: bool, dtype: torch.dtype, reverse: bool, launches: list[int]
 ) -> None:
-    """With lengths, rows are full, empty, or end at and before the end of a tile, and padding is poisoned."""
-    variation = Variation(sizes, ragged, state=sizes.T > 1, options={"reverse": reverse}, scattered=ragged)
-    check(CASES[case], variation, dtype, device, ["triton"])
+    given = tensors(Make("cuda"), steps, initial)
+    definition = function(reverse=reverse, implementation="chunk")
+    assert_same_function(function(reverse=reverse, implementation="triton"), definition, given, dtype)
+    assert launches == [-(-steps // TILE)] * 2
 
 
-@pytest.mark.sampled(1)
-@TILED
-@pytest.mark.parametrize(
-    ("dtype", "reverse"),
-    [pytest.param(torch.float32, False, marks=pytest.mark.thorough), (torch.bfloat16, True)],
-    ids=str,
-)
-def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
-    given = CASES["linear_recurrence"].tensors(Make(device, dtype), Sizes(B=1, T=45, H=3))
-    found = [
-        values_and_gradients(function(reverse=reverse, stash=stash, implementation="triton"), given)
-        for stash in ("outputs", "carries")
-    ]
-    for left, right in zip(*found, strict=True):
-        assert all(one.equal(other) for one, other in zip(left, right, strict=True))
+@REVERSE
+def test_lengths(reverse: bool) -> None:
+    """Rows that are full, empty, or end at, before and behind the end of a tile; poison in the padding."""
+    lengths = torch.tensor([200, 0, TILE, TILE - 1, 2 * TILE + 1, 1])
+
+    def kernels(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
+        outputs = linear_recurrence(
+            poisoned(decay, lengths), poisoned(inputs, lengths), initial=initial, lengths=lengths.cuda(),
+            reverse=reverse, implementation="triton",
+        )  # fmt: skip
+        assert not padded_part(outputs, lengths).any()
+        outputs.register_hook(lambda gradient: poisoned(gradient, lengths))
+        return outputs
+
+    definition = function(lengths=lengths.cuda(), reverse=reverse, implementation="chunk")
+    given = tensors(Make("cuda"), 200, True, rows=6, hidden=64)
+    assert_same_function(kernels, definition, given, torch.float32)
 
 
-@pytest.mark.sampled(1)
-@TILED
-def test_one_decay_for_all(device: str) -> None:
-    slices = Make(device)(20, 2, 7)
-    views = {"inputs": slices.transpose(0, 1)[:, :, 2:6], "decay": Make(device)(4)}
-    assert_same_function(function(implementation="triton"), function(implementation="reference"), views)
+def test_rows_that_lie_apart_and_one_decay_for_all(launches: list[int]) -> None:
+    make = Make("cuda", torch.float32)
+    slices = make(100, 2, 96)
+    views = {"inputs": slices.transpose(0, 1)[:, :, 16:80], "decay": make(64).sigmoid()}
+    kernels, definition = function(implementation="triton"), function(implementation="chunk")
+    assert_same_function(kernels, definition, views, torch.float32)
+    assert launches
 
 
-@pytest.mark.sampled(1)
-@TILED
-@pytest.mark.parametrize(
-    "decay", [4.0, *(pytest.param(value, marks=pytest.mark.thorough) for value in (0.0, -1.0, 1.0001))]
-)
-def test_extreme_decays(decay: float, device: str) -> None:
-    inputs = Make(device, torch.float32)(1, 100, 2)
+@pytest.mark.parametrize("decay", [4.0, 0.0, -1.0, 1.0001])
+def test_extreme_decays(decay: float) -> None:
+    inputs = Make("cuda", torch.float32)(1, 130, 32)
     if decay == 4.0:
-        inputs[:, :70] = 0
+        inputs[:, :100] = 0
     given = torch.full_like(inputs, decay)
     found = linear_recurrence(given, inputs, implementation="triton")
     expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")
@@ -103,35 +102,71 @@ def test_extreme_decays(decay: float, device: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@TILED
-def test_offsets_beyond_32_bits(device: str) -> None:
-    """Rows that lie 2^33 bytes apart, of which no memory but these rows is touched."""
-    if device == "cuda":
-        memory = torch.empty(2**31 + 64, dtype=torch.float32, device=device)
-    else:
-        memory = torch.empty(2**31 + 64, dtype=torch.float32)  # never written, so that it takes no memory
-    views = [torch.as_strided(memory, (2, 2, 3), (2**31, 3, 1), 16 * number) for number in range(2)]
-    values = Make(device, torch.float32)(2, 2, 2, 3)
+def test_the_same_at_every_call() -> None:
+    """Although tiles of several thousand programs wait for each other in any order."""
+    make = Make("cuda", torch.float32)
+    given = {"decay": make(2, 30_000, 128).sigmoid(), "inputs": make(2, 30_000, 128)}
+    first, gradients = values_and_gradients(function(implementation="triton"), given)
+    for _ in range(20):
+        again, others = values_and_gradients(function(implementation="triton"), given)
+        assert all(
+            one.equal(other) for one, other in zip([*first, *gradients], [*again, *others], strict=True)
+        )
+
+
+def test_offsets_beyond_32_bits(launches: list[int]) -> None:
+    """Rows that lie 2^33 bytes apart."""
+    memory = torch.empty(2**31 + 4096, dtype=torch.float32, device="cuda")
+    views = [torch.as_strided(memory, (2, 2, 32), (2**31, 32, 1), 1024 * number) for number in range(2)]
+    values = Make("cuda", torch.float32)(2, 2, 2, 32)
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
     found = linear_recurrence(views[0], views[1], implementation="triton")
     torch.testing.assert_close(found, linear_recurrence(values[0], values[1], implementation="reference"))
+    assert launches
 
 
-@TILED
-@pytest.mark.cuda
-def test_captured(tiled: bool) -> None:
+def test_captured() -> None:
     """In a CUDA graph, replayed with other values; at every replay the same."""
     make = Make("cuda", torch.float32)
-    decay, inputs = make(1, 5000, 40).sigmoid(), make(1, 5000, 40)
+    decay, inputs = make(1, 5000, 64).sigmoid(), make(1, 5000, 64)
     linear_recurrence(decay, inputs, implementation="triton")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = linear_recurrence(decay, inputs, implementation="triton")
-    inputs.copy_(make(1, 5000, 40))
+    inputs.copy_(make(1, 5000, 64))
     graph.replay()
     first = outputs.clone()
     torch.testing.assert_close(first, linear_recurrence(decay, inputs, implementation="chunk"))
     for _ in range(20):
         graph.replay()
-        assert outputs.equal(first), tiled
+        assert outputs.equal(first)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "dtype"), [(33, torch.float32), (32, torch.bfloat16), (1, torch.float16)], ids=str
+)
+@pytest.mark.parametrize("stash", ["outputs", "carries"])
+def test_units_that_do_not_fill_a_cache_line(
+    hidden: int, dtype: torch.dtype, stash: str, launches: list[int]
+) -> None:
+    given = tensors(Make("cuda"), 40, True, hidden=hidden)
+    kernels = function(stash=stash, implementation="triton")
+    assert_same_function(kernels, function(implementation="chunk"), given, dtype)
+    assert len(launches) == (3 if stash == "carries" else 2)
+
+
+def test_the_stash_changes_nothing() -> None:
+    given = tensors(Make("cuda", torch.bfloat16), 300, True)
+    found = [
+        values_and_gradients(function(stash=stash, implementation="triton"), given)
+        for stash in ("outputs", "carries")
+    ]
+    for left, right in zip(*found, strict=True):
+        assert all(one.equal(other) for one, other in zip(left, right, strict=True))
+
+
+def test_float64_takes_tensor_operations(launches: list[int]) -> None:
+    given = tensors(Make("cuda"), 40, True)
+    assert_same_function(function(implementation="triton"), function(implementation="chunk"), given)
+    assert not launches

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import reversal
 from econmt_ops.products import reversal as module
 
 LENGTHS = (5, 0, 1, 4)
@@ -23,7 +22,7 @@ def test_rows_are_reversed_within_their_lengths(width: int, dtype: torch.dtype, 
     draw = torch.Generator().manual_seed(1)
     values = (10 * torch.randn(len(LENGTHS), 5, width, generator=draw)).to(dtype)
     lengths = torch.tensor(LENGTHS)
-    found = reversal.reverse(values.to(device), lengths.to(device))
+    found = module._reverse_rows(values.to(device), lengths.to(device))
     assert found.dtype == dtype
     assert found.cpu().equal(definition(values, lengths))
 
@@ -31,7 +30,7 @@ def test_rows_are_reversed_within_their_lengths(width: int, dtype: torch.dtype, 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0)], ids=str)
 def test_nothing_to_reverse(shape: tuple[int, ...], device: str) -> None:
     lengths = torch.full(shape[:1], shape[1], device=device)
-    assert reversal.reverse(torch.ones(shape, device=device), lengths).shape == shape
+    assert module._reverse_rows(torch.ones(shape, device=device), lengths).shape == shape
 
 
 def test_gradient_is_reversed_too(device: str) -> None:
@@ -47,7 +46,7 @@ def test_gradient_is_reversed_too(device: str) -> None:
 
 
 @pytest.mark.cuda
-def test_one_kernel_that_a_graph_may_hold() -> None:
+def test_a_graph_may_hold_it() -> None:
     values, lengths = torch.randn(3, 4, 5, device="cuda"), torch.tensor([4, 2, 0], device="cuda")
     module.reverse_rows(values, lengths)
     graph = torch.cuda.CUDAGraph()

@@ -47,7 +47,6 @@ NAMES = {
         "lstm_cells",
         "cell_forward",
         "cell_backward",
-        "cell_scan",
         "void RNN_blockPersist_fp_LSTM_NN<__half, __half, float, 2, 512>(...)",
         "void elemWiseRNNcell<__half, __half, float, (cudnnRNNMode_t)2, (cudnnRNNBiasMode_t)2>(...)",
     ],
@@ -59,7 +58,6 @@ NAMES = {
     ],
     "loss": [
         "loss_rows",
-        "loss_bias",
         "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float, "
         "at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, float const*, int)",
         "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>(...)",
@@ -71,9 +69,7 @@ NAMES = {
     ],
     "embedding and dropout": [
         "embedding_sum",
-        "dropout_mask",
         "dropout_values",
-        "reversal_rows",
         "void at::native::radixSortKVInPlace<2, -1, 128, 32, long, long, unsigned int>(...)",
         "void cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<...>(...)",
         "void at::native::(anonymous namespace)::compute_grad_weight<float, int>(...)",

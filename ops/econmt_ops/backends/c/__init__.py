@@ -159,16 +159,17 @@ def _sizes(names: str, tensor: Tensor) -> dict[str, int]:
 
 
 def lstm_forward(
-    gates: Tensor, recurrent: Tensor | None, before: Tensor, h: Tensor, after: Tensor, kept: Tensor | None
+    gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
 ) -> None:
     """Runs one step of an LSTM.
 
     Args:
-        gates: (B, 4H) before their nonlinearities; with ``recurrent`` overwritten by the sum.
+        gates: (B, 4H) before their nonlinearities; with ``recurrent`` overwritten by the sum, with ``keep`` in float32
+            by the gates after their nonlinearities.
         recurrent: (B, 4H), added to them, of their type; or None.
         before: (B, H) float32, the cell state. h: (B, H), is written, of the gates' type.
         after: (B, H) float32, is written; may be ``before``.
-        kept: (B, 4H) float32, receives the gates after their nonlinearities; may be ``gates``; or None.
+        keep: see ``gates``.
     """
     call(
         "lstm_forward",
@@ -179,43 +180,39 @@ def lstm_forward(
         before=before,
         h=h,
         after=after,
-        kept=kept,
+        kept=gates if keep and gates.dtype == torch.float32 else None,
     )
 
 
 def lstm_backward(
     gates: Tensor,
-    sums: bool,
     before: Tensor,
     after: Tensor,
-    incoming: Tensor,
     dh: Tensor,
+    other: Tensor | None,
     dc: Tensor,
     dgates: Tensor,
 ) -> None:
     """Runs one step of an LSTM backward.
 
     Args:
-        gates: (B, 4H); with ``sums`` before their nonlinearities, in the type of ``dgates``, else after them in
-            float32.
-        sums: see ``gates``.
+        gates: (B, 4H), in float32 after their nonlinearities, in bfloat16 before them.
         before, after: (B, H) float32, the cell states around the step.
-        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``.
+        dh, other: (B, H), two gradients of h, of the type of ``dgates``; the second may be None.
         dc: (B, H) float32, the gradient of ``after``; overwritten by that of ``before``.
         dgates: (B, 4H), is written; may be ``gates``.
     """
     gates = rows_of(gates)
-    assert gates.dtype == (dgates.dtype if sums else torch.float32)
     call(
         "lstm_backward",
         gates.numel(),
         **_sizes("rows hidden", dc),
-        sums=sums,
-        gates=gates.data_ptr(),  # by its address, because its type depends on ``sums``
+        sums=gates.dtype != torch.float32,
+        gates=gates.data_ptr(),  # by its address, because its type can differ from that of ``dgates``
         gates_stride=gates.stride(0),
         before=before,
         after=after,
-        incoming=incoming,
+        incoming=other,
         dh=dh,
         dc=dc,
         dgates=dgates,

@@ -7,25 +7,17 @@ from torch import Tensor
 
 from econmt_ops.backends import c as library
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.cells.attention import additive_forward
 
 
 class CAttention(EagerAttention):
-    """`EagerAttention` with C kernels for everything but the scores of dot and of normalised attention.
-
-    Compiled functions for the scores, if given, take precedence.
-    """
-
-    @property
-    def _has_scores(self) -> bool:
-        return self._score is not None and self._norm is None and self._forward is additive_forward
+    """`EagerAttention` with C kernels for everything but the scores of dot and of normalised attention."""
 
     def _widened(self, tensor: Tensor) -> Tensor:
         """Returns the tensor itself: the library widens values as it reads them."""
         return tensor
 
     def _weights(self, query: Tensor) -> Tensor:
-        if self._score is None or not self._has_scores:
+        if self._score is None or self._norm is not None:
             return super()._weights(query)
         return library.attention_forward(query, self._keys, self._score, self._padding)
 
@@ -43,7 +35,7 @@ class CAttention(EagerAttention):
         self, query: Tensor, weights: Tensor, dweights: Tensor, dquery: Tensor, dscores: Tensor
     ) -> None:
         """Leaves ``dscores`` unwritten: the library adds directly to the gradients of keys and score."""
-        if self._score is None or not self._has_scores:
+        if self._score is None or self._norm is not None:
             super()._weights_backward(query, weights, dweights, dquery, dscores)
             return
         dkeys, dscore, _ = self.sums

@@ -178,7 +178,6 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(add_rows);
   SIZE(recurrence_forward);
   SIZE(recurrence_backward);
-  SIZE(recurrence_summary);
   SIZE(scan_cell_forward);
   SIZE(scan_cell_backward);
 #undef SIZE
@@ -398,11 +397,6 @@ EXPORT int econmt_recurrence_backward(const struct recurrence_backward *a, int64
   in_large_pages(a->ddecay, bytes);
   in_large_pages(a->dinputs, bytes);
   return spread(PICK(recurrence_backward), a, tasks, threads, 0, (4 + states) * a->width, NULL);
-}
-
-EXPORT int econmt_recurrence_summary(const struct recurrence_summary *a, int64_t threads) {
-  int64_t tasks = tasks_of(a->rows, a->hidden, a->width);
-  return spread(PICK(recurrence_summary), a, tasks, threads, 0, 2 * a->width, NULL);
 }
 
 EXPORT int econmt_scan_cell_forward(const struct scan_cell_forward *a, int64_t threads) {

@@ -38,7 +38,7 @@ struct lstm_backward {
   int64_t gates_stride;
   const float *before, *after; /* (B, H) the cell state before and after the step */
   int64_t before_stride, after_stride;
-  const void *incoming, *dh; /* any (B, H), two gradients of h */
+  const void *incoming, *dh; /* any (B, H), two gradients of h; the first may be NULL */
   int64_t incoming_stride, dh_stride;
   const float *dc; /* (B, H) */
   int64_t dc_stride;
@@ -330,7 +330,6 @@ struct recurrence_forward {
   int64_t outputs_batch, outputs_step;
   int64_t block;
   float *carries;            /* (B, N, H), receives the state before every block of a row's own steps; or NULL */
-  float *last;               /* (B, H), receives the state after the last step; or NULL */
 };
 
 /* Backward pass of recurrence_forward: the recurrence in the other direction. */
@@ -347,20 +346,9 @@ struct recurrence_backward {
   const int64_t *lengths;   /* (B); or NULL */
   int64_t block;
   const float *carries;     /* (B, N, H); or NULL */
-  const float *after;       /* (B, H), the gradient of the state after the last step; or NULL: zeros */
   void *ddecay, *dinputs;   /* any (B, T, H), contiguous except for the batch, are written */
   int64_t gradients_batch, gradients_step;
   float *dinitial;          /* (B, H), is written */
-};
-
-/* The map h -> product h + end of all steps of a row. */
-struct recurrence_summary {
-  int64_t rows, positions, hidden, narrow;
-  int64_t width, backwards;
-  int64_t gradient; /* 1: for the steps h = decay (h + inputs) of the backward pass */
-  const void *decay, *inputs; /* any (B, T, H) */
-  int64_t decay_batch, decay_step, inputs_batch, inputs_step;
-  float *products, *ends; /* (B, H), are written */
 };
 
 /* One recurrence with its nonlinearities and output. */

@@ -129,7 +129,10 @@ static void NAME(lstm_backward)(const void *given, int64_t begin, int64_t end, f
         }
       }
       NAME(load)(dh, a->dh, row * a->dh_stride + at, count, a->narrow);
-      NAME(load)(other, a->incoming, row * a->incoming_stride + at, count, a->narrow);
+      if (a->incoming)
+        NAME(load)(other, a->incoming, row * a->incoming_stride + at, count, a->narrow);
+      else
+        memset(other, 0, sizeof other);
       const float *before = a->before + row * a->before_stride + at;
       const float *after = a->after + row * a->after_stride + at;
       const float *dc = a->dc + row * a->dc_stride + at;
@@ -545,7 +548,6 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
     }
     for (int64_t t = length; t < a->positions; t++)
       NAME(zero)(a->outputs, row * a->outputs_batch + t * a->outputs_step + at, count, narrow);
-    if (a->last) memcpy(a->last + row * a->hidden + at, h, bytes);
   }
   NAME(end_of_streams)();
 }
@@ -589,10 +591,7 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
     int64_t ahead = AHEAD / count + 1, values = a->rows * a->positions * a->hidden;
     int streams = !narrow && NAME(streams)(a->ddecay, values, a->gradients_batch, a->gradients_step, at, count) &&
                   (uintptr_t)a->dinputs % 64 == 0;
-    if (a->after)
-      memcpy(carry, a->after + row * a->hidden + at, bytes);
-    else
-      memset(carry, 0, bytes);
+    memset(carry, 0, bytes);
     for (int64_t i = length - 1; i >= 0; i--) {
       int64_t t = a->backwards ? length - 1 - i : i;
       if (a->carries && (i == length - 1 || i % a->block == a->block - 1))
@@ -666,40 +665,6 @@ static void NAME(recurrence_backward)(const void *given, int64_t begin, int64_t 
     NAME(recurrence_backward_as)(a, begin, end, scratch, 1);
   else
     NAME(recurrence_backward_as)(a, begin, end, scratch, 0);
-}
-
-static INLINE void NAME(recurrence_summary_as)(const struct recurrence_summary *a, int64_t begin, int64_t end,
-                                               float *scratch, const int64_t narrow) {
-  int64_t tasks = (a->hidden + a->width - 1) / a->width;
-  float *restrict product = scratch, *restrict h = scratch + a->width;
-  for (int64_t task = begin; task < end; task++) {
-    int64_t row = task / tasks, at = task % tasks * a->width;
-    int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
-    for (int64_t k = 0; k < count; k++) {
-      product[k] = 1.0f;
-      h[k] = 0.0f;
-    }
-    for (int64_t i = 0; i < a->positions; i++) {
-      int64_t t = a->backwards ? a->positions - 1 - i : i;
-      int64_t from = row * a->decay_batch + t * a->decay_step + at;
-      int64_t other = row * a->inputs_batch + t * a->inputs_step + at;
-      SIMD for (int64_t k = 0; k < count; k++) {
-        float decay = NAME(value)(a->decay, from + k, narrow), input = NAME(value)(a->inputs, other + k, narrow);
-        h[k] = a->gradient ? decay * (h[k] + input) : decay * h[k] + input;
-        product[k] *= decay;
-      }
-    }
-    memcpy(a->products + row * a->hidden + at, product, (size_t)count * sizeof *h);
-    memcpy(a->ends + row * a->hidden + at, h, (size_t)count * sizeof *h);
-  }
-}
-
-static void NAME(recurrence_summary)(const void *given, int64_t begin, int64_t end, float *scratch) {
-  const struct recurrence_summary *a = given;
-  if (a->narrow)
-    NAME(recurrence_summary_as)(a, begin, end, scratch, 1);
-  else
-    NAME(recurrence_summary_as)(a, begin, end, scratch, 0);
 }
 
 #include "scan_cells.h"

@@ -9,7 +9,6 @@ Sizes: B batch, K steps of a block, S source positions, H hidden size, A attenti
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -260,37 +259,25 @@ def aligned(rows: Tensor) -> Tensor:
     return rows if fits else rows.contiguous().clone()
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    if tensor is None:
-        return None
-    assert tensor.is_contiguous(), tensor.stride()
-    return tensor.data_ptr()
+_AXES = {"row": -2, "step": -3}
+"""Axes of a tensor by what its strides are called in the structures of arguments."""
 
 
-def _arguments_of(
-    kernel: str,
-    tensors: DecoderTensors,
-    block: ForwardBlock | BackwardBlock,
-    workspace: tuple[Tensor, Tensor, Tensor],
-) -> Any:
-    """Returns the arguments of a kernel, with those set that both kernels take; tensors are not kept alive."""
-    argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
-    for layer, weight in enumerate(tensors.weights):
-        argument.weights[layer], argument.weights_row[layer] = weight.data_ptr(), weight.stride(0)
-    for name in ("both", "score", "keys", "projected", "lengths", "units", "key_units", "projected_units"):
-        setattr(argument, name, _address(getattr(tensors, name)))
-    if block.mask is not None:
-        assert block.mask.stride(2) == 1
-        argument.mask = block.mask.data_ptr()
-        argument.mask_step, argument.mask_row = block.mask.stride()[:2]
-    step, row, value = block.attention.stride()
-    assert value == 1
-    assert step == row * block.attention.shape[1] or len(block.attention) == 1
-    argument.attention, argument.attention_row = block.attention.data_ptr(), row
-    argument.exchange, argument.counters, argument.slots = map(_address, workspace)
-    argument.scale = block.scale
-    argument.steps, argument.batch, argument.positions = block.attention.shape
-    return argument
+def _set(argument: Any, name: str, value: Any) -> None:
+    """Sets a field of a kernel's arguments, and fields of strides where there are some; tensors are not kept alive."""
+    apart = {axis: f"{name}_{axis}" for axis in _AXES if hasattr(argument, f"{name}_{axis}")}
+    if isinstance(value, Tensor):
+        assert value.stride(-1) == 1 if apart else value.is_contiguous(), (name, value.stride())
+        setattr(argument, name, value.data_ptr())
+        for axis, field in apart.items():
+            setattr(argument, field, value.stride(_AXES[axis]))
+    elif isinstance(value, Sequence):
+        for layer, part in enumerate(value):
+            getattr(argument, name)[layer] = part.data_ptr()
+            for axis, field in apart.items():
+                getattr(argument, field)[layer] = part.stride(_AXES[axis])
+    elif value is not None:
+        setattr(argument, name, value)
 
 
 def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -310,35 +297,25 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
 
 def run_forward(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock) -> None:
     """Runs the steps of a block. `serves` has returned True for the sizes."""
-    workspace = _workspace(block.outputs, sizes, "forward")
-    argument = _arguments_of("forward", tensors, block, workspace)
-    for layer, h in enumerate(block.h):
-        argument.h[layer] = _address(h)
-    for name in ("sums", "bias", "combine_bias", "first_output", "outputs", "state_h", "state_c"):
-        setattr(argument, name, _address(getattr(block, name)))
-    _launch("forward", sizes, block.outputs.device, argument)
+    _run("forward", sizes, tensors, block)
 
 
 def run_backward(sizes: DecoderSizes, tensors: DecoderTensors, block: BackwardBlock) -> None:
     """Runs the steps of a block backward, last one first. `serves` has returned True for the sizes."""
-    workspace = _workspace(block.outputs, sizes, "backward")
-    argument = _arguments_of("backward", tensors, block, workspace)
-    for layer in range(sizes.layers):
-        argument.gates[layer] = _address(block.gates[layer])
-        argument.cells[layer] = _address(block.cells[layer])
-        argument.dgates[layer] = _address(block.dgates[layer])
-    for name in ("query", "outputs", "dquery", "da", "dscores", "state_do", "state_dh", "state_dc", "dbias"):
-        setattr(argument, name, _address(getattr(block, name)))
-    for name in ("context", "doutputs"):
-        tensor = getattr(block, name)
-        if tensor is not None:
-            setattr(argument, name, tensor.data_ptr())
-            setattr(argument, f"{name}_step", tensor.stride(0))
-            setattr(argument, f"{name}_row", tensor.stride(1))
-    _launch("backward", sizes, block.outputs.device, argument)
+    _run("backward", sizes, tensors, block)
 
 
-def _launch(name: str, sizes: DecoderSizes, device: torch.device, argument: ctypes.Structure) -> None:
-    launch = _launch_of(name, sizes, device.index or 0)
+def _run(
+    kernel: str, sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock | BackwardBlock
+) -> None:
+    launch = _launch_of(kernel, sizes, block.outputs.device.index or 0)
     assert launch is not None
+    argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
+    step, row, _ = block.attention.stride()
+    assert step == row * block.attention.shape[1] or len(block.attention) == 1
+    workspace = _workspace(block.outputs, sizes, kernel)
+    others: dict[str, Any] = dict(zip(("exchange", "counters", "slots"), workspace, strict=True))
+    others |= zip(("steps", "batch", "positions"), block.attention.shape, strict=True)
+    for name, value in (tensors._asdict() | block._asdict() | others).items():
+        _set(argument, name, value)
     launch.kernel.launch(sizes.blocks, launch.shared_bytes, argument)

@@ -15,6 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from econmt_ops.backends.protocol import (
+    AttentionBackward,
+    AttentionGradients,
+    AttentionInputs,
+    AttentionKernels,
+    CoverageStep,
+)
 from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of
@@ -278,6 +285,12 @@ class AttentionLauncher:
         self.choice = choice or choose(*widths, keys.itemsize, self.positions, norm is not None)
         kind: dict[str, Any] = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
         kind["FAST"] = self.fast
+        self._others = self.key_units, self.value_units, self.score, self.gain, self.shift, lengths
+        self._kernels = (
+            (attention_gluon.attention_forward, attention_gluon.attention_backward)
+            if self.choice.gluon
+            else (attention_gluon.plain_attention_forward, attention_gluon.plain_attention_backward)
+        )
         self._forward = kind | compiled_with(self.choice, self.keys, self.values, forward=True)
         self._alone = kind | compiled_with(self.choice, self.keys, None, forward=True)
         self._backward = kind | compiled_with(self.choice, self.keys, self.values, forward=False)
@@ -303,32 +316,12 @@ class AttentionLauncher:
         assert len(outputs) <= 2
         assert share is None or row_stride(share) == row_stride(query)
         first, second = (*outputs, None, None)[:2]
-        kernel = (
-            attention_gluon.attention_forward
-            if self.choice.gluon
-            else attention_gluon.plain_attention_forward
-        )
-        kernel[(len(query),)](
-            query,
-            share,
-            self.keys,
-            None if first is None else self.values,
-            self.key_units,
-            self.value_units,
-            self.score,
-            self.gain,
-            self.shift,
-            self.lengths,
-            weights,
-            first,
-            second,
-            self.scale,
-            group,
-            self.batch,
-            self.positions,
+        self._kernels[0][(len(query),)](
+            query, share, self.keys, None if first is None else self.values, *self._others, weights, first, second,
+            self.scale, group, self.batch, self.positions,
             *(row_stride(rows) for rows in (query, weights, first, second)),
             **(self._alone if first is None else self._forward),
-        )
+        )  # fmt: skip
 
     def backward(
         self,
@@ -358,40 +351,13 @@ class AttentionLauncher:
         assert len(doutputs) <= 2
         assert dshare is None or row_stride(dshare) == row_stride(dquery)
         first, second = (*doutputs, None, None)[:2]
-        kernel = (
-            attention_gluon.attention_backward
-            if self.choice.gluon
-            else attention_gluon.plain_attention_backward
-        )
-        kernel[(len(query),)](
-            query,
-            self.keys,
-            self.values,
-            self.key_units,
-            self.value_units,
-            self.score,
-            self.gain,
-            self.shift,
-            self.lengths,
-            weights,
-            context,
-            output,
-            first,
-            second,
-            dweights,
-            dquery,
-            dshare,
-            dscores,
-            self.scale,
-            group,
-            self.batch,
-            self.positions,
-            *(
-                row_stride(rows)
-                for rows in (query, weights, context, output, first, second, dweights, dquery, dscores)
-            ),
+        gradients = first, second, dweights
+        self._kernels[1][(len(query),)](
+            query, self.keys, self.values, *self._others, weights, context, output, *gradients, dquery, dshare,
+            dscores, self.scale, group, self.batch, self.positions,
+            *(row_stride(rows) for rows in (query, weights, context, output, *gradients, dquery, dscores)),
             **self._backward,
-        )
+        )  # fmt: skip
 
 
 def _sum_rows(positions: int, fast: bool) -> int:
@@ -420,12 +386,10 @@ class KeyGradients:
         self.keys = torch.zeros_like(attention.keys, dtype=dtype)
         size = triton.next_power_of_2(attention.size)
         if attention.gain is None:
-            self._tile, self._warps = (
-                (_sum_rows(attention.positions, attention.fast), min(SUM_WIDTH, size)),
-                4,
-            )
+            rows, width, self._warps = _sum_rows(attention.positions, attention.fast), min(SUM_WIDTH, size), 4
         else:
-            self._tile, self._warps = (max(1, min(16, SUM_NORMED_VALUES // size)), size), 8
+            rows, width, self._warps = max(1, min(16, SUM_NORMED_VALUES // size)), size, 8
+        self._tile = rows, width
         programs = triton.cdiv(attention.positions, self._tile[0])
         sums = 1 if attention.gain is None else 3
         self._parts = self.keys.new_zeros(
@@ -439,28 +403,79 @@ class KeyGradients:
         steps = len(query) // max(1, batch)
         rows, width = self._tile
         attention_sum[(batch, triton.cdiv(positions, rows), triton.cdiv(size, width))](
-            query,
-            dscores,
-            attention.keys,
-            attention.key_units,
-            attention.score,
-            attention.gain,
-            attention.shift,
-            self.keys,
-            self._parts,
-            steps,
-            positions,
-            *((batch, 1) if group == 1 else (1, group)),
-            row_stride(query),
-            row_stride(dscores),
-            A=size,
-            ROWS=rows,
-            WIDTH=width,
-            FAST=attention.fast,
+            query, dscores, attention.keys, attention.key_units, attention.score, attention.gain, attention.shift,
+            self.keys, self._parts, steps, positions, *((batch, 1) if group == 1 else (1, group)),
+            row_stride(query), row_stride(dscores), A=size, ROWS=rows, WIDTH=width, FAST=attention.fast,
             num_warps=self._warps,
-        )
+        )  # fmt: skip
 
     def vectors(self) -> list[Tensor]:
         """Returns the gradients (A,) of the score and, with normalisation, of gain and bias."""
         # In two steps: a single sum over so many programs has few columns to run in parallel.
         return list(self._parts.sum(1).sum(0).unbind(0))
+
+
+def _rows(block: Tensor) -> Tensor:
+    """Reshapes (K, B, .) or (B, .) to (R, .)."""
+    return block.reshape(-1, block.shape[-1])
+
+
+class TritonAttention(AttentionKernels):
+    """`AttentionKernels` by `AttentionLauncher`.
+
+    Args:
+        inputs: keys, values and weights; lengths on their device.
+
+    Attributes:
+        launcher: the kernels.
+    """
+
+    def __init__(self, inputs: AttentionInputs, narrows: bool = True) -> None:
+        """Takes ``narrows`` as `AttentionLauncher` does."""
+        keys, projected, score, norm, scale, lengths, self._squashes = inputs
+        self.launcher = AttentionLauncher(keys, projected, score, norm, scale, lengths, narrows=narrows)
+        self._size = keys.shape[2]
+
+    def forward(
+        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
+    ) -> None:
+        """Implements `AttentionKernels.forward`."""
+        assert coverage is None
+        share = both[:, self._size :] if self._squashes else None
+        self.launcher.forward(both[:, : self._size], share, weights, outputs[:2])
+        for other in outputs[2:]:
+            other.copy_(outputs[0])
+
+    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
+        """Implements `AttentionKernels.weights_of`; all steps in one launch."""
+        assert coverage is None
+        weights = queries.new_empty(*queries.shape[:2], self.launcher.positions)
+        self.launcher.forward(_rows(queries), None, _rows(weights))
+        return weights
+
+    def backward(self, step: AttentionBackward) -> None:
+        """Implements `AttentionKernels.backward`; a block in one launch."""
+        assert step.coverage is None
+        dboth = _rows(step.dboth)
+        self.launcher.backward(
+            _rows(step.query),
+            _rows(step.weights),
+            _rows(step.context),
+            _rows(step.output) if self._squashes else None,
+            [_rows(part) for part in step.doutputs],
+            None if step.dweights is None else _rows(step.dweights),
+            dboth[:, : self._size],
+            dboth[:, self._size :] if self._squashes else None,
+            _rows(step.dscores),
+        )
+
+    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
+        """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
+        if self.launcher.score is None:
+            scaled = (dscores * self.launcher.scale).to(queries.dtype).permute(1, 2, 0)
+            return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
+        sums = KeyGradients(self.launcher, queries.dtype)
+        sums.add(_rows(queries), _rows(dscores))
+        dscore, *dnorm = sums.vectors()
+        norm = (dnorm[0], dnorm[1]) if dnorm else None
+        return AttentionGradients(sums.keys, dscore, norm)

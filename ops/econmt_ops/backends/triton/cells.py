@@ -1,8 +1,10 @@
-"""LSTM cell of one step, forward and backward, and cell states of a block of steps: one kernel each.
+"""LSTM cell of one step, forward and backward: one kernel each.
 
 Only the sums before the nonlinearities, as the product wrote them, are saved for the backward pass; the nonlinearities
-are recomputed. Computation is in float32. Sizes: B batch, H hidden size, K steps of a block.
+are recomputed. Computation is in float32. Sizes: B batch, H hidden size.
 """
+
+# mypy: disable-error-code=assignment
 
 from __future__ import annotations
 
@@ -21,41 +23,59 @@ _UNITS = 256
 
 _UNITS_OF_A_WARP = 128
 
-_AHEAD = 8
-"""Steps whose gates the scan of cells loads together."""
+
+@triton.jit
+def load_four(tensor, hidden, unit, PARTS: tl.constexpr):
+    """Loads PARTS consecutive vectors of H values, (UNITS,) each, in float32; zeros beyond H."""
+    found = ()
+    for part in tl.static_range(PARTS):
+        value = tl.load(tensor + part * hidden + unit, mask=unit < hidden, other=0.0)
+        found = found + (value.to(tl.float32),)
+    return found
+
+
+@triton.jit
+def store_read(above, residual, keep, scale, h, row, unit, inside, above_row, residual_row, keep_row):
+    """Writes the next layer's input, see `econmt_ops.backends.protocol.Read`; ``residual`` and ``keep`` may be None."""
+    if residual is not None:
+        h += tl.load(residual + row * residual_row + unit, mask=inside, other=0.0).to(tl.float32)
+    if keep is not None:
+        h = tl.where(tl.load(keep + row * keep_row + unit, mask=inside, other=0) != 0, h * scale, 0.0)
+    tl.store(above + row * above_row + unit, h.to(above.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_given(given, flow, keep, scale, row, unit, inside, given_row, flow_row, keep_row):
+    """Returns the gradients of a step's output, which went through dropout with ``keep``, and of h; all may be None."""
+    total = tl.zeros(unit.shape, tl.float32)
+    if given is not None:
+        total += tl.load(given + row * given_row + unit, mask=inside, other=0.0).to(tl.float32)
+        if keep is not None:
+            total = tl.where(
+                tl.load(keep + row * keep_row + unit, mask=inside, other=0) != 0, total * scale, 0.0
+            )
+    if flow is not None:
+        total += tl.load(flow + row * flow_row + unit, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def load_gates(gates, row, stride, hidden, unit):
+    """Returns the gates of a row after their nonlinearities, (UNITS,) each, from their sums."""
+    i, f, g, o = load_four(gates + row * stride, hidden, unit, 4)
+    return tl.sigmoid(i), tl.sigmoid(f), tanh(g), tl.sigmoid(o)
 
 
 @triton.jit
 def cell_forward(
-    gates: tl.tensor,
-    before: tl.tensor,
-    after: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    read: tl.tensor,
-    residual: tl.tensor,
-    keep: tl.tensor,
-    scale: tl.tensor,
-    hidden: tl.tensor,
-    gates_row: tl.tensor,
-    before_row: tl.tensor,
-    after_row: tl.tensor,
-    first_row: tl.tensor,
-    second_row: tl.tensor,
-    read_row: tl.tensor,
-    residual_row: tl.tensor,
-    keep_row: tl.tensor,
-    UNITS: tl.constexpr,
-) -> None:
+    gates, before, after, first, second, read, residual, keep, scale, hidden, gates_row, before_row, after_row,
+    first_row, second_row, read_row, residual_row, keep_row, UNITS: tl.constexpr,
+):  # fmt: skip
     """Runs a step for a tile of units of a row; ``second``, ``read``, ``residual`` and ``keep`` may be None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
-    sums = gates + row * gates_row + unit
-    i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
-    f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
-    g = tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))
-    o = tl.sigmoid(tl.load(sums + 3 * hidden, mask=inside).to(tl.float32))
+    i, f, g, o = load_gates(gates, row, gates_row, hidden, unit)
     c = f * tl.load(before + row * before_row + unit, mask=inside) + i * g
     tl.store(after + row * after_row + unit, c, mask=inside)
     h = (o * tanh(c)).to(first.dtype.element_ty)
@@ -63,53 +83,23 @@ def cell_forward(
     if second is not None:
         tl.store(second + row * second_row + unit, h, mask=inside)
     if read is not None:
-        shown = h.to(tl.float32)
-        if residual is not None:
-            shown += tl.load(residual + row * residual_row + unit, mask=inside).to(tl.float32)
-        if keep is not None:
-            kept = tl.load(keep + row * keep_row + unit, mask=inside, other=0)
-            shown = tl.where(kept != 0, shown * scale, 0.0)
-        tl.store(read + row * read_row + unit, shown.to(read.dtype.element_ty), mask=inside)
+        store_read(
+            read, residual, keep, scale, h.to(tl.float32), row, unit, inside, read_row, residual_row, keep_row
+        )
 
 
 @triton.jit
 def cell_backward(
-    gates: tl.tensor,
-    before: tl.tensor,
-    after: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    dc: tl.tensor,
-    dgates: tl.tensor,
-    keep: tl.tensor,
-    scale: tl.tensor,
-    hidden: tl.tensor,
-    gates_row: tl.tensor,
-    before_row: tl.tensor,
-    after_row: tl.tensor,
-    first_row: tl.tensor,
-    second_row: tl.tensor,
-    dc_row: tl.tensor,
-    dgates_row: tl.tensor,
-    keep_row: tl.tensor,
-    UNITS: tl.constexpr,
-) -> None:
+    gates, before, after, first, second, dc, dgates, keep, scale, hidden, gates_row, before_row, after_row, first_row,
+    second_row, dc_row, dgates_row, keep_row, UNITS: tl.constexpr,
+):  # fmt: skip
     """Runs a step backward for a tile of units of a row; dh is ``first``, after dropout, plus ``second``, or None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
-    sums = gates + row * gates_row + unit
-    i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
-    f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
-    g = tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))
-    o = tl.sigmoid(tl.load(sums + 3 * hidden, mask=inside).to(tl.float32))
+    i, f, g, o = load_gates(gates, row, gates_row, hidden, unit)
     squashed = tanh(tl.load(after + row * after_row + unit, mask=inside))
-    dh = tl.load(first + row * first_row + unit, mask=inside).to(tl.float32)
-    if keep is not None:
-        kept = tl.load(keep + row * keep_row + unit, mask=inside, other=0)
-        dh = tl.where(kept != 0, dh * scale, 0.0)
-    if second is not None:
-        dh += tl.load(second + row * second_row + unit, mask=inside).to(tl.float32)
+    dh = load_given(first, second, keep, scale, row, unit, inside, first_row, second_row, keep_row)
     total = tl.load(dc + row * dc_row + unit, mask=inside) + dh * o * (1.0 - squashed * squashed)
     earlier = tl.load(before + row * before_row + unit, mask=inside)
     kind: tl.constexpr = dgates.dtype.element_ty
@@ -121,53 +111,9 @@ def cell_backward(
     tl.store(dc + row * dc_row + unit, total * f, mask=inside)
 
 
-@triton.jit(do_not_specialize=["steps"])
-def cell_scan(
-    gates: tl.tensor,
-    start: tl.tensor,
-    cells: tl.tensor,
-    steps: tl.tensor,
-    hidden: tl.tensor,
-    gates_step: tl.tensor,
-    gates_row: tl.tensor,
-    start_row: tl.tensor,
-    cells_step: tl.tensor,
-    UNITS: tl.constexpr,
-    AHEAD: tl.constexpr,
-) -> None:
-    """Computes c for a tile of units of a row, through all steps; writes contiguous cells (K + 1, B, H).
-
-    The gates of AHEAD steps are loaded together, because a step waits for the step before, but not its loads.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    inside = unit < hidden
-    c = tl.load(start + row * start_row + unit, mask=inside)
-    place = cells + row * hidden + unit
-    tl.store(place, c, mask=inside)
-    sums = gates + row * gates_row + unit
-    for first in range(0, steps, AHEAD):
-        loaded = ()
-        for n in tl.static_range(AHEAD):
-            there = inside & (first + n < steps)
-            now = sums + n * gates_step
-            loaded = loaded + (  # type: ignore[assignment]
-                tl.load(now, mask=there, other=0.0),
-                tl.load(now + hidden, mask=there, other=0.0),
-                tl.load(now + 2 * hidden, mask=there, other=0.0),
-            )
-        for n in tl.static_range(AHEAD):
-            i = tl.sigmoid(loaded[3 * n].to(tl.float32))
-            f = tl.sigmoid(loaded[3 * n + 1].to(tl.float32))  # type: ignore[unreachable]
-            c = f * c + i * tanh(loaded[3 * n + 2].to(tl.float32))
-            place += cells_step
-            tl.store(place, c, mask=inside & (first + n < steps))
-        sums += AHEAD * gates_step
-
-
-def division(rows: int, hidden: int, most: int = _UNITS) -> tuple[tuple[int, int], dict[str, int]]:
-    """Returns grid and compile-time arguments of the cell's kernels, whose programs have ``most`` units at most."""
-    units = min(most, triton.next_power_of_2(hidden))
+def division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Returns grid and compile-time arguments of the cell's kernels."""
+    units = min(_UNITS, triton.next_power_of_2(hidden))
     warps = max(1, units // _UNITS_OF_A_WARP)
     return (rows, triton.cdiv(hidden, units)), {"UNITS": units, "num_warps": warps}
 
@@ -235,15 +181,3 @@ def backward(
     tensors = (gates, before, after, dh[0], second, dc, dgates, kept)
     strides = [row_stride(tensor) for tensor in tensors]
     cell_backward[grid](*tensors, scale, hidden, *strides, **compiled_with)
-
-
-def scan(gates: Tensor, first: Tensor) -> Tensor:
-    """Returns the cell states of a block; see `EagerSteps.scan_cells`. The gates are sums."""
-    steps, rows, _ = gates.shape
-    hidden = first.shape[1]
-    assert gates.stride(2) == 1
-    cells = first.new_empty(steps + 1, rows, hidden)
-    grid, compiled_with = division(rows, hidden, _UNITS_OF_A_WARP)
-    strides = gates.stride(0), gates.stride(1), row_stride(first), rows * hidden
-    cell_scan[grid](gates, first, cells, steps, hidden, *strides, AHEAD=_AHEAD, **compiled_with)
-    return cells

@@ -16,9 +16,6 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-_IGNORES_ERRORS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
-"""True if Triton's own mode for this can leave out kernels that cannot be compiled, as on the way to a fallback."""
-
 
 class _State(threading.local):
     """State of a thread: whether its launches only compile their kernels."""
@@ -59,10 +56,9 @@ class CompilerThreads(ThreadPoolExecutor):
 
 
 @contextmanager
-def compiling_only(device: torch.device) -> Iterator[CompilerThreads | None]:
+def compiling_only(device: torch.device) -> Iterator[CompilerThreads]:
     """Makes launches of Triton kernels compile them in threads and do nothing else; waits for the threads at the end.
 
-    Triton before 3.6 cannot do that: there the context does nothing, and kernels are launched.
     What the kernels would have written is undefined. Backward passes run in the calling thread. A kernel that cannot be
     compiled or loaded is left out; its first launch outside of the context raises the error.
 
@@ -70,11 +66,8 @@ def compiling_only(device: torch.device) -> Iterator[CompilerThreads | None]:
         device: CUDA device of the launches, with its index.
 
     Yields:
-        The threads, which tell after the context whether a kernel was left out; None with Triton before 3.6.
+        The threads, which tell after the context whether a kernel was left out.
     """
-    if not _IGNORES_ERRORS:
-        yield None
-        return
     run = JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:

@@ -21,11 +21,10 @@ from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    AttentionKernels,
     CoverageInputs,
     CoverageStep,
 )
-from econmt_ops.backends.triton.attention import AttentionLauncher
+from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh, tanh_of
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
@@ -263,8 +262,8 @@ def covered_sum(query, dscores, covered, score, gain, shift, key, before, dkeys,
         tl.store(part, tl.load(part, mask=known, other=0.0) + tl.sum(dk * c[:, None], 0), mask=known)
 
 
-class TritonCoveredAttention(AttentionKernels):
-    """`AttentionKernels` with coverage.
+class TritonCoveredAttention(TritonAttention):
+    """`TritonAttention` with coverage.
 
     Args:
         inputs: Keys, values and weights; lengths on their device.
@@ -272,20 +271,16 @@ class TritonCoveredAttention(AttentionKernels):
     """
 
     def __init__(self, inputs: AttentionInputs, coverage: CoverageInputs) -> None:
-        keys, projected, score, norm, scale, self._lengths, self._squashes = inputs
-        assert score is not None
+        self._keys, self._lengths = inputs.keys.contiguous(), inputs.lengths
         (self._kind, shares, attention, recurrent), key = coverage
-        self._keys, self._key = keys.contiguous(), key.contiguous()
-        self._shares = shares.contiguous()
+        self._key, self._shares = key.contiguous(), shares.contiguous()
         self._attention, self._recurrent = (
             None if part is None else part.contiguous() for part in (attention, recurrent)
         )
         self._covered = torch.empty_like(self._keys)
         # Kernels read these keys, which change at each step, where they are: in float32 they are not narrowed.
-        self._kernels = AttentionLauncher(
-            self._covered, projected, score, norm, scale, self._lengths, narrows=False
-        )
-        self._batch, self._positions, self._size = keys.shape
+        super().__init__(inputs._replace(keys=self._covered), narrows=False)
+        self._batch, self._positions, _ = self._keys.shape
         self._width, self._numbers = key.shape[1], shares.shape[2]
         size = triton.next_power_of_2(self._size)
         rows = max(1, min(_ROWS, _TILE // size))
@@ -308,8 +303,7 @@ class TritonCoveredAttention(AttentionKernels):
         assert coverage is not None
         before, after, state = coverage
         self._take_keys(before)
-        share = both[:, self._size :] if self._squashes else None
-        self._kernels.forward(both[:, : self._size], share, weights, outputs[:2])
+        super().forward(both, outputs, weights)
         coverage_forward[(self._batch,)](
             before, after, weights, self._shares, self._attention, state, self._recurrent, self._lengths,
             self._positions, row_stride(weights), row_stride(state), **self._spans,
@@ -321,7 +315,7 @@ class TritonCoveredAttention(AttentionKernels):
         weights = queries.new_empty(*queries.shape[:2], self._positions)
         for step, query in enumerate(queries):
             self._take_keys(coverage[step])
-            self._kernels.forward(query, None, weights[step])
+            self.launcher.forward(query, None, weights[step])
         return weights
 
     def _begin_sums(self) -> None:
@@ -330,7 +324,7 @@ class TritonCoveredAttention(AttentionKernels):
         programs, size = self._grid[0] * self._grid[1], self._size
         shapes = {
             "keys": (batch, positions, size),
-            "parts": (programs, 1 if self._kernels.gain is None else 3, size),
+            "parts": (programs, 1 if self.launcher.gain is None else 3, size),
             "coverage_key": (programs, width, size),
             "coverage_shares": (batch, positions, numbers),
             "coverage_attention": (batch, numbers),
@@ -355,12 +349,8 @@ class TritonCoveredAttention(AttentionKernels):
             self._positions, *map(row_stride, (step.weights, state, step.dweights, step.dstate)), **self._spans,
         )  # fmt: skip
         self._take_keys(before)
-        dquery, dshare = step.dboth[:, : self._size], step.dboth[:, self._size :]
-        self._kernels.backward(
-            step.query, step.weights, step.context, step.output if self._squashes else None, step.doutputs,
-            sums["dweights"], dquery, dshare if self._squashes else None, step.dscores,
-        )  # fmt: skip
-        kernels = self._kernels
+        super().backward(step._replace(dweights=sums["dweights"], coverage=None))
+        kernels = self.launcher
         covered_sum[self._grid](
             step.query, step.dscores, self._covered, kernels.score, kernels.gain, kernels.shift, self._key, before,
             sums["keys"], sums["parts"], sums["coverage_key"], sums["dbefore"], self._positions,

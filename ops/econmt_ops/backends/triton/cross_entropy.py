@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.backends.triton.layer_kernels import PARTIALS, column_sums, counters_of_sums
+
 _WARPS = 8
 
 _VALUES = 8192
@@ -172,25 +174,6 @@ def loss_rows(
         put_gradient(whole_row, (target, wanted), factors, False, PRECISE, PARTS, LANES)
 
 
-@triton.jit
-def loss_bias(gradient, stride, sums, rows, part_rows, vocabulary, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums a tile of columns of gradient (R, V) over a part of its rows, always in the same order."""
-    part = tl.program_id(1)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, ROWS)
-    end = tl.minimum((part + 1) * part_rows, rows)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(part * part_rows, end, ROWS):
-        place = (begin + row)[:, None].to(tl.int64) * stride + column[None, :]
-        within = ((begin + row) < end)[:, None] & (column < stride)[None, :]
-        total += tl.load(gradient + place, mask=within, other=0.0).to(tl.float32)
-    tl.store(sums + part * vocabulary + column, tl.sum(total, 0), mask=column < vocabulary)
-
-
-_BIAS_PARTS = 16
-"""Parts into which the rows of a chunk are divided for the gradient of the bias."""
-
-
 def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
     """Returns the compile-time arguments with which a program handles a row of logits, part by part."""
     lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
@@ -241,19 +224,11 @@ def make_losses(
 
 def add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
     """Adds the sum of gradient (C, W) over its rows to bias (V,), or overwrites bias if ``fresh``."""
-    columns, tile = 128, 32
-    # Enough programs for a large GPU; few partial sums.
-    parts = max(1, min(_BIAS_PARTS, len(gradient) // (4 * tile)))
-    part_rows = triton.cdiv(len(gradient), parts)
-    sums = bias.new_empty(parts, len(bias))
-    loss_bias[(triton.cdiv(len(bias), columns), parts)](
-        gradient,
-        gradient.stride(0),
-        sums,
-        len(gradient),
-        part_rows,
-        len(bias),
-        ROWS=tile,
-        COLUMNS=columns,
-    )
-    bias.copy_(sums.sum(0)) if fresh else bias.add_(sums.sum(0))
+    assert gradient.is_contiguous()
+    width = gradient.shape[1]
+    counters = counters_of_sums(width)
+    workspace = torch.zeros(counters + PARTIALS * width, dtype=torch.int32, device=bias.device)
+    sums = bias.new_empty(width)
+    column_sums(gradient, sums, workspace, 0, counters)
+    sums = sums[: len(bias)]
+    bias.copy_(sums) if fresh else bias.add_(sums)

@@ -153,10 +153,11 @@ def walk_cells(
     lengths: Tensor | None,
     backwards: tuple[bool, ...],
     resets: Tensor | None = None,
+    last: bool = False,
 ) -> None:
     """Writes cells (D, T, B, H), c before the step at each position, from sums (D, T, B, 4H) and first_c (D, B, H).
 
-    ``first_c`` None: zeros. ``resets``: (T, B) bool, or None.
+    ``first_c`` None: zeros. ``resets``: (T, B) bool, or None. ``last``: c after the last step, too, of one direction.
     """
     directions, steps, batch, width = sums.shape
     hidden = width // 4
@@ -166,8 +167,16 @@ def walk_cells(
         sums, cells if first_c is None else first_c, cells, cells if lengths is None else lengths,
         cells if resets is None else resets, steps, batch, H=hidden, ROWS=rows, UNITS=units, AHEAD=8,
         BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None, HAS_LENGTHS=lengths is not None,
-        HAS_RESETS=resets is not None, num_warps=4,
+        HAS_RESETS=resets is not None, EXACT=last or sums.dtype == torch.float32, LAST=last, num_warps=4,
     )  # fmt: skip
+
+
+def scan_cells(gates: Tensor, first: Tensor) -> Tensor:
+    """Implements `EagerSteps.scan_cells`. The gates are sums."""
+    cells = first.new_empty(len(gates) + 1, *first.shape)
+    if first.numel():
+        walk_cells(gates.contiguous()[None], first.contiguous()[None], cells[None], None, (False,), last=True)
+    return cells
 
 
 def _mask(backwards: tuple[bool, ...]) -> int:

@@ -28,23 +28,21 @@ from econmt_ops.backends.triton.persistent_product import (
     product,
     weight_rows,
 )
-from econmt_ops.backends.triton.persistent_range import (
+from econmt_ops.backends.triton.persistent_walk import (
     LEAST_EXPONENT,
     UNIT_EXPONENT,
-    inverse_factors,
-    raise_bound,
-    row_factor,
-)
-from econmt_ops.backends.triton.persistent_walk import (
     begins_anew,
     exchange_rows,
     gate_parts,
     group_rows,
+    inverse_factors,
     load_gates,
     load_state,
     place_of,
     places_at,
     positions_at,
+    raise_bound,
+    row_factor,
     row_lengths,
     store_gates,
 )
@@ -435,17 +433,17 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
 @triton.jit(do_not_specialize=["T", "B"])
 def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
                AHEAD: tl.constexpr, BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-               HAS_RESETS: tl.constexpr):  # fmt: skip
+               HAS_RESETS: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr):  # fmt: skip
     """Recomputes the cell states from the gates' sums; programs are independent.
 
     Args:
         sums: (D, T, B, 4H). first_c: (D, B, H), read with HAS_FIRST.
         cells: (D, T, B, H) is written, c before the step at each position, in padding c after the last step.
         AHEAD: steps whose gates are loaded together.
+        LAST: cells of a single direction have a further position, for c after the last step.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
-    EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
     program = tl.program_id(0)
     groups = tl.cdiv(B, ROWS)
     direction = program // (PARTS * groups)
@@ -481,3 +479,5 @@ def lstm_cells(sums, first_c, cells, lengths, resets, T, B, H: tl.constexpr, ROW
             f = tl.sigmoid(loaded[4 * n + 1].to(tl.float32))  # type: ignore[unreachable]
             after = f * c + i * _tanh(loaded[4 * n + 2].to(tl.float32), EXACT)
             c = tl.where((step < length)[:, None] & owned, after, c)
+    if LAST:
+        tl.store(cells + (T.to(tl.int64) * B + row)[:, None] * H + unit[None, :], c, mask=owned)

@@ -7,6 +7,8 @@ function in PyTorch, bit for bit, so that masks are recomputed where needed inst
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -45,82 +47,36 @@ def _keep_groups(seed, group, threshold):
     return tl.reshape(halves, (group.shape[0] * 8,)).to(tl.int32) < threshold
 
 
-@triton.jit(do_not_specialize=["index", "threshold", "first"])
-def dropout_mask(
-    seed_pointer,
-    index,
-    threshold,
-    mask,
-    elements,
-    first,
-    GROUPS: tl.constexpr,
-):
-    """Writes mask (N,), bytes, for the elements from ``first`` on."""
-    seed = derive(tl.load(seed_pointer), index)
-    begin = tl.program_id(0).to(tl.int64) * GROUPS + first.to(tl.int64) // 8
-    element = begin * 8 - first.to(tl.int64) + tl.arange(0, 8 * GROUPS)
-    kept = _keep_groups(seed, begin + tl.arange(0, GROUPS), threshold)
-    tl.store(mask + element, kept.to(tl.int8), mask=(element >= 0) & (element < elements))
-
-
-@triton.jit
-def _columns(seed, begin, threshold, GROUPS: tl.constexpr, ALIGNED: tl.constexpr):
-    """Returns a program's columns (8 G,) of a row whose mask begins at element ``begin``, and whether each is kept."""
-    block = tl.program_id(0).to(tl.int64) * GROUPS
-    kept = _keep_groups(seed, begin // 8 + block + tl.arange(0, GROUPS), threshold)
-    column = block * 8 + tl.arange(0, 8 * GROUPS)
-    # In this form, aligned rows are loaded 16 bytes at a time.
-    return column if ALIGNED else column - begin % 8, kept
-
-
-@triton.jit
-def _drop(value, kept, scale):
-    return tl.where(kept, value.to(tl.float32) * scale, 0.0).to(value.dtype)
-
-
 @triton.jit(do_not_specialize=["index", "threshold", "positions", "first"])
 def dropout_values(
-    seed_pointer,
-    index,
-    threshold,
-    scale,
-    values,
-    results,
-    positions,
-    width,
-    first,
-    row_stride,
-    position_stride,
-    SHARED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    POSITIONS: tl.constexpr,
-):
+    seed_pointer, index, threshold, scale, values, results, positions, width, first, row_stride, position_stride,
+    mask_row, mask_position, ALIGNED: tl.constexpr, GROUPS: tl.constexpr, POSITIONS: tl.constexpr,
+):  # fmt: skip
     """Applies dropout to a tile of columns at some positions; values and results (B, T, W), with the given strides.
 
-    The mask is that of the elements (B, T, W) from ``first`` on or, if SHARED, of (B, 1, W). ALIGNED: each of its rows
-    begins with a group.
+    Without values the results are the mask, bytes.
+
+    A row of the mask begins at the element ``first`` + row mask_row + position mask_position, with ALIGNED always the
+    first of a group.
     """
     seed = derive(tl.load(seed_pointer), index)
     row = tl.program_id(2).to(tl.int64)
-    values += row * row_stride
-    results += row * row_stride
+    block = tl.program_id(0).to(tl.int64) * GROUPS
     start = tl.program_id(1).to(tl.int64) * POSITIONS
-    if SHARED:
-        column, kept = _columns(seed, first.to(tl.int64) + row * width, threshold, GROUPS, ALIGNED)
-        position = start + tl.arange(0, POSITIONS)
-        within = (position < positions)[:, None] & ((column >= 0) & (column < width))[None, :]
-        place = position[:, None] * position_stride + column[None, :]
-        value = tl.load(values + place, mask=within, other=0.0)
-        tl.store(results + place, _drop(value, kept[None, :], scale), mask=within)
-    else:
-        for position in range(start, tl.minimum(start + POSITIONS, positions)):
-            begin = first.to(tl.int64) + (row * positions + position) * width
-            column, kept = _columns(seed, begin, threshold, GROUPS, ALIGNED)
-            within = (column >= 0) & (column < width)
-            place = position * position_stride + column
+    for position in range(start, tl.minimum(start + POSITIONS, positions)):
+        begin = first.to(tl.int64) + row * mask_row + position * mask_position
+        kept = _keep_groups(seed, begin // 8 + block + tl.arange(0, GROUPS), threshold)
+        column = block * 8 + tl.arange(0, 8 * GROUPS)
+        if not ALIGNED:  # otherwise rows are loaded 16 bytes at a time
+            column -= begin % 8
+        within = (column >= 0) & (column < width)
+        place = row * row_stride + position * position_stride + column
+        if values is None:
+            tl.store(results + place, kept.to(tl.int8), mask=within)
+        else:
             value = tl.load(values + place, mask=within, other=0.0)
-            tl.store(results + place, _drop(value, kept, scale), mask=within)
+            dropped = tl.where(kept, value.to(tl.float32) * scale, 0.0)
+            tl.store(results + place, dropped.to(value.dtype), mask=within)
 
 
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
@@ -135,8 +91,10 @@ def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: in
     """
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
-        grid = (triton.cdiv(elements + first % 8, 8 * _GROUPS),)
-        dropout_mask[grid](seed, index, threshold, mask.view(torch.int8), elements, first, GROUPS=_GROUPS)
+        dropout_values[(triton.cdiv(elements + first % 8, 8 * _GROUPS), 1, 1)](
+            seed, index, threshold, 1.0, None, mask.view(torch.int8), 1, elements, first, 0, 0, 0, 0,
+            ALIGNED=first % 8 == 0, GROUPS=_GROUPS, POSITIONS=1,
+        )  # fmt: skip
     return mask
 
 
@@ -171,35 +129,20 @@ def dropout(
         values = values.contiguous()
     if not values.numel():
         return results
-    first = first_row * (values.numel() // values.shape[0])
-    strides = 0, 0
     groups, block = _GROUPS, 1
+    strides: Sequence[int] = (0, 0)
+    rows, positions, width = 1, 1, values.numel()
     if variational or not values.is_contiguous():
         rows, positions = values.shape[:2]
-        width = values.numel() // (rows * positions)
-        strides = results.stride(0), results.stride(1)
-        if variational:
-            first = first_row * width
+        width, strides = values.numel() // (rows * positions), results.stride()[:2]
         groups, block = min(_ROW_GROUPS, triton.next_power_of_2(width // 8 + 1)), _POSITIONS
-    else:
-        rows, positions, width = 1, 1, values.numel()
+    mask_row, mask_position = (width, 0) if variational else (positions * width, width)
+    first = first_row * (width if variational else values.numel() // values.shape[0])
     aligned = width % 8 == 0 and first % 8 == 0
     # An unaligned row may need one group more: its first elements can be in the last group of the previous row.
     grid = (triton.cdiv(width if aligned else width + 7, 8 * groups), triton.cdiv(positions, block), rows)
     dropout_values[grid](
-        seed,
-        index,
-        threshold,
-        scale,
-        values,
-        results,
-        positions,
-        width,
-        first,
-        *strides,
-        SHARED=variational,
-        ALIGNED=aligned,
-        GROUPS=groups,
-        POSITIONS=block,
-    )
+        seed, index, threshold, scale, values, results, positions, width, first, *strides, mask_row, mask_position,
+        ALIGNED=aligned, GROUPS=groups, POSITIONS=block,
+    )  # fmt: skip
     return results

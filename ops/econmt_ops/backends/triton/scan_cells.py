@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.triton import recurrence
+from econmt_ops.backends.triton import interpreted, recurrence
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.scan import ScanInputs
 from econmt_ops.core.arguments import RecurrenceArguments
@@ -393,9 +393,15 @@ def _cut(like: Tensor) -> _Cut:
 
 def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
     """Returns the states before each chunk, (B, chunks, H), given the maps c -> decays c + ends and first (B, H)."""
+    begin = first.unsqueeze(1)
+    if interpreted() or first.dtype == torch.float64:  # which the kernels of the recurrence do not take
+        states = begin.repeat(1, decays.shape[1], 1)
+        for chunk in range(decays.shape[1] - 1):
+            last, to = (-1 - chunk, -2 - chunk) if reverse else (chunk, chunk + 1)
+            states[:, to] = decays[:, last] * states[:, last] + ends[:, last]
+        return states
     call = RecurrenceArguments(decays, ends, first, None, reverse, "outputs", "triton")
     after, _ = recurrence.forward(call, _TILE, False)
-    begin = first.unsqueeze(1)
     return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
 
 

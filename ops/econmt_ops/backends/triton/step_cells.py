@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.protocol import CellStep, Read, StepGradients
-from econmt_ops.backends.triton.cells import division, row_stride
+from econmt_ops.backends.triton.cells import division, load_four, load_given, row_stride, store_read
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 
@@ -26,41 +26,6 @@ _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
 _VALUES_A_WARP = 64
 """Units of a row per warp, in kernels where a program handles a whole row."""
-
-
-@triton.jit
-def load_four(tensor, hidden, unit, PARTS: tl.constexpr):
-    """Loads PARTS consecutive vectors of H values, (UNITS,) each, in float32; zeros beyond H."""
-    found = ()
-    for part in tl.static_range(PARTS):
-        value = tl.load(tensor + part * hidden + unit, mask=unit < hidden, other=0.0)
-        found = found + (value.to(tl.float32),)
-    return found
-
-
-@triton.jit
-def store_read(above, residual, keep, scale, h, row, unit, inside, above_row, residual_row, keep_row):
-    """Writes the next layer's input, see `econmt_ops.backends.protocol.Read`; ``residual`` and ``keep`` may be None."""
-    if residual is not None:
-        h += tl.load(residual + row * residual_row + unit, mask=inside, other=0.0).to(tl.float32)
-    if keep is not None:
-        h = tl.where(tl.load(keep + row * keep_row + unit, mask=inside, other=0) != 0, h * scale, 0.0)
-    tl.store(above + row * above_row + unit, h.to(above.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_given(given, flow, keep, scale, row, unit, inside, given_row, flow_row, keep_row):
-    """Returns the gradients of a step's output, which went through dropout with ``keep``, and of h; all may be None."""
-    total = tl.zeros(unit.shape, tl.float32)
-    if given is not None:
-        total += tl.load(given + row * given_row + unit, mask=inside, other=0.0).to(tl.float32)
-        if keep is not None:
-            total = tl.where(
-                tl.load(keep + row * keep_row + unit, mask=inside, other=0) != 0, total * scale, 0.0
-            )
-    if flow is not None:
-        total += tl.load(flow + row * flow_row + unit, mask=inside, other=0.0).to(tl.float32)
-    return total
 
 
 @triton.jit
