@@ -334,10 +334,18 @@ def test_chunks_of_bfloat16_are_as_many_bytes_as_their_float32_logits(
 ) -> None:
     vocabulary = 50
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 8 * vocabulary * 4)
+    rows: list[int] = []
+
+    def kernel(logits: Tensor, *_: object) -> Tensor:
+        rows.append(len(logits))
+        return logits.new_zeros(len(logits), dtype=torch.float32)
+
+    monkeypatch.setattr(loss_module, "losses_for", lambda *_: kernel)
     targets = torch.zeros(20, dtype=torch.int64)
     for dtype in (torch.float32, torch.bfloat16):
-        chunks = loss_module._chunks(torch.zeros(20, 4, dtype=dtype), targets, -100, vocabulary)
-        assert [len(chunk[1]) for chunk in chunks] == [8, 8, 4]
+        hidden, weight = torch.zeros(20, 4, dtype=dtype), torch.zeros(vocabulary, 4)
+        econmt_ops.linear_cross_entropy(hidden, weight, targets, implementation="recompute")
+    assert rows == [8, 8, 4] * 2
 
 
 def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
