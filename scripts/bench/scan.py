@@ -25,9 +25,9 @@ from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.engine.devices import reproducible
 from econmt.errors import EconmtError
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
 from scripts.bench import layers
 from scripts.bench.frame import Bench, in_turns, replayed
 
@@ -89,9 +89,8 @@ class SerialScan(torch.autograd.Function):
     def forward(ctx: Any, decay: Tensor, inputs: Tensor) -> Tensor:
         """Computes the outputs (B, T, H) of decay and inputs (B, T, H)."""
         ctx.kernels = importlib.import_module("econmt_ops.backends.triton.recurrence")
-        call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "triton")
-        ctx.block = block_of(inputs.shape[1], "triton")
-        outputs: Tensor = ctx.kernels.forward(call, ctx.block, keep=False, tiled=False)[0]
+        call = RecurrenceArguments(decay, inputs, None, None, False, "triton")
+        outputs: Tensor = ctx.kernels.forward(call, tiled=False)
         ctx.save_for_backward(decay, outputs)
         return outputs
 
@@ -99,25 +98,18 @@ class SerialScan(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the gradients (B, T, H) of decay and inputs."""
         decay, outputs = ctx.saved_tensors
-        call = RecurrenceArguments(decay, outputs, None, None, False, "outputs", "triton")
-        gradients = ctx.kernels.backward(call, None, ctx.block, incoming[0], tiled=False)
+        call = RecurrenceArguments(decay, outputs, None, None, False, "triton")
+        gradients = ctx.kernels.backward(call, incoming[0], tiled=False)
         return gradients[0], gradients[1]
 
 
 def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
     """Returns the implementations that can run here, by name."""
-    own = [
-        each
+    found: dict[str, Scan] = {
+        each.name: functools.partial(econmt_ops.linear_recurrence, implementation=each.name)
         for each in implementations_of("linear_recurrence").values()
         if can_run(each.traits, device.type, dtype)
-    ]
-    found: dict[str, Scan] = {}
-    for each in own:
-        for stash in ("outputs",) if each.traits.is_last else ("outputs", "carries"):
-            label = each.name if stash == "outputs" else f"{each.name}, {stash}"
-            found[label] = functools.partial(
-                econmt_ops.linear_recurrence, implementation=each.name, stash=stash
-            )
+    }
     if "c" in found:
         found[GIVEN_MEMORY] = found["c"]
     if "triton" in found:
@@ -177,13 +169,12 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     """Returns a pass of the C library that writes into existing memory, so that no allocation is timed."""
     kernels = importlib.import_module("econmt_ops.backends.c.recurrence")
     decay, inputs, outputs = decay.detach(), inputs.detach(), torch.zeros_like(inputs.detach())
-    steps = decay.shape[1]
-    call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "c")
+    call = RecurrenceArguments(decay, inputs, None, None, False, "c")
     if what == "forward":
-        return lambda: kernels.walk(call, steps, outputs, None, None)
+        return lambda: kernels.walk(call, outputs, None)
     made = [torch.zeros_like(outputs) for _ in range(2)]
     call = call._replace(inputs=outputs)
-    return lambda: kernels.walk_back(call, None, steps, given, None, *made)
+    return lambda: kernels.walk_back(call, given, None, *made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:

@@ -36,7 +36,6 @@ def test_long_sequence(implementation: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("stash", ["outputs", "carries"])
 @pytest.mark.parametrize("initial", [False, True], ids=["zeros", "initial"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steps", [256, 1000, 5000])
@@ -44,7 +43,6 @@ def test_parts_of_time_side_by_side(
     steps: int,
     initial: bool,
     dtype: torch.dtype,
-    stash: str,
     reverse: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -54,7 +52,7 @@ def test_parts_of_time_side_by_side(
     lengths = torch.tensor([steps, 0, steps - 7])
 
     def function(**tensors: Any) -> Tensor:
-        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, stash=stash, implementation="c")
+        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="c")
 
     def definition(**tensors: Any) -> Tensor:
         return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="chunk")
@@ -95,12 +93,8 @@ def test_chunks_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(reverse
 
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(not library.is_built(), reason="econmt_ops was installed without its C library")
-@pytest.mark.parametrize(
-    ("hidden", "stash", "level"), [(64, "outputs", 2), (64, "carries", 1), (65, "outputs", 2)]
-)
-def test_results_larger_than_caches(
-    hidden: int, stash: str, level: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("hidden", "level"), [(64, 2), (64, 1), (65, 2)])
+def test_results_larger_than_caches(hidden: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are written past the caches where lines are whole."""
     assert library._PATH is not None
     used = Library(library._PATH, most=level)
@@ -110,7 +104,7 @@ def test_results_larger_than_caches(
     given = [make(1, steps, hidden).sigmoid(), make(1, steps, hidden)]
     given = [each.repeat(2, 1, 1).requires_grad_() for each in given]
     incoming, lengths = make(1, steps, hidden).repeat(2, 1, 1), torch.tensor([steps, steps - 3])
-    found = linear_recurrence(*given, lengths=lengths, reverse=True, stash=stash, implementation="c")
+    found = linear_recurrence(*given, lengths=lengths, reverse=True, implementation="c")
     gradients = torch.autograd.grad(found, given, incoming)
     expected = linear_recurrence(*given, lengths=lengths, reverse=True, implementation="chunk")
     wanted = torch.autograd.grad(expected, given, incoming)

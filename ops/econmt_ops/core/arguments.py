@@ -14,7 +14,6 @@ class RecurrenceArguments(NamedTuple):
         decay, inputs: (B, T, H), of one type. initial: (B, H), in the accumulate type, or None.
         lengths: (B,) int64, on the same device, or None.
         reverse: see `econmt_ops.linear_recurrence`.
-        stash: "outputs" or "carries", see `econmt_ops.linear_recurrence.scan.STASHES`.
         backend: "chunk", "c" or "triton"; "chunk" also runs where the kernels of the other two cannot.
     """
 
@@ -23,7 +22,6 @@ class RecurrenceArguments(NamedTuple):
     initial: Tensor | None
     lengths: Tensor | None
     reverse: bool
-    stash: str
     backend: str = ""
 
 

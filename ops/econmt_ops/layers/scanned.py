@@ -253,7 +253,7 @@ class _ScannedSums:
 def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Tensor]:
     """Returns the gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
     gradients: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
-        dc, None, c, None, decay, c, initial, None, False, "outputs", _scan_by(c, False)
+        dc, c, decay, c, initial, None, False, _scan_by(c, False)
     )
     return gradients
 

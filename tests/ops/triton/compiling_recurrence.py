@@ -11,36 +11,34 @@ from functools import partial
 import torch
 
 from econmt_ops.backends.triton import recurrence
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
+from econmt_ops.core.arguments import RecurrenceArguments
 from tests.ops.triton.compiling import report
 
 
-def calls() -> dict[str, tuple[torch.dtype, bool | None, bool, bool]]:
-    """By name: type, whether by tiles (None: in Gluon), outputs made again, and all options of a call."""
+def calls() -> dict[str, tuple[torch.dtype, bool | None, bool]]:
+    """By name: type, whether by tiles (None: in Gluon), and all options of a call."""
     return {
-        "gluon float32": (torch.float32, None, False, False),
-        "gluon float32 options": (torch.float32, None, False, True),
-        "gluon bfloat16": (torch.bfloat16, None, False, False),
-        "gluon bfloat16 options": (torch.bfloat16, None, False, True),
-        "tiles float32": (torch.float32, True, False, False),
-        "walk float32": (torch.float32, False, False, True),
-        "tiles bfloat16 again": (torch.bfloat16, True, True, True),
-        "walk bfloat16": (torch.bfloat16, False, False, False),
-        "walk bfloat16 again": (torch.bfloat16, False, True, True),
-        "tiles float64 again": (torch.float64, True, True, False),
+        "gluon float32": (torch.float32, None, False),
+        "gluon float32 options": (torch.float32, None, True),
+        "gluon bfloat16": (torch.bfloat16, None, False),
+        "gluon bfloat16 options": (torch.bfloat16, None, True),
+        "tiles float32": (torch.float32, True, False),
+        "walk float32": (torch.float32, False, True),
+        "tiles bfloat16": (torch.bfloat16, True, True),
+        "walk bfloat16": (torch.bfloat16, False, False),
+        "tiles float64": (torch.float64, True, False),
     }
 
 
-def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> None:
+def call(dtype: torch.dtype, tiled: bool | None, options: bool) -> None:
     """Forward and backward of 2 rows of 300 steps of 64 units."""
     values = torch.zeros(2, 300, 64, dtype=dtype)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     initial = torch.zeros(2, 64, dtype=exact) if options else None
     lengths = torch.zeros(2, dtype=torch.int64) if options else None
-    block = block_of(300, "triton")
-    arguments = RecurrenceArguments(values, values, initial, lengths, options, "outputs", "triton")
-    _, carries = recurrence.forward(arguments, block, again, tiled)
-    recurrence.backward(arguments, carries, block, values, tiled)
+    arguments = RecurrenceArguments(values, values, initial, lengths, options, "triton")
+    recurrence.forward(arguments, tiled)
+    recurrence.backward(arguments, values, tiled)
 
 
 def launches() -> dict[str, Callable[[], None]]:

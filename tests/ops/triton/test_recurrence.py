@@ -11,13 +11,11 @@ from torch import Tensor
 
 from econmt_ops import linear_recurrence
 from econmt_ops.backends.triton import recurrence
-from econmt_ops.linear_recurrence import scan
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import Variation, check
 from tests.ops.helpers import (
     Make,
     assert_same_function,
-    values_and_gradients,
 )
 
 TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
@@ -27,7 +25,7 @@ STEPS, RADIX = 8, 4
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> None:
     """Many tiles in few steps, and both ways to go through them."""
-    monkeypatch.setitem(scan._BLOCK, "triton", STEPS)
+    monkeypatch.setattr(recurrence, "STEPS", STEPS)
     monkeypatch.setattr(recurrence, "_LINE", 32)
     monkeypatch.setattr(recurrence, "RADIX", RADIX)
     monkeypatch.setattr(recurrence.TileCut, "_fills_better_tiled", lambda *_: tiled)
@@ -39,7 +37,6 @@ def function(**options: Any) -> Callable[..., Tensor]:
 
 @pytest.mark.sampled(5)
 @TILED
-@pytest.mark.parametrize("case", ["linear_recurrence", "linear_recurrence-carries"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize(
     ("sizes", "ragged", "dtype"),
@@ -55,28 +52,11 @@ def function(**options: Any) -> Callable[..., Tensor]:
     ids=str,
 )
 def test_equals_the_definition(
-    sizes: Sizes, ragged: bool, dtype: torch.dtype, reverse: bool, case: str, device: str
+    sizes: Sizes, ragged: bool, dtype: torch.dtype, reverse: bool, device: str
 ) -> None:
     """With lengths, rows are full, empty, or end at and before the end of a tile, and padding is poisoned."""
     variation = Variation(sizes, ragged, state=sizes.T > 1, options={"reverse": reverse}, scattered=ragged)
-    check(CASES[case], variation, dtype, device, ["triton"])
-
-
-@pytest.mark.sampled(1)
-@TILED
-@pytest.mark.parametrize(
-    ("dtype", "reverse"),
-    [pytest.param(torch.float32, False, marks=pytest.mark.thorough), (torch.bfloat16, True)],
-    ids=str,
-)
-def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
-    given = CASES["linear_recurrence"].tensors(Make(device, dtype), Sizes(B=1, T=45, H=3))
-    found = [
-        values_and_gradients(function(reverse=reverse, stash=stash, implementation="triton"), given)
-        for stash in ("outputs", "carries")
-    ]
-    for left, right in zip(*found, strict=True):
-        assert all(one.equal(other) for one, other in zip(left, right, strict=True))
+    check(CASES["linear_recurrence"], variation, dtype, device, ["triton"])
 
 
 @pytest.mark.sampled(1)

@@ -23,5 +23,5 @@ def test_few_programs_prefetch_more_steps_but_no_more_than_half_a_row(
         shape=(rows, steps, 64), dtype=torch.float32, is_cuda=True, device=torch.device("cuda")
     )
     with simulated_gpu(multiprocessors=132):
-        cut = TileCut(like, 32, tiled=False)
+        cut = TileCut(like, tiled=False)
     assert (cut.ahead, 32 % cut.ahead) == (ahead, 0)

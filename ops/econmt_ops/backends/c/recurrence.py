@@ -32,6 +32,9 @@ _PARTS = 16
 _PART_VALUES = 1 << 16
 """Values of such a block in one tensor."""
 
+_PART_STEPS = 64
+"""Steps of such a block are a multiple of this."""
+
 
 def _width(rows: int, hidden: int) -> int:
     """Returns the columns of a task: as few tasks as keep all threads busy."""
@@ -40,15 +43,15 @@ def _width(rows: int, hidden: int) -> int:
     return min(_WIDEST, max(_LINE, -(-hidden // (parts * _LINE)) * _LINE))
 
 
-def _has_few_tasks(rows: int, steps: int, hidden: int, block: int) -> bool:
+def _has_few_tasks(rows: int, steps: int, hidden: int) -> bool:
     """Returns True if rows and columns are too few to keep all threads busy, but steps are not."""
     tasks = rows * -(-hidden // _LINE)
-    return tasks < torch.get_num_threads() and steps >= 2 * _part_steps(hidden, block)
+    return tasks < torch.get_num_threads() and steps >= 2 * _part_steps(hidden)
 
 
-def _part_steps(hidden: int, block: int) -> int:
-    """Returns the steps of a part, a multiple of ``block``."""
-    return max(1, _PART_VALUES // (max(1, hidden) * block)) * block
+def _part_steps(hidden: int) -> int:
+    """Returns the steps of a part."""
+    return max(1, _PART_VALUES // (max(1, hidden) * _PART_STEPS)) * _PART_STEPS
 
 
 def _sizes(decay: Tensor, reverse: bool) -> dict[str, int]:
@@ -58,10 +61,8 @@ def _sizes(decay: Tensor, reverse: bool) -> dict[str, int]:
     return {"rows": rows, "positions": steps, "hidden": hidden, "width": width, "backwards": reverse}
 
 
-def walk(
-    step: RecurrenceArguments, block: int, outputs: Tensor, carries: Tensor | None, last: Tensor | None
-) -> None:
-    """Writes outputs, and carries and the last state (B, H) unless they are None."""
+def walk(step: RecurrenceArguments, outputs: Tensor, last: Tensor | None) -> None:
+    """Writes outputs, and the last state (B, H) unless it is None."""
     call(
         "recurrence_forward",
         3 * step.decay.numel(),
@@ -71,20 +72,12 @@ def walk(
         initial=step.initial,
         lengths=step.lengths,
         outputs=outputs,
-        block=block,
-        carries=carries,
         last=last,
     )
 
 
 def walk_back(
-    step: RecurrenceArguments,
-    carries: Tensor | None,
-    block: int,
-    doutputs: Tensor,
-    after: Tensor | None,
-    ddecay: Tensor,
-    dinputs: Tensor,
+    step: RecurrenceArguments, doutputs: Tensor, after: Tensor | None, ddecay: Tensor, dinputs: Tensor
 ) -> Tensor:
     """Writes the gradients of decay and inputs; returns that of initial. ``after``: (B, H), that of the last state."""
     dinitial = torch.empty(len(step.decay), step.decay.shape[2], **_STATE)
@@ -97,8 +90,6 @@ def walk_back(
         doutputs=doutputs,
         initial=step.initial,
         lengths=step.lengths,
-        block=block,
-        carries=carries,
         after=after,
         ddecay=ddecay,
         dinputs=dinputs,
@@ -160,73 +151,52 @@ def _parts(tensor: Tensor, where: slice, parts: int) -> Tensor:
     return positions.view(parts, len(positions) // parts, positions.shape[1])
 
 
-def _carries_of(carries: Tensor, where: slice, parts: int, block: int, reverse: bool, steps: int) -> Tensor:
-    """Returns the carries (P, L / block, H) of parts, given a row's (N, H), which are in the order of the walk."""
-    first, last = (steps - where.stop, steps - where.start) if reverse else (where.start, where.stop)
-    row_carries = carries[first // block : -(-last // block)]
-    part_carries = row_carries.view(parts, len(row_carries) // parts, row_carries.shape[1])
-    return part_carries.flip(0) if reverse and parts > 1 else part_carries
-
-
-def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
+def forward(step: RecurrenceArguments) -> Tensor:
+    """Returns the outputs; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     rows, steps, hidden = step.decay.shape
     if step.lengths is not None:
         # torch.compile leaves the check of the op out, and the kernel writes by them.
         Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, steps)
     reverse = step.reverse
     outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
-    carries = torch.empty(rows, -(-steps // block), hidden, **_STATE) if keep else None
-    if not _has_few_tasks(rows, steps, hidden, block):
-        walk(step, block, outputs, carries, None)
-        return outputs, carries
+    if not _has_few_tasks(rows, steps, hidden):
+        walk(step, outputs, None)
+        return outputs
     for row, length in enumerate(_row_lengths(step.lengths, rows, steps)):
         state = torch.zeros(hidden, **_STATE) if step.initial is None else step.initial[row]
-        for where, parts in _cuts(length, _part_steps(hidden, block), reverse, False):
+        for where, parts in _cuts(length, _part_steps(hidden), reverse, False):
             decay, inputs, part_outputs = (
                 _parts(each[row], where, parts) for each in (step.decay, step.inputs, outputs)
             )
-            part_carries = torch.empty(parts, -(-decay.shape[1] // block), hidden, **_STATE) if keep else None
             before, last = state[None], state
             if parts > 1:
                 before, last = _states_before(decay, inputs, state, reverse, False)
             ends = torch.empty(parts, hidden, **_STATE)
-            part = step._replace(decay=decay, inputs=inputs, initial=before, lengths=None)
-            walk(part, block, part_outputs, part_carries, ends)
+            walk(step._replace(decay=decay, inputs=inputs, initial=before, lengths=None), part_outputs, ends)
             state = ends[0] if parts == 1 else last
-            if carries is not None and part_carries is not None:
-                ordered = (part_carries.flip(0) if reverse else part_carries).flatten(0, 1)
-                first = (length - where.stop if reverse else where.start) // block
-                carries[row, first : first + len(ordered)] = ordered
         outputs[row, length:] = 0
-    return outputs, carries
+    return outputs
 
 
-def backward(
-    step: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(step: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     rows, steps, hidden = step.decay.shape
     ddecay, dinputs = (torch.empty_like(step.decay, memory_format=torch.contiguous_format) for _ in range(2))
-    if not _has_few_tasks(rows, steps, hidden, block):
-        return ddecay, dinputs, walk_back(step, carries, block, doutputs, None, ddecay, dinputs)
+    if not _has_few_tasks(rows, steps, hidden):
+        return ddecay, dinputs, walk_back(step, doutputs, None, ddecay, dinputs)
     dinitial, reverse = torch.empty(rows, hidden, **_STATE), step.reverse
     for row, length in enumerate(_row_lengths(step.lengths, rows, steps)):
         gradient = torch.zeros(hidden, **_STATE)
-        for where, parts in _cuts(length, _part_steps(hidden, block), reverse, True):
+        initial = None if step.initial is None else step.initial[row]
+        for where, parts in _cuts(length, _part_steps(hidden), reverse, True):
             tensors = step.decay, step.inputs, doutputs, ddecay, dinputs
             a, k, incoming, da, db = (_parts(each[row], where, parts) for each in tensors)
             after = gradient[None]
             if parts > 1:
                 after, _ = _states_before(a, incoming, gradient, not reverse, True)
-            first, part_carries = None, None
-            if carries is None:
-                initial = None if step.initial is None else step.initial[row]
-                first = _first_states(step.inputs[row], initial, where, parts, reverse, length)
-            else:
-                part_carries = _carries_of(carries[row], where, parts, block, reverse, length)
+            first = _first_states(step.inputs[row], initial, where, parts, reverse, length)
             part = step._replace(decay=a, inputs=k, initial=first, lengths=None)
-            gradients = walk_back(part, part_carries, block, incoming, after.contiguous(), da, db)
+            gradients = walk_back(part, incoming, after.contiguous(), da, db)
             gradient = gradients[-1 if reverse else 0]
         ddecay[row, length:] = 0
         dinputs[row, length:] = 0

@@ -37,6 +37,9 @@ their steps: the other half follows at once."""
 _MANY = 8
 """Warps per multiprocessor from which there are enough threads for the shorter prefetch."""
 
+STEPS = 32
+"""Steps of a tile."""
+
 RADIX = 16
 """Tiles of a group, and groups after which a state is published."""
 
@@ -46,17 +49,16 @@ class TileCut:
 
     Attributes:
         units: units of a program. groups: groups of units, over all rows.
-        steps: steps of a block. count: blocks of a row.
-        tiled: True if each block is a tile with its own program; otherwise a program runs all steps of its units.
-        ahead: steps to prefetch, a power of two that divides a block.
+        count: tiles of a row.
+        tiled: True if each tile has its own program; otherwise a program runs all steps of its units.
+        ahead: steps to prefetch, a power of two that divides a tile.
     """
 
-    def __init__(self, like: Tensor, block: int, tiled: bool | None = None) -> None:
-        """Divides (B, T, H) into blocks of ``block`` steps; ``tiled`` None: whatever fills the device better."""
+    def __init__(self, like: Tensor, tiled: bool | None = None) -> None:
+        """Divides (B, T, H) into tiles; ``tiled`` None: whatever fills the device better."""
         rows, steps, hidden = like.shape
-        self.steps = block
         self.units = min(_LINE // like.dtype.itemsize, triton.next_power_of_2(max(1, hidden)))
-        self.count = triton.cdiv(steps, block)
+        self.count = triton.cdiv(steps, STEPS)
         self.groups = rows * triton.cdiv(hidden, self.units)
         self.tiled = tiled if tiled is not None else self._fills_better_tiled(like)
         few = like.is_cuda and self.groups < _MANY * limits_of(like.device).multiprocessors
@@ -66,7 +68,7 @@ class TileCut:
             self.units = min(self.units, _LINE // _VALUE)
             self.groups = rows * triton.cdiv(hidden, self.units)
         far = min(_FAR_AHEAD, max(_AHEAD, triton.next_power_of_2(steps) // 2))
-        self.ahead = min(far if few and not self.tiled else _AHEAD, block)
+        self.ahead = min(far if few and not self.tiled else _AHEAD, STEPS)
 
     def _fills_better_tiled(self, like: Tensor) -> bool:
         if self.count == 1 or not like.is_cuda:
@@ -95,62 +97,53 @@ class TileCut:
     def constants(self, call: RecurrenceArguments) -> dict[str, Any]:
         """Returns the compile-time arguments."""
         return {
-            "BLOCK": self.steps, "COUNT": self.ahead, "UNITS": self.units, "REVERSE": call.reverse,
+            "BLOCK": STEPS, "COUNT": self.ahead, "UNITS": self.units, "REVERSE": call.reverse,
             "HAS_INITIAL": call.initial is not None, "HAS_LENGTHS": call.lengths is not None, "TILED": self.tiled,
             "RADIX": RADIX, "WAITS": not interpreted(),
             "ACC": tl.float64 if call.decay.dtype == torch.float64 else tl.float32, "num_warps": 1,
         }  # fmt: skip
 
 
-def forward(
-    call: RecurrenceArguments, block: int, keep: bool, tiled: bool | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the outputs, and the states before the blocks in the order of the walk; see `scan.backend_of`.
+def forward(call: RecurrenceArguments, tiled: bool | None = None) -> Tensor:
+    """Returns the outputs; see `scan.backend_of`.
 
     Args:
-        call, block, keep: see there.
+        call: see there.
         tiled: see `TileCut`; if not None, the kernels are those of `recurrence_kernels`.
     """
     decay, inputs, initial, lengths = rows_of(call.decay), rows_of(call.inputs), call.initial, call.lengths
-    if tiled is None and not keep and recurrence_gluon.serves(decay, inputs):
-        return recurrence_gluon.forward(call._replace(decay=decay, inputs=inputs)), None
-    rows, steps, hidden = inputs.shape
-    cut = TileCut(inputs, block, tiled)
+    if tiled is None and recurrence_gluon.serves(decay, inputs):
+        return recurrence_gluon.forward(call._replace(decay=decay, inputs=inputs))
+    _, steps, hidden = inputs.shape
+    cut = TileCut(inputs, tiled)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    carries = (
-        inputs.new_empty(rows, cut.count, hidden, dtype=accumulate_dtype(inputs.dtype)) if keep else None
-    )
     if outputs.numel():
         recurrence_forward[cut.grid](
             decay, inputs, outputs if initial is None else initial.contiguous(),
-            outputs if lengths is None else lengths, outputs, outputs if carries is None else carries,
-            *cut.exchange(inputs), *decay.stride()[:2], *inputs.stride()[:2], steps, cut.count, hidden, KEEPS=keep,
+            outputs if lengths is None else lengths, outputs,
+            *cut.exchange(inputs), *decay.stride()[:2], *inputs.stride()[:2], steps, cut.count, hidden,
             **cut.constants(call),
         )  # fmt: skip
-    return outputs, carries
+    return outputs
 
 
 def backward(
-    call: RecurrenceArguments,
-    carries: Tensor | None,
-    block: int,
-    doutputs: Tensor,
-    tiled: bool | None = None,
+    call: RecurrenceArguments, doutputs: Tensor, tiled: bool | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.backend_of`, and `forward` for ``tiled``."""
     decay, kept, doutputs = rows_of(call.decay), rows_of(call.inputs), rows_of(doutputs)
     initial, lengths = call.initial, call.lengths
-    if tiled is None and carries is None and recurrence_gluon.serves(decay, kept, doutputs):
+    if tiled is None and recurrence_gluon.serves(decay, kept, doutputs):
         return recurrence_gluon.backward(call._replace(decay=decay, inputs=kept), doutputs)
     rows, steps, hidden = decay.shape
-    cut = TileCut(decay, block, tiled)
+    cut = TileCut(decay, tiled)
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
     dinitial = decay.new_empty(rows, hidden, dtype=accumulate_dtype(decay.dtype))
     if ddecay.numel():
         recurrence_backward[cut.grid](
             decay, kept, doutputs, ddecay if initial is None else initial.contiguous(),
-            ddecay if lengths is None else lengths, ddecay if carries is None else carries, ddecay, dinputs, dinitial,
+            ddecay if lengths is None else lengths, ddecay, dinputs, dinitial,
             *cut.exchange(decay), *decay.stride()[:2], *kept.stride()[:2], *doutputs.stride()[:2], steps, cut.count,
-            hidden, AGAIN=carries is not None, **cut.constants(call),
+            hidden, **cut.constants(call),
         )  # fmt: skip
     return ddecay, dinputs, dinitial

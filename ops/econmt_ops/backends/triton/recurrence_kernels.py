@@ -46,28 +46,6 @@ def place(step, length, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def fetch(at, stride, first, live, length, inside, other, COUNT: tl.constexpr, REVERSE: tl.constexpr):
-    """Loads the values (UNITS,) of COUNT steps from ``first`` on; ``other`` from ``live`` on and before step 0.
-
-    at: pointers to the row's units. live: at most the row's length.
-    """
-    found = ()
-    for k in tl.static_range(COUNT):
-        step = first + k
-        there = inside & (step >= 0) & (step < live)
-        found = found + (tl.load(at + place(step, length, REVERSE) * stride, mask=there, other=other),)
-    return found
-
-
-@triton.jit
-def put(at, stride, value, step, length, steps, inside, REVERSE: tl.constexpr):
-    """Stores a step at the row's units, zeros beyond the row's length."""
-    kept = tl.where(step < length, value, 0.0)
-    place_ = at + place(step, length, REVERSE) * stride
-    tl.store(place_, kept.to(at.dtype.element_ty), mask=inside & (step < steps))
-
-
-@triton.jit
 def prefix(p, e, first, rank, parts, flags, UNITS: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr):
     """Returns the map of the parts before this one, and that map joined with this part, (UNITS,) each.
 
@@ -194,11 +172,10 @@ def begun(at, stride, count, inside, other, COUNT: tl.constexpr):
 
 @triton.jit
 def walk(
-    a_at, a_step, b_at, b_step, made_at, carries_at, state, length, steps, hidden, inside, BLOCK: tl.constexpr,
-    COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr,
-    ACC: tl.constexpr,
+    a_at, a_step, b_at, b_step, made_at, state, length, steps, hidden, inside, COUNT: tl.constexpr, UNITS: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_LENGTHS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Writes the states of all steps of a row, and with KEEPS the state before every BLOCK steps to carries."""
+    """Writes the states of all steps of a row."""
     if HAS_LENGTHS:
         fill(made_at, hidden, length, steps, inside, made_at.dtype.element_ty, UNITS)
     a_at, a_step = line_of(a_at, a_step, length, False, REVERSE)
@@ -207,9 +184,6 @@ def walk(
     a, a_at = begun(a_at, a_step, length, inside, 1.0, COUNT)
     b, b_at = begun(b_at, b_step, length, inside, 0.0, COUNT)
     for first in range(0, length, COUNT):
-        if KEEPS and first % BLOCK == 0:
-            block = first // BLOCK + tl.zeros((), tl.int64)
-            tl.store(carries_at + block * hidden, state, mask=inside)
         left = length - first
         next_a, next_b = (), ()
         for k in tl.static_range(COUNT):
@@ -267,12 +241,12 @@ def walk_back_once(
 
 @triton.jit(do_not_specialize=["steps", "blocks"])
 def recurrence_forward(
-    decay, inputs, initial, lengths, outputs, carries, parts, states, flags, decay_batch, decay_step, inputs_batch,
-    inputs_step, steps, blocks, hidden, BLOCK: tl.constexpr, COUNT: tl.constexpr, UNITS: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr,
-    TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
+    decay, inputs, initial, lengths, outputs, parts, states, flags, decay_batch, decay_step, inputs_batch, inputs_step,
+    steps, blocks, hidden, BLOCK: tl.constexpr, COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, TILED: tl.constexpr, RADIX: tl.constexpr,
+    WAITS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Computes outputs (B, T, H), and with KEEPS the state before every BLOCK steps, carries (B, blocks, H)."""
+    """Computes outputs (B, T, H)."""
     programs = tl.num_programs(0) // blocks if TILED else tl.num_programs(0)
     units, tile = tl.program_id(0) % programs, tl.program_id(0) // programs
     of_row = tl.cdiv(hidden, UNITS)
@@ -300,8 +274,6 @@ def recurrence_forward(
         state, next_state = states_around(
             p, e, state, tile, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
-        if KEEPS:
-            tl.store(carries + (row * blocks + tile) * hidden + unit, state, mask=inside)
         if HAS_LENGTHS:
             end = tl.minimum(stop, steps)
             fill(outputs_at, hidden, tl.maximum(start, length), end, inside, outputs.dtype.element_ty, UNITS)
@@ -315,8 +287,8 @@ def recurrence_forward(
             made_at += made_step
     else:
         walk(
-            a_at, decay_step, b_at, inputs_step, outputs_at, carries + row * blocks * hidden + unit, state,
-            length.to(tl.int32), steps, hidden, inside, BLOCK, COUNT, UNITS, REVERSE, HAS_LENGTHS, KEEPS, ACC,
+            a_at, decay_step, b_at, inputs_step, outputs_at, state, length.to(tl.int32), steps, hidden, inside, COUNT,
+            UNITS, REVERSE, HAS_LENGTHS, ACC,
         )  # fmt: skip
 
 
@@ -346,58 +318,16 @@ def go_back(
     return behind, delta
 
 
-@triton.jit
-def walk_back_again(
-    a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, length, steps,
-    hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr,
-    ACC: tl.constexpr,
-):  # fmt: skip
-    """Runs :func:`go_back` for all steps of a row, recomputing outputs block by block in the memory of ddecay."""
-    fill(ddecay_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
-    fill(dinputs_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
-    ddecay_line, made_step = line_of(ddecay_at, hidden, length, False, REVERSE)
-    dinputs_line, _ = line_of(dinputs_at, hidden, length, False, REVERSE)
-    count = tl.cdiv(steps.to(tl.int64), COUNT)
-    last = (count - 1) * COUNT
-    a = fetch(a_at, a_step, last, length, length, inside, 1.0, COUNT, REVERSE)
-    d = fetch(d_at, d_step, last, length, length, inside, 0.0, COUNT, REVERSE)
-    for turn in range(count):
-        first = last - turn * COUNT
-        before = first - COUNT
-        block = first // BLOCK
-        begin = tl.load(carries_at + block * hidden, mask=inside & (first < length), other=0.0)
-        if (turn == 0) | ((first + COUNT) % BLOCK == 0):
-            start = tl.load(carries_at + block * hidden, mask=inside & (block * BLOCK < length), other=0.0)
-            for early in range(block * BLOCK, first + COUNT, COUNT):
-                decays = fetch(a_at, a_step, early, length, length, inside, 1.0, COUNT, REVERSE)
-                added = fetch(kept_at, kept_step, early, length, length, inside, 0.0, COUNT, REVERSE)
-                for k in tl.static_range(COUNT):
-                    start = after(decays[k].to(ACC), added[k].to(ACC), start)
-                    put(ddecay_at, hidden, start, early + k, length, steps, inside, REVERSE)
-            tl.debug_barrier()  # other threads may read these stores
-        h = fetch(ddecay_at, hidden, first - 1, length, length, inside, 0.0, COUNT, REVERSE)
-        next_a = fetch(a_at, a_step, before, length, length, inside, 1.0, COUNT, REVERSE)
-        next_d = fetch(d_at, d_step, before, length, length, inside, 0.0, COUNT, REVERSE)
-        behind, delta = go_back(
-            a, d, h, behind, delta, begin, first % BLOCK == 0, tl.minimum(length - first, COUNT).to(tl.int32),
-            ddecay_line + first * made_step, dinputs_line + first * made_step, made_step, inside, COUNT, ACC,
-        )  # fmt: skip
-        a, d = next_a, next_d
-    return behind, delta
-
-
 @triton.jit(do_not_specialize=["steps", "blocks"])
 def recurrence_backward(
-    decay, kept, doutputs, initial, lengths, carries, ddecay, dinputs, dinitial, parts, states, flags, decay_batch,
-    decay_step, kept_batch, kept_step, doutputs_batch, doutputs_step, steps, blocks, hidden, BLOCK: tl.constexpr,
+    decay, kept, doutputs, initial, lengths, ddecay, dinputs, dinitial, parts, states, flags, decay_batch, decay_step,
+    kept_batch, kept_step, doutputs_batch, doutputs_step, steps, blocks, hidden, BLOCK: tl.constexpr,
     COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    HAS_LENGTHS: tl.constexpr, AGAIN: tl.constexpr, TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr,
-    ACC: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr, TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first.
 
-    kept: the outputs, of which the one before each step is read; with AGAIN the inputs, from which, together with the
-    carries, the outputs of a block are recomputed, in the memory of the decay's gradient.
+    kept: the outputs, of which the one before each step is read.
     """
     programs = tl.num_programs(0) // blocks if TILED else tl.num_programs(0)
     units, number = tl.program_id(0) % programs, tl.program_id(0) // programs
@@ -408,17 +338,19 @@ def recurrence_backward(
     length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
     a_at, d_at = decay + row * decay_batch + unit, doutputs + row * doutputs_batch + unit
     made = row * steps * hidden + unit
-    kept_at, carries_at = kept + row * kept_batch + unit, carries + row * blocks * hidden + unit
+    kept_at = kept + row * kept_batch + unit
     begin = tl.zeros((UNITS,), ACC)
     if HAS_INITIAL:
         begin = tl.load(initial + row * hidden + unit, mask=inside, other=0.0)
     start = (blocks - 1 - number).to(tl.int64) * BLOCK if TILED else steps.to(tl.int64) * 0
     stop = start + BLOCK if TILED else steps.to(tl.int64)
     live = tl.minimum(stop, length)
-    # decay of the following step
-    behind = fetch(a_at, decay_step, stop, length, length, inside, 1.0, 1, REVERSE)[0].to(ACC)
     delta = tl.zeros((UNITS,), ACC)
     if TILED:
+        following = a_at + place(stop, length, REVERSE) * decay_step
+        behind = tl.load(following, mask=inside & (stop < length), other=1.0).to(
+            ACC
+        )  # decay of the following step
         count = tl.minimum(live - start, BLOCK).to(tl.int32)
         a_at, a_step = line_of(a_at, decay_step, length, False, REVERSE)
         d_at, d_step = line_of(d_at, doutputs_step, length, False, REVERSE)
@@ -430,17 +362,9 @@ def recurrence_backward(
         for k in tl.static_range(BLOCK - 1, -1, -1):
             p, e = join(p, e, next_decay, d[k].to(ACC))
             next_decay = a[k].to(ACC)
-        if AGAIN:
-            begin = tl.load(carries_at + start // BLOCK * hidden, mask=inside, other=0.0)
-            b, _ = begun(h_at, h_step, count, inside, 0.0, BLOCK)
-            h, state = (), begin
-            for k in tl.static_range(BLOCK):
-                h = h + (state.to(ddecay.dtype.element_ty),)  # rounded like the outputs
-                state = after(a[k].to(ACC), b[k].to(ACC), state)
-        else:
-            before = tl.load(h_at - h_step, mask=inside & (start > 0) & (count > 0), other=0.0)
-            h, _ = begun(h_at, h_step, count - 1, inside, 0.0, BLOCK - 1)
-            h = (before,) + h
+        before = tl.load(h_at - h_step, mask=inside & (start > 0) & (count > 0), other=0.0)
+        h, _ = begun(h_at, h_step, count - 1, inside, 0.0, BLOCK - 1)
+        h = (before,) + h
         delta, _ = states_around(
             p, e, delta, number, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
@@ -453,11 +377,6 @@ def recurrence_backward(
         behind, delta = go_back(
             a, d, h, behind, delta, begin, start == 0, count, ddecay_at + start * made_step,
             dinputs_at + start * made_step, made_step, inside, BLOCK, ACC,
-        )  # fmt: skip
-    elif AGAIN:
-        behind, delta = walk_back_again(
-            a_at, decay_step, d_at, doutputs_step, kept_at, kept_step, carries_at, ddecay + made, dinputs + made,
-            behind, delta, length, steps, hidden, inside, BLOCK, COUNT, UNITS, REVERSE, ACC,
         )  # fmt: skip
     else:
         behind, delta = walk_back_once(
