@@ -23,7 +23,7 @@ from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm import triton as kernels
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
-from econmt_ops.lstm.eager_layer import is_plain, run_layer
+from econmt_ops.lstm.eager_layer import is_plain, run_eagerly
 from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
 from econmt_ops.products.stack import StackOptions, run_stack
@@ -192,7 +192,7 @@ def run_planned(
             tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths, None, resets)
             layer = plan_of(settings._replace(cells=cells), tensors, plan.keep)
             plan.layers[number, cells] = layer
-        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights, resets)
+        outputs, last_h, last_c = run_eagerly(layer, read, first, lengths, weights, resets)
         return outputs, (last_h, last_c)
 
     return run_stack(run, inputs, len(layers), options)

@@ -24,7 +24,6 @@ class LayerSettings(NamedTuple):
     Attributes:
         dtype, products: Type of the large products, and of those in the recurrence.
         reverse: For each direction True if it walks from the last step to the first.
-        together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
         cells: Type of the last c.
     """
 
@@ -32,7 +31,6 @@ class LayerSettings(NamedTuple):
     products: torch.dtype
     stash: str
     reverse: tuple[bool, ...]
-    together: str = "auto"
     cells: torch.dtype = torch.float32
 
 

@@ -15,7 +15,7 @@ from econmt_ops.layers.op import OPS
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.lstm.call_plans import resets_plan, run_again, run_planned, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
-from econmt_ops.lstm.projected import projected_lstm
+from econmt_ops.lstm.reference import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
 from econmt_ops.modules.directions import LayerStack
 from econmt_ops.modules.resets import first_states
