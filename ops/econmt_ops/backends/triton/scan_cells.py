@@ -42,9 +42,6 @@ _FEW_STEPS = 256
 _FULL, _WANTED = 4, 16
 """Programs per multiprocessor from which rows are not cut, and the number to reach by cutting them."""
 
-_TILE = 32
-"""Steps of a tile in the scan over the chunks."""
-
 
 @triton.jit
 def squash(x, ACC: tl.constexpr):
@@ -393,8 +390,7 @@ def _cut(like: Tensor) -> _Cut:
 
 def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
     """Returns the states before each chunk, (B, chunks, H), given the maps c -> decays c + ends and first (B, H)."""
-    call = RecurrenceArguments(decays, ends, first, None, reverse, "outputs", "triton")
-    after, _ = recurrence.forward(call, _TILE, False)
+    after = recurrence.forward(RecurrenceArguments(decays, ends, first, None, reverse, "triton"))
     begin = first.unsqueeze(1)
     return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
 
