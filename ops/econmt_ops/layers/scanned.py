@@ -16,7 +16,6 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -354,23 +353,6 @@ def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callabl
     ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
     """
 
-    def run_layer(
-        layer: ScanLayer,
-        stash: str,
-        inputs: Tensor,
-        weights: Any,
-        state: Sequence[Tensor],
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
-            outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash))
-            return outputs, last
-
-        outputs, after = layer.run(stage, inputs, weights, state)
-        if len(after) < len(state):  # a window's last input
-            after = (*after, last_of(inputs, state[-1], lengths))
-        return outputs, after
-
     def run(
         layer: ScanLayer,
         inputs: Tensor,
@@ -380,7 +362,19 @@ def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callabl
         *,
         stash: str = "outputs",
     ) -> tuple[Tensor, State]:
-        return run_cells(functools.partial(run_layer, layer, stash), inputs, layers, state, options)
+        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+            outputs, last, *_ = run_stage(call._replace(lengths=options.lengths, stash=stash))
+            return outputs, last
+
+        def run_layer(
+            inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            outputs, after = layer.run(stage, inputs, weights, state)
+            if len(after) < len(state):  # a window's last input
+                after = (*after, last_of(inputs, state[-1], lengths))
+            return outputs, after
+
+        return run_cells(run_layer, inputs, layers, state, options)
 
     return run
 

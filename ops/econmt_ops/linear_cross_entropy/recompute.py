@@ -115,7 +115,7 @@ def _losses_by_chunks(
     for begin in steps_of(range(0, len(targets if rows is None else rows), size)):
         part = slice(begin, begin + size)
         at = part if rows is None else rows[part]
-        read = hidden[part] if rows is None else hidden.index_select(0, at)
+        read = hidden[part] if rows is None else hidden.index_select(0, rows[part])
         wanted, scales = targets[at], None if factors is None else factors[at]
         if rows is None:
             wanted = wanted.where(counts[at], 0)

@@ -52,15 +52,16 @@ def _run(decay: Tensor, inputs: Tensor, start: Tensor, outputs: Tensor, reverse:
     steps = decay.shape[1]
     count = steps // size if steps >= 2 * size else 0
     end = count * size
-    chunks = [each[:, :end].unflatten(1, (count, size)) for each in (decay, inputs, outputs)]
+    shape = len(decay), count, size, decay.shape[2]
+    chunks = [each[:, :end].view(shape) for each in (decay, inputs, outputs)]
     rest = [each[:, end:] for each in (decay, inputs, outputs)]
     if reverse:
-        start = _walk(*rest[:2], start, rest[2], reverse)
+        start = _walk(rest[0], rest[1], start, rest[2], reverse)
     if count:
-        before, start = _states_before(*chunks[:2], start, reverse)
-        _walk(*chunks[:2], before, chunks[2], reverse)
+        before, start = _states_before(chunks[0], chunks[1], start, reverse)
+        _walk(chunks[0], chunks[1], before, chunks[2], reverse)
     if not reverse:
-        _walk(*rest[:2], start, rest[2], reverse)
+        _walk(rest[0], rest[1], start, rest[2], reverse)
 
 
 def _chunk_size(call: RecurrenceArguments) -> int:

@@ -6,7 +6,6 @@ tensors, autograd, autocast, the precision of float32 products and the modes of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -263,23 +262,3 @@ def resets_plan(
         plan = StackPlan(LayerSettings(dtype, products, stash, (False, True)[:directions]), keep, {})
         PLANS.add(key, plan)
     return plan
-
-
-@functools.cache
-def _parameter_names(layer: int, reverse: bool) -> tuple[str, ...]:
-    """Returns the names of a layer's input weights, recurrent weights and biases in one direction."""
-    suffix = f"_l{layer}{'_reverse' if reverse else ''}"
-    return tuple(name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-
-
-def split_weights(
-    parameters: Mapping[str, Tensor | None], layer: int, reverse: bool
-) -> SplitLSTMWeights | None:
-    """Returns the weights of a layer of a module in one direction.
-
-    None: they are not all parameters, but are computed, as by torch.nn.utils.parametrize; or there are no biases.
-    """
-    parts = [parameters.get(name) for name in _parameter_names(layer, reverse)]
-    if any(part is None for part in parts):
-        return None
-    return SplitLSTMWeights(*parts)  # type: ignore[arg-type]

@@ -72,11 +72,6 @@ of 256; but 1.85 and 0.62 of 128 units, and 31.2 and 30.5 of 256 rows of 1,024.
 """
 
 
-def _suits_steps(batch: int, hidden: int) -> bool:
-    """Returns True if steps in IEEE float32, captured, are faster than cuDNN's layer."""
-    return hidden >= _FEWEST_UNITS and batch * hidden in _STATES
-
-
 def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Returns True if the reference is faster than recomputing and, on a CPU, saves little memory for backward.
 
@@ -91,7 +86,7 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
         served = dtype == torch.float32 and cudnn.enabled and cudnn.is_available()  # type: ignore[no-untyped-call]
         if served and recurrent_tf32():
             return hidden <= _SMALL and batch < _MANY_ROWS
-        return served and not (MODE.captured and _suits_steps(batch, hidden))
+        return served and not (MODE.captured and hidden >= _FEWEST_UNITS and batch * hidden in _STATES)
     if device.type != "cpu":
         return False
     exact = accumulate_dtype(dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
+from econmt_ops.backends.triton import MOST_UNITS, interpreted, with_kernels
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
@@ -61,10 +61,6 @@ def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype
     limits = limits_of(values.device)
     fits = (divide(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
     return products if all(partition is not None for partition in fits) else None
-
-
-def _stepwise_backend(inputs: Inputs) -> str:
-    return "triton" if serves(values_of(inputs)) else "eager"
 
 
 def _planned(call: LSTMArguments, keep: bool) -> tuple[LayerPlan, LayerTensors]:
@@ -149,7 +145,7 @@ def lstm(
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
     products = products_of(inputs, layers)
     if products is None:
-        return recompute.lstm(inputs, layers, state, options, stash=stash, backend=_stepwise_backend(inputs))
+        return recompute.lstm(inputs, layers, state, options, stash=stash, backend="triton")
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if options.from_zero else [state[number]]
@@ -175,7 +171,7 @@ def bidirectional_lstm(
     products = products_of(inputs, layers)
     if products is None:
         return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend=_stepwise_backend(inputs)
+            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
         )
     outputs, h, c = _run_layer(inputs, layers, [], StackOptions(lengths), [False, True], stash, products)
     return outputs, ((h[0], c[0]), (h[1], c[1]))

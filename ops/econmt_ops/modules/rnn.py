@@ -13,13 +13,16 @@ from econmt_ops.core.shapes import kind_of
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
 from econmt_ops.layers.op import OPS
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import resets_plan, run_again, run_planned, split_weights
+from econmt_ops.lstm.call_plans import SplitLSTMWeights, resets_plan, run_again, run_planned
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.reference import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
 from econmt_ops.modules.directions import LayerStack
 from econmt_ops.modules.resets import first_states
 from econmt_ops.products.stack import StackOptions
+
+_PARTS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+"""Names of a layer's parameters without their suffix."""
 
 
 class LSTM(RecurrentModule):
@@ -141,10 +144,13 @@ class LSTM(RecurrentModule):
         if self.proj_size:
             projection: Tensor = getattr(self, "weight_hr" + self._suffixes(layer)[int(reverse)])
             return ProjectedLSTMWeights(*self.layer_weights(layer, reverse), projection)
-        split = None
-        if not torch.compiler.is_compiling():  # which only the plans of eager calls profit from
-            split = split_weights(self._parameters, layer, reverse)
-        return split or self.layer_weights(layer, reverse)
+        suffix = self._suffixes(layer)[int(reverse)]
+        parts = [self._parameters.get(name + suffix) for name in _PARTS]
+        # Only the plans of eager calls profit from two biases. Weights are no parameters if they are computed, as by
+        # torch.nn.utils.parametrize.
+        if torch.compiler.is_compiling() or any(part is None for part in parts):
+            return self.layer_weights(layer, reverse)
+        return SplitLSTMWeights(*parts)  # type: ignore[arg-type]
 
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
