@@ -44,3 +44,7 @@ class CrossEntropyArguments(NamedTuple):
     backend: str
     reduction: str
     alone: bool
+
+
+RowGradients = tuple[Tensor, Tensor, Tensor | None]
+"""Gradients of an output layer: hidden (N, H), weight (V, H) and, if there is one, bias (V,)."""

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.backends import triton
 from econmt_ops.backends.losses import losses_for
-from econmt_ops.core.arguments import CrossEntropyArguments
+from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
@@ -27,9 +27,6 @@ from econmt_ops.products.gemm import Product
 from econmt_ops.products.outer import add_outer
 
 TRAITS = Traits(recomputes=True)
-
-RowGradients = tuple[Tensor, Tensor, Tensor | None]
-"""Gradients of hidden (N, H), weight (V, H) and, if there is one, bias (V,)."""
 
 CHUNK_BYTES = 32 << 20
 """Bytes of workspace for the logits of one chunk, in the accumulate type."""

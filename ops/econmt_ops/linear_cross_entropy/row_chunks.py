@@ -18,9 +18,8 @@ from torch import Tensor
 from econmt_ops.backends.triton.cross_entropy import add_rows, make_losses
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
-from econmt_ops.core.arguments import CrossEntropyArguments
+from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
 from econmt_ops.core.gathering import Gather, Gathered
-from econmt_ops.linear_cross_entropy.recompute import RowGradients
 from econmt_ops.products.outer import add_outer
 
 CHUNK_BYTES = 64 << 20
