@@ -101,10 +101,13 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         dread,
     )
     rows = _flat(dproducts)
-    sources = [
-        (rows @ weight).view(source.shape) if number or dread is None else _plus(dread, rows, weight)
-        for number, (source, weight) in enumerate(zip(read, problem.weights, strict=True))
-    ]
+    sources = []
+    for source, weight in zip(read, problem.weights, strict=True):
+        if dread is not None and not sources:
+            _flat(dread).addmm_(rows, weight)
+            sources.append(dread)
+        else:
+            sources.append((rows @ weight).view(source.shape))
     before = None
     if call.before is not None:
         before = sources[-1][:, 0]
@@ -118,12 +121,6 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         "first": dfirst,
         "before": before,
     }
-
-
-def _plus(start: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """Adds the product of rows (B T, N) and weight (N, I) to start (B, T, I), in place."""
-    _flat(start).addmm_(rows, weight)
-    return start
 
 
 def _late(source: Tensor, before: Tensor) -> Tensor:

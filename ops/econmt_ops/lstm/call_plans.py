@@ -197,28 +197,42 @@ def run_planned(
     return run_stack(run, inputs, len(layers), options)
 
 
-def run_again(
+def run_whole(
+    plan: StackPlan,
     inputs: Any,
-    layers: tuple[Any, ...],
-    state: tuple[Tensor, Tensor] | None,
+    layers: Sequence[Sequence[Any]],
+    state: Sequence[Tensor] | None,
     options: StackOptions,
-    implementation: str,
-) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
-    """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
+    directions: int = 1,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Runs a stack as `run_planned` does, with the first and last (h, c) of all layers in one tensor each.
 
-    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros; returns
-    outputs (B, T, H) and the last (h, c), (L, B, H) each, in one type but where cuDNN runs.
+    ``state``: (D L, B, H) each, or None for zeros. The results have one type but where cuDNN runs.
     """
-    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
-    start = None if state is None else tuple(zip(*state, strict=True))
-    plan = PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
-    if plan is None:
-        return None
-    parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
-    outputs, last = run_planned(plan, inputs, layers, parts, options, one_type=True)
+    parts: Any = ()
+    if state is not None:
+        parts = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
+    outputs, last = run_planned(plan, inputs, layers, parts, options, resets, one_type=True)
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+def plan_again(
+    inputs: Any,
+    layers: tuple[Any, ...],
+    state: tuple[Tensor, ...] | None,
+    options: StackOptions,
+    implementation: str,
+) -> StackPlan | None:
+    """Returns the plan of a call of `econmt_ops.LSTM` in one direction; None if it has none yet.
+
+    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros.
+    """
+    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
+    start = None if state is None else tuple(zip(*state, strict=True))
+    return PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
 
 
 def resets_plan(

@@ -104,16 +104,6 @@ def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
     return pattern.view(-1)
 
 
-def padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
-    """Returns inputs (B, T, I + 8), finite in the padding (B, T), whose extra columns mark it for torch.lstm."""
-    return torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), (0, _COLUMNS - 1))], 2)
-
-
-def closing_weight(layer: LSTMWeights | ProjectedLSTMWeights) -> Tensor:
-    """Returns the input weight (4H, I + 8) with which torch.lstm leaves its state unchanged at padded positions."""
-    return torch.cat([layer.input, functional.pad(closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
-
-
 def torch_lstm(
     inputs: Tensor,
     weights: list[Tensor],
@@ -178,11 +168,15 @@ def layer_by_torch(
     Inputs (B, T, I) are finite at padded positions, where ``padding`` (B, T) closes the gates. That works for the
     backward direction too: it starts in the padding and carries its zero state to the row's last position.
     """
-    weights = []
-    for layer in directions:
-        weights += [layer.input if padding is None else closing_weight(layer), layer.hidden, layer.bias]
+    # Further columns mark padded positions, and their weights leave the state unchanged there.
+    wider, weights = (0, _COLUMNS - 1), []
     if padding is not None:
-        inputs = padding_columns(inputs, padding)
+        inputs = torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), wider)], 2)
+    for layer in directions:
+        weight = layer.input
+        if padding is not None:
+            weight = torch.cat([weight, functional.pad(closed_gates(layer).unsqueeze(1), wider)], 1)
+        weights += [weight, layer.hidden, layer.bias]
     first = directions[0]
     projection = first.projection if isinstance(first, ProjectedLSTMWeights) else None
     return torch_lstm(inputs, weights, h, c, len(directions) == 2, projection)
