@@ -26,13 +26,15 @@ class RecurrenceArguments(NamedTuple):
 
 
 class CrossEntropyArguments(NamedTuple):
-    """Arguments of the output layer operator.
+    """Arguments of `econmt_ops.linear_cross_entropy`, checked, with ``hidden`` in the compute type.
+
+    Weight and bias may have another type: they are cast where they are used, so that no copy is saved and their
+    gradients are never rounded to the compute type.
 
     Attributes:
         hidden: (N, H). weight: (V, H). targets: (N,). bias: (V,), or None.
         smoothing, ignore_index, reduction: as in `econmt_ops.linear_cross_entropy`.
         backend: "eager", "compiled" or "triton".
-        alone: True if only autograd holds the saved gradients, which then may be scaled in place.
     """
 
     hidden: Tensor
@@ -41,9 +43,8 @@ class CrossEntropyArguments(NamedTuple):
     bias: Tensor | None
     smoothing: float
     ignore_index: int
-    backend: str
     reduction: str
-    alone: bool
+    backend: str = "eager"
 
 
 RowGradients = tuple[Tensor, Tensor, Tensor | None]

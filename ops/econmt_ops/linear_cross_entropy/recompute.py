@@ -182,7 +182,7 @@ def _scaled(
         return None
     gradients = {"hidden": results.dhidden, "weight": results.dweight, "bias": results.dbias}
     factor = dloss / results.divisor
-    in_place = not _are_needed_again(call, list(gradients.values()))
+    in_place = not _are_needed_again(list(gradients.values()))
     return {name: _times(part, factor, in_place) for name, part in gradients.items()}
 
 
@@ -193,14 +193,14 @@ def _times(gradient: Tensor, factor: Tensor, in_place: bool) -> Tensor:
     return gradient.mul_(factor) if in_place else (gradient * factor).to(gradient.dtype)
 
 
-def _are_needed_again(call: CrossEntropyArguments, gradients: list[Tensor]) -> bool:
+def _are_needed_again(gradients: list[Tensor]) -> bool:
     """Returns True if the saved gradients may be read again and so cannot be scaled in place.
 
-    This is the case if the caller still holds them, if the autograd graph is retained for another backward pass, or if
-    torch.compile traces the call, where saved tensors cannot be changed.
+    This is the case if the autograd graph is retained for another backward pass, or if torch.compile traces the call,
+    where saved tensors cannot be changed.
     """
     retained = torch._C._autograd._get_current_graph_task_keep_graph()
-    return not call.alone or retained or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
+    return retained or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
 
 
 _operator = Operator(
@@ -219,23 +219,6 @@ _operator = Operator(
 )
 
 
-def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    bias: Tensor | None,
-    label_smoothing: float,
-    ignore_index: int,
-    reduction: str,
-    backend: str = "eager",
-) -> Tensor:
-    """Implements `econmt_ops.linear_cross_entropy` for checked arguments and a cast ``hidden``.
-
-    Weight and bias may have another type: they are cast where they are used, so that no copy is saved and their
-    gradients are never rounded to the compute type.
-    """
-    call = CrossEntropyArguments(
-        hidden, weight, targets, bias, label_smoothing, ignore_index, backend, reduction, True
-    )
-    return _operator(call).loss
+def linear_cross_entropy(call: CrossEntropyArguments, *, backend: str = "eager") -> Tensor:
+    """Implements `econmt_ops.linear_cross_entropy`."""
+    return _operator(call._replace(backend=backend)).loss
