@@ -61,9 +61,17 @@ def _scan_by(like: Tensor, gradients: bool) -> str:
     return "chunk" if name == "reference" else name
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """Returns the rows (B T, .) of a tensor (B, T, .)."""
+    return tensor.reshape(-1, tensor.shape[2])
+
+
 def late(source: Tensor, before: Tensor) -> Tensor:
-    """Delays a source (B, T, .) by one step; ``before`` (B, .) is its first value."""
-    return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
+    """Delays a source (B, T, .) by one step, with one copy of all rows; ``before`` (B, .) is its first value."""
+    made = torch.empty_like(source, memory_format=torch.contiguous_format)
+    flat(made)[1:] = flat(source)[:-1]
+    made[:, 0] = before
+    return made
 
 
 def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
@@ -72,7 +80,7 @@ def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
     padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
     read = [zero_padding(source, padding) for source in call.sources]
     if call.before is not None:
-        read[-1] = late(read[-1], call.before)
+        read[-1] = torch.cat([call.before.unsqueeze(1), read[-1][:, :-1]], 1)
     products = functional.linear(read[0], call.weights[0], call.bias)
     for source, weight in zip(read[1:], call.weights[1:], strict=True):
         products = products + functional.linear(source, weight)
@@ -159,10 +167,10 @@ class _Blocks:
     def products(self, read: Sequence[Tensor]) -> Tensor:
         """Returns the products (n, t, K H) of a block's sources, a new tensor."""
         product_of_first: Tensor = self._products[0](read[0])
-        flat = product_of_first.view(-1, product_of_first.shape[2])
+        total = flat(product_of_first)
         for source, product in zip(read[1:], self._products[1:], strict=True):
-            flat = product.plus(flat, source.reshape(-1, source.shape[2]))
-        return flat.view(product_of_first.shape)
+            total = product.plus(total, flat(source))
+        return total.view(product_of_first.shape)
 
     def lengths(self, rows: slice, steps: slice) -> Tensor | None:
         """Returns the lengths of the rows within a block, (n,); None if there is no padding."""
