@@ -25,6 +25,7 @@ from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.engine.devices import reproducible
 from econmt.errors import EconmtError
+from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments
@@ -81,18 +82,11 @@ _CHECKED_STEPS = 8192
 
 def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
     """Returns the implementations that can run here, by name."""
-    own = [
-        each
+    found: dict[str, Scan] = {
+        each.name: functools.partial(econmt_ops.linear_recurrence, implementation=each.name)
         for each in implementations_of("linear_recurrence").values()
         if can_run(each.traits, device.type, dtype)
-    ]
-    found: dict[str, Scan] = {}
-    for each in own:
-        for stash in ("outputs",) if each.traits.is_last else ("outputs", "carries"):
-            label = each.name if stash == "outputs" else f"{each.name}, {stash}"
-            found[label] = functools.partial(
-                econmt_ops.linear_recurrence, implementation=each.name, stash=stash
-            )
+    }
     if "c" in found:
         found[GIVEN_MEMORY] = found["c"]
     in_reach = shape.steps.bit_count() == 1 and shape.steps <= LONGEST
@@ -150,13 +144,12 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     """Returns a pass of the C library that writes into existing memory, so that no allocation is timed."""
     kernels = importlib.import_module("econmt_ops.backends.c.recurrence")
     decay, inputs, outputs = decay.detach(), inputs.detach(), torch.zeros_like(inputs.detach())
-    steps = decay.shape[1]
-    call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "c")
+    call = RecurrenceArguments(decay, inputs, None, None, False, "c")
     if what == "forward":
-        return lambda: kernels.walk(call, steps, outputs, None)
+        return lambda: kernels.walk(call, outputs)
     made = [torch.zeros_like(outputs) for _ in range(2)]
     call = call._replace(inputs=outputs)
-    return lambda: kernels.walk_back(call, None, steps, given, *made)
+    return lambda: kernels.walk_back(call, given, *made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:

@@ -18,8 +18,8 @@ SHAPE = scan.ScanShape(2, 30, 5)
 
 
 def test_every_implementation_that_runs_here() -> None:
-    assert list(scan.scans(SHAPE, torch.float32, CPU))[:3] == ["reference", "chunk", "chunk, carries"]
-    assert list(scan.scans(SHAPE, torch.float64, CPU)) == ["reference", "chunk", "chunk, carries"]
+    assert list(scan.scans(SHAPE, torch.float32, CPU))[:2] == ["reference", "chunk"]
+    assert list(scan.scans(SHAPE, torch.float64, CPU)) == ["reference", "chunk"]
 
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])

@@ -53,14 +53,12 @@ class Case(NamedTuple):
         tensors: Returns the tensors of a call, with a state if the op takes one.
         definition: Function of `definitions` that takes the same tensors.
         options: Options of the calls of both.
-        call: Options of the call of the op alone.
     """
 
     op: Any
     tensors: Callable[[Make, Sizes], dict[str, Any]]
     definition: Callable[..., Any]
     options: dict[str, Any] = NONE
-    call: dict[str, Any] = NONE
 
     def takes(self, option: str) -> bool:
         """True if the op has a parameter of that name."""
@@ -311,8 +309,5 @@ CASES: dict[str, Case] = {
         econmt_ops.additive_attention, partial(attention, normed=True), definitions.additive_attention
     ),
     "linear_recurrence": Case(econmt_ops.linear_recurrence, recurrence, definitions.linear_recurrence),
-    "linear_recurrence-carries": Case(
-        econmt_ops.linear_recurrence, recurrence, definitions.linear_recurrence, call={"stash": "carries"}
-    ),
     **{str(parts): decoder(parts) for parts in DECODERS},
 }

@@ -179,9 +179,7 @@ def check(
     for name in implementations:
 
         def function(name: str = name, **tensors: Any) -> Any:
-            made = case.op(
-                **tensors, **case.options, **case.call, **wanted, **more, lengths=lengths, implementation=name
-            )
+            made = case.op(**tensors, **case.options, **wanted, **more, lengths=lengths, implementation=name)
             if case.takes("decay"):
                 first = {"initial": tensors.get("initial"), "reverse": wanted.get("reverse", False)}
                 return made, econmt_ops.final_state(made, lengths=lengths, **first)

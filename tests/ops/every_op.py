@@ -91,7 +91,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         for name, op in OPS.items()
         for number, cell in enumerate(op.cells)
     }
-    turned = {**recurrence, "lengths": lengths, "reverse": True, "stash": "carries"}
+    turned = {**recurrence, "lengths": lengths, "reverse": True}
     product = {"inputs": make(3, 4, 5), "weight": make(7, 5), "bias": make(7)}
     return {
         "additive_attention": Call(econmt_ops.additive_attention, attend, "query"),

@@ -241,7 +241,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"decay": 0.5}, "decay must be a tensor, got a value of type float"),
         ({"initial": ones(6, 3)}, r"initial must be \(B, H\) with B=3, H=6, got \(6, 3\)"),
         ({"inputs": ones(3, 0, 6)}, r"inputs must have at least one position, got \(3, 0, 6\)"),
-        ({"stash": "gates"}, "unknown stash 'gates'; available: outputs, carries"),
         ({"lengths": torch.ones(3).int()}, r"lengths must be an int64 tensor, got torch\.int32"),
         ({"lengths": torch.tensor([3, -1, 1])}, "lengths must be from 0 to 4, got -1"),
         ({"lengths": torch.tensor([3, 5, 1])}, "lengths must be from 0 to 4, got 5"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from econmt_ops.lstm import cudnn
-from econmt_ops.lstm.reference import _by_steps, closed_gates, torch_lstm
+from econmt_ops.lstm.reference import closed_gates, steps_of_torch, torch_lstm
 from tests.ops.helpers import Make, assert_close, scatter_strides, values_and_gradients
 
 SIZES = {"input": 3, "hidden": 5}
@@ -71,7 +71,7 @@ def test_cudnn_gets_one_buffer(monkeypatch: pytest.MonkeyPatch, directions: int,
     def function(
         inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return cudnn.cudnn_lstm(inputs, h, c, weights, True, directions == 2, True)
+        return cudnn.cudnn_lstm(inputs, h, c, weights, True, directions == 2)
 
     values, gradients = values_and_gradients(expected, arguments)
     found, their = values_and_gradients(function, scatter_strides(arguments) if scattered else arguments)
@@ -84,7 +84,7 @@ def test_steps_for_fake_tensors_equal_the_lstm(directions: int) -> None:
     def function(
         inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _by_steps(inputs, weights, h, c)
+        return cudnn.by_direction(steps_of_torch, inputs, h, c, weights)
 
     arguments = layer_arguments(directions)
     values, gradients = values_and_gradients(expected, arguments)
@@ -142,7 +142,8 @@ def test_more_steps_than_a_call_takes_go_in_parts(directions: int, most: int) ->
         return expected(inputs, h.contiguous(), c.contiguous(), weights)
 
     values, gradients = values_and_gradients(expected, arguments)
-    found, their = values_and_gradients(lambda **given: cudnn.in_parts(run, **given, most=most), arguments)
+    in_parts = cudnn.in_parts(run, most)
+    found, their = values_and_gradients(lambda **given: cudnn.by_direction(in_parts, **given), arguments)
     assert_close([*found, *their], [*values, *gradients], 1e-12)
 
 

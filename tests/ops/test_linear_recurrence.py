@@ -14,12 +14,10 @@ from tests.ops.helpers import (
     assert_close,
     assert_same_function,
     each_implementation,
-    values_and_gradients,
 )
 
 pytestmark = each_implementation("linear_recurrence")
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-STASH = pytest.mark.parametrize("stash", ["outputs", "carries"])
 
 
 def arguments(size: SimpleNamespace, make: Make, initial: bool) -> dict[str, Any]:
@@ -41,16 +39,13 @@ def test_accumulates_in_float32(dtype: torch.dtype, implementation: str, device:
 
 
 @REVERSE
-@STASH
 @pytest.mark.parametrize("steps", [63, 64, 65, 130])
-def test_blocks_of_steps(steps: int, reverse: bool, stash: str, implementation: str, device: str) -> None:
+def test_blocks_of_steps(steps: int, reverse: bool, implementation: str, device: str) -> None:
     """As many steps as a block has, and neither more nor fewer; rows that end in the middle of one."""
     lengths = torch.tensor([steps, steps // 2])
 
     def function(**tensors: Any) -> Tensor:
-        return linear_recurrence(
-            **tensors, lengths=lengths, reverse=reverse, stash=stash, implementation=implementation
-        )
+        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation=implementation)
 
     def definition(**tensors: Any) -> Tensor:
         return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="reference")
@@ -58,23 +53,6 @@ def test_blocks_of_steps(steps: int, reverse: bool, stash: str, implementation: 
     tensors = arguments(SimpleNamespace(B=2, T=steps, H=3), Make(device), True)
     for dtype in torch.float64, torch.float32:
         assert_same_function(function, definition, tensors, dtype)
-
-
-@REVERSE
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_stash_changes_nothing(
-    reverse: bool, dtype: torch.dtype, implementation: str, device: str
-) -> None:
-    found = []
-    for stash in "outputs", "carries":
-        options = {"reverse": reverse, "stash": stash, "implementation": implementation}
-        make = Make(device, dtype)
-        tensors = arguments(SimpleNamespace(B=2, T=150, H=5), make, True) | {"initial": make(2, 5)}
-        outputs, gradients = values_and_gradients(
-            lambda options=options, **given: linear_recurrence(**given, **options), tensors
-        )
-        found.append([*outputs, *gradients])
-    assert all(left.equal(right) for left, right in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 1, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1)], ids=str)

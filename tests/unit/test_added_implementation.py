@@ -22,6 +22,7 @@ from econmt.model import Implementations, build_model
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt.training.choice import choose_implementations
+from econmt_ops.core.arguments import CrossEntropyArguments
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
@@ -54,10 +55,16 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
 logits.register_autograd(_backward, setup_context=_keep)
 
 
-def losses(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None, **options: Any) -> Tensor:
+def losses(call: CrossEntropyArguments) -> Tensor:
     """As `econmt_ops.linear_cross_entropy`."""
-    found = logits(hidden, weight)
-    return functional.cross_entropy(found if bias is None else found + bias, targets, **options)
+    found = logits(call.hidden, call.weight)
+    return functional.cross_entropy(
+        found if call.bias is None else found + call.bias,
+        call.targets,
+        ignore_index=call.ignore_index,
+        reduction=call.reduction,
+        label_smoothing=call.smoothing,
+    )
 
 
 def cost(hidden: Tensor, weight: Tensor) -> Cost:

@@ -106,7 +106,7 @@ def split_cross_entropy(
     if len(hidden) and triton.serves(hidden):
         # Both import triton.
         from econmt_ops.backends.triton.sliced_cross_entropy import Labels
-        from econmt_ops.linear_cross_entropy.rank_slices import losses_of_slice
+        from econmt_ops.linear_cross_entropy.row_chunks import losses_of_slice
 
         labels = Labels(targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index)
         weight, bias = (

@@ -73,17 +73,10 @@ def additive_attention(
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         gain, shift = (None, None) if norm is None else (part.to(dtype) for part in norm)
+        tensors = query.to(dtype), keys.to(dtype), values.to(dtype), score_weight.to(dtype)
         with explicit_casts(query):
             result: tuple[Tensor, Tensor] = candidate.function(
-                AttentionArguments(
-                    query.to(dtype),
-                    keys.to(dtype),
-                    values.to(dtype),
-                    score_weight.to(dtype),
-                    gain,
-                    shift,
-                    lengths,
-                )
+                AttentionArguments(*tensors, gain, shift, lengths)
             )
         return result
 

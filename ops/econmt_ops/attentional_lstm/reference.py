@@ -16,6 +16,7 @@ from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.cells import lstm as cell
 from econmt_ops.cells.coverage import CoverageWeights, coverage_forward
 from econmt_ops.cells.output import output_forward
+from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core import scopes as accounting
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -166,7 +167,7 @@ class _CellStep:
 
     def __init__(self, layer: DecoderLayer, begin: int) -> None:
         """Takes a layer, and the first column of its input weight that the recurrence reads."""
-        self.cell = cell_of(layer)
+        self.cell: StepCell = cell_of(layer)
         self.parts = self.cell.split(layer)
         self.input = self.parts.input[:, begin:]
 

@@ -33,7 +33,6 @@ class GRUCell(StepCell):
     With `s = W x_t + b` and `v = U h_{t-1} + b'`: `r, z = sigmoid(s + v)`, `n = tanh(s + r v)` and
     `h_t = (1 - z) n + z h_{t-1}`. The weights of a layer are `GRUWeights` with the rows r, z, n. h is stored in the
     compute type between steps."""
-    gates = 3
     states: tuple[str, ...] = ("h",)
     weights: type[Any] = GRUWeights
 

@@ -65,7 +65,6 @@ class LayerNormLSTMCell(StepCell):
     The equations are those of `lstm` with other sums under the gates: `N(W x_t) + N(U h_{t-1}) + b` for
     `LayerNormLSTMWeights`, or `N_k((W x_t + U h_{t-1} + b)_k)` for each gate k of `LayerNormPerGateLSTMWeights`; and
     `h_t = o tanh(N(c_t))` with the output gate o."""
-    gates = 4
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LayerNormLSTMWeights
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.cells.protocol import Split, StepCell
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.weights import LSTMWeights
 
 Pointwise = Callable[[Tensor], Tensor]
@@ -80,48 +80,17 @@ def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tens
     return h.to(sums.dtype), c
 
 
-class LSTMCell(StepCell):
-    """LSTM as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c."""
+class LSTMCell(Cell):
+    """LSTM as a `econmt_ops.cells.protocol.Cell`, whose states are h and c; its layers run in ways of their own."""
 
     name = "lstm"
     summary = "See `econmt_ops.lstm`."
-    gates = 4
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LSTMWeights
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
         return {"input": (4 * hidden, inputs), "hidden": (4 * hidden, hidden), "bias": (4 * hidden,)}
-
-    def split(self, weights: LSTMWeights) -> Split:
-        """See `StepCell`."""
-        return Split(weights.input, weights.hidden, weights.bias, None, ())
-
-    def forward(
-        self,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
-        extra: Sequence[Tensor] = (),  # noqa: ARG002 - the cell has none
-    ) -> tuple[Tensor, ...]:
-        """See `StepCell`."""
-        return forward(read + recurrent, state[1])
-
-    def backward(
-        self,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
-        after: Sequence[Tensor],
-        dafter: Sequence[Tensor],
-        extra: Sequence[Tensor] = (),  # noqa: ARG002 - the cell has none
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """See `StepCell`; all of h's gradient flows through the recurrent product."""
-        (_, before), (_, c), (dh, dc) = state, after, dafter
-        gates = activate((read + recurrent).to(c.dtype))
-        parts, dbefore = update_state_backward(gates, before, c, dh.to(c.dtype), dc)
-        dsums = torch.cat(parts, -1).to(read.dtype)
-        return dsums, dsums, (torch.zeros_like(dh), dbefore), ()
 
 
 LSTM = LSTMCell()

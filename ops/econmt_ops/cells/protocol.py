@@ -29,8 +29,9 @@ class Cell(Protocol):
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of a layer's parameters by name, for input size I and hidden size H."""
 
-    def hidden_size(self, weights: Any, inputs: int) -> int:
+    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
         """Returns H of a layer from its unchecked weights and its input size I."""
+        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
 
     def operations(self, inputs: int, hidden: int) -> int:
         """Returns the floating point operations of the products of one forward step of one row."""
@@ -57,15 +58,8 @@ class Split(NamedTuple):
 class StepCell(Cell, Protocol):
     """Equations of one step of a cell whose gates read the h of the step before, which is its first state.
 
-    Attributes:
-        gates: G, number of gates; a weight has G H rows.
+    A weight has G H rows with G gates.
     """
-
-    gates: int
-
-    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
-        """Returns H of a layer from its unchecked weights and its input size I."""
-        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
 
     def split(self, weights: Any) -> Split:
         """Separates a layer's weights by the operation that reads them."""

@@ -53,73 +53,28 @@ def _share(f: Tensor, i: Tensor) -> Tensor:
     return torch.sigmoid(functional.logsigmoid(f) - functional.logsigmoid(i))
 
 
-class Recurrence(NamedTuple):
-    """Formulas of a and b from the candidate u and the gates."""
+class Formula(NamedTuple):
+    """Recurrence or output of those above, with the number of gates that it reads."""
 
     name: str
     gates: int
 
-    def forward(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Computes a and b from the activated parts u, f(, i); in a shared recurrence f and i are sums under gates."""
-        u, f = parts[:2]
-        if self.name == "gated":
-            return f, parts[2] * u
-        if self.name == "shared":
-            f = _share(f, parts[2])
-        return f, torch.addcmul(u, f, u, value=-1.0)
 
-    def backward(self, parts: Parts, ddecay: Tensor, delta: Tensor) -> list[Tensor]:
-        """Computes the gradients of u and of the gates' sums from those of a and b, which may be overwritten."""
-        u, f = parts[:2]
-        if self.name == "gated":
-            i = parts[2]
-            return [delta * i, through_sigmoid(ddecay, f), through_sigmoid(delta * u, i)]
-        dshare = ddecay.addcmul_(delta, u, value=-1.0)
-        if self.name == "coupled":
-            return [torch.addcmul(delta, delta, f, value=-1.0), through_sigmoid(dshare, f)]
-        share = _share(f, parts[2])
-        dsum = through_sigmoid(dshare, share)
-        du = torch.addcmul(delta, delta, share, value=-1.0)
-        return [du, dsum * torch.sigmoid(-f), -dsum * torch.sigmoid(-parts[2])]
-
-
-class Output(NamedTuple):
-    """Formula of h from c, the output gate and the input."""
-
-    name: str
-    gates: int
-
-    def forward(self, c: Tensor, o: Tensor | None, x: Tensor | None) -> Tensor:
-        """Computes h."""
-        if o is None:
-            return c.relu() if self.name == "relu" else c
-        if x is None:
-            return o * c
-        return torch.lerp(x, torch.tanh(c), o)
-
-    def backward(
-        self, c: Tensor, o: Tensor | None, x: Tensor | None, dh: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Computes the gradients of c, of the sum under the output gate, and of x."""
-        if o is None:
-            return (dh * (c > 0) if self.name == "relu" else dh), None, None
-        if x is None:
-            return dh * o, through_sigmoid(dh * c, o), None
-        squashed, through = torch.tanh(c), dh * o
-        dc: Tensor = torch.ops.aten.tanh_backward(through, squashed)
-        return dc, through_sigmoid(dh * (squashed - x), o), dh - through
-
-
-COUPLED, GATED, SHARED = Recurrence("coupled", 1), Recurrence("gated", 2), Recurrence("shared", 2)
-PLAIN, RELU, GATE, HIGHWAY = Output("plain", 0), Output("relu", 0), Output("gate", 1), Output("highway", 1)
+COUPLED, GATED, SHARED = Formula("coupled", 1), Formula("gated", 2), Formula("shared", 2)
+PLAIN, RELU, GATE, HIGHWAY = (
+    Formula("plain", 0),
+    Formula("relu", 0),
+    Formula("gate", 1),
+    Formula("highway", 1),
+)
 
 
 class ScanCell(NamedTuple):
     """Cell with one linear recurrence: its formulas, and whether the candidate u passes through tanh (``squashes``)."""
 
     name: str
-    recurrence: Recurrence
-    output: Output
+    recurrence: Formula
+    output: Formula
     squashes: bool = False
 
     @property
@@ -134,7 +89,7 @@ class ScanCell(NamedTuple):
         """
         u, *rest = torch.split(products, hidden, -1)
         count = self.recurrence.gates + self.output.gates
-        if self.recurrence.name == "shared":
+        if self.recurrence == SHARED:
             assert not self.squashes
             return [u, *rest[:2], *(o.sigmoid() for o in rest[2:count]), *rest[count:]]
         gates = torch.split(products[..., hidden : (1 + count) * hidden].sigmoid(), hidden, -1)
@@ -143,24 +98,39 @@ class ScanCell(NamedTuple):
     def around(self, parts: Parts, read: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns the output gate, and the highway's input: ``read``, or its projection among the parts."""
         o = parts[1 + self.recurrence.gates] if self.output.gates else None
-        if self.output.name != "highway":
+        if self.output != HIGHWAY:
             return o, None
         return o, parts[-1] if len(parts) > self.gates else read.to(parts[0].dtype)
 
     def start(self, products: Tensor, hidden: int) -> tuple[list[Tensor], Tensor, Tensor]:
         """Computes the activated parts, a and b."""
         parts = self.activate(products, hidden)
-        return parts, *self.recurrence.forward(parts)
+        u, f = parts[:2]
+        if self.recurrence == GATED:
+            return parts, f, parts[2] * u
+        if self.recurrence == SHARED:
+            f = _share(f, parts[2])
+        return parts, f, torch.addcmul(u, f, u, value=-1.0)
 
     def finish(self, parts: Parts, c: Tensor, read: Tensor) -> Tensor:
         """Computes h from the activated parts, c and the input."""
-        return self.output.forward(c, *self.around(parts, read))
+        o, x = self.around(parts, read)
+        if o is None:
+            return c.relu() if self.output == RELU else c
+        return o * c if x is None else torch.lerp(x, torch.tanh(c), o)
 
     def finish_back(
         self, parts: Parts, c: Tensor, read: Tensor, dh: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Computes the gradients of c, of the sum under the output gate, and of the highway's input."""
-        return self.output.backward(c, *self.around(parts, read), dh)
+        o, x = self.around(parts, read)
+        if o is None:
+            return (dh * (c > 0) if self.output == RELU else dh), None, None
+        if x is None:
+            return dh * o, through_sigmoid(dh * c, o), None
+        squashed, through = torch.tanh(c), dh * o
+        dc: Tensor = torch.ops.aten.tanh_backward(through, squashed)
+        return dc, through_sigmoid(dh * (squashed - x), o), dh - through
 
     def start_back(
         self, parts: Parts, ddecay: Tensor, delta: Tensor, rest: Sequence[Tensor], products: Tensor
@@ -169,7 +139,7 @@ class ScanCell(NamedTuple):
 
         Those of a and b may be overwritten; ``rest`` are the gradients from `finish_back` of the parts that follow.
         """
-        gradients = self.recurrence.backward(parts, ddecay, delta)
+        gradients = self._sums_back(parts, ddecay, delta)
         if self.squashes:
             gradients[0] = torch.ops.aten.tanh_backward(gradients[0], parts[0])
         for target, gradient in zip(
@@ -177,6 +147,20 @@ class ScanCell(NamedTuple):
         ):
             target.copy_(gradient)
         return products
+
+    def _sums_back(self, parts: Parts, ddecay: Tensor, delta: Tensor) -> list[Tensor]:
+        """Computes the gradients of u and of the gates' sums from those of a and b, which may be overwritten."""
+        u, f = parts[:2]
+        if self.recurrence == GATED:
+            i = parts[2]
+            return [delta * i, through_sigmoid(ddecay, f), through_sigmoid(delta * u, i)]
+        dshare = ddecay.addcmul_(delta, u, value=-1.0)
+        if self.recurrence == COUPLED:
+            return [torch.addcmul(delta, delta, f, value=-1.0), through_sigmoid(dshare, f)]
+        share = _share(f, parts[2])
+        dsum = through_sigmoid(dshare, share)
+        du = torch.addcmul(delta, delta, share, value=-1.0)
+        return [du, dsum * torch.sigmoid(-f), -dsum * torch.sigmoid(-parts[2])]
 
 
 CELLS: dict[str, ScanCell] = {}

@@ -7,7 +7,7 @@ from typing import Any
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.lnlstm import LNLSTM, LNLSTM_PER_GATE
 from econmt_ops.cells.lstm import LSTM
-from econmt_ops.cells.protocol import Cell, StepCell
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.weights import LowRankLSTMWeights
 
 CELLS: dict[str, Cell] = {"lstm": LSTM}
@@ -17,12 +17,12 @@ several kinds of weights it is the first kind (gates normalized together, a wind
 KINDS: dict[str, Cell] = {"lstm": LSTM}
 """Cells by name, with a name of its own for every further kind of weights."""
 
-_STEPPED: dict[type[Any], StepCell] = {
+_CELL_OF: dict[type[Any], Any] = {
     **{cell.weights: cell for cell in (LSTM, GRU, LNLSTM, LNLSTM_PER_GATE)},
     LowRankLSTMWeights: LSTM,
 }
 
 
-def cell_of(weights: Any) -> StepCell:
-    """Returns the cell to which the weights of a layer belong, one whose gates read the h of the step before."""
-    return _STEPPED[type(weights)]
+def cell_of(weights: Any) -> Any:
+    """Returns the cell to which the weights of a layer belong: the LSTM, or a `StepCell`."""
+    return _CELL_OF[type(weights)]

@@ -14,7 +14,6 @@ class RecurrenceArguments(NamedTuple):
         decay, inputs: (B, T, H), of one type. initial: (B, H), in the accumulate type, or None.
         lengths: (B,) int64, on the same device, or None.
         reverse: see `econmt_ops.linear_recurrence`.
-        stash: "outputs" or "carries", see `econmt_ops.linear_recurrence.scan.STASHES`.
         backend: "chunk", "c" or "triton"; "chunk" also runs where the kernels of the other two cannot.
     """
 
@@ -23,18 +22,19 @@ class RecurrenceArguments(NamedTuple):
     initial: Tensor | None
     lengths: Tensor | None
     reverse: bool
-    stash: str
     backend: str = ""
 
 
 class CrossEntropyArguments(NamedTuple):
-    """Arguments of the output layer operator.
+    """Arguments of `econmt_ops.linear_cross_entropy`, checked, with ``hidden`` in the compute type.
+
+    Weight and bias may have another type: they are cast where they are used, so that no copy is saved and their
+    gradients are never rounded to the compute type.
 
     Attributes:
         hidden: (N, H). weight: (V, H). targets: (N,). bias: (V,), or None.
         smoothing, ignore_index, reduction: as in `econmt_ops.linear_cross_entropy`.
         backend: "eager", "compiled" or "triton".
-        alone: True if only autograd holds the saved gradients, which then may be scaled in place.
     """
 
     hidden: Tensor
@@ -43,6 +43,9 @@ class CrossEntropyArguments(NamedTuple):
     bias: Tensor | None
     smoothing: float
     ignore_index: int
-    backend: str
     reduction: str
-    alone: bool
+    backend: str = "eager"
+
+
+RowGradients = tuple[Tensor, Tensor, Tensor | None]
+"""Gradients of an output layer: hidden (N, H), weight (V, H) and, if there is one, bias (V,)."""

@@ -256,7 +256,7 @@ class Operator(Generic[Arguments, Results]):
         self.forward = custom_op(name, schema=f"({self.schema.text}, bool keep) -> ({outputs})")(
             self._forward
         )
-        self.forward.register_fake(lambda *values: tuple(fake(self.schema.make(values[:-1]), values[-1])))
+        self.forward.register_fake(lambda *values: _returned(fake(self.schema.make(values[:-1]), values[-1])))
         self.backward = custom_op(f"{name}_backward", schema=f"({kept}{self.schema.text}) -> Tensor[]")(
             self._backward
         )
@@ -272,13 +272,14 @@ class Operator(Generic[Arguments, Results]):
         """
         if is_forward_mode():
             self._refuse_tangents(arguments)
-        results: Results = self._results(*self.forward(*arguments, self.schema.requires_grad(arguments)))
+        made = self.forward(*arguments, self.schema.requires_grad(arguments))
+        results: Results = self._results(*_as_tuple(made))
         return results
 
-    def _forward(self, *values: Any) -> tuple[Tensor, ...]:
+    def _forward(self, *values: Any) -> Tensor | tuple[Tensor, ...]:
         arguments = self.schema.make(values[:-1])
         with self._products(arguments):
-            return tuple(self._run(arguments, values[-1]))
+            return _returned(self._run(arguments, values[-1]))
 
     def _products(self, arguments: Arguments) -> AbstractContextManager[None]:  # noqa: ARG002 - a subclass reads them
         """Returns the context that sets the precision of matrix products."""
@@ -325,10 +326,10 @@ class Operator(Generic[Arguments, Results]):
                 f"{self.forward._qualname} has no forward-mode derivative; name implementation='reference', which has"
             )
 
-    def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])
         saved = (*self.schema.names, *self._names) if self._saves is None else self._saves(arguments)
-        results = dict(zip(self._names, output, strict=True))
+        results = dict(zip(self._names, _as_tuple(output), strict=True))
         named = [*results.items(), *self.schema.named_tensors(arguments)]
         instead = {name: results[other] for name, other in self._stand_ins.items() if name not in saved}
         ctx.set_materialize_grads(False)
@@ -375,6 +376,16 @@ class RecurrentOperator(Operator[Arguments, Results]):
         if first.is_cuda and first.dtype == torch.float32:
             return MatmulTF32(recurrent_tf32())
         return nullcontext()
+
+
+def _returned(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """Returns results as torch.library takes them: a tuple, or a single one by itself."""
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Undoes `_returned`."""
+    return (results,) if isinstance(results, Tensor) else results
 
 
 def _own(gradient: Tensor, taken: set[int]) -> Tensor:

@@ -20,7 +20,7 @@ from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import FLOATS
-from econmt_ops.layers.scanned import RECOMPUTE, ScannedResults, empty_results, staged
+from econmt_ops.layers.scanned import RECOMPUTE, ScannedResults, empty_results, flat, late, staged
 from econmt_ops.products.outer import outer
 
 TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
@@ -46,12 +46,12 @@ class _Call:
             padding = padding_mask(self.lengths, sources[0].shape[1], self.lengths.device)
             sources = [zero_padding(source, padding) for source in sources]
         if self.call.before is not None:
-            sources[-1] = _late(sources[-1], self.call.before)
+            sources[-1] = late(sources[-1], self.call.before)
         return sources
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
         """Returns the products without bias, a new tensor (B, T, K H); values in the padding are arbitrary."""
-        first, *others = (_flat(source) for source in read)
+        first, *others = (flat(source) for source in read)
         made = first @ self.weights[0].t()
         for source, weight in zip(others, self.weights[1:], strict=True):
             made.addmm_(source, weight.t())
@@ -61,10 +61,6 @@ class _Call:
         """Returns the arguments of both kernels."""
         call = self.call
         return ScanInputs(self.cell, products, self.bias, call.sources[0], call.first, self.lengths)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[2])
 
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
@@ -100,11 +96,14 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         dproducts,
         dread,
     )
-    rows = _flat(dproducts)
-    sources = [
-        (rows @ weight).view(source.shape) if number or dread is None else _plus(dread, rows, weight)
-        for number, (source, weight) in enumerate(zip(read, problem.weights, strict=True))
-    ]
+    rows = flat(dproducts)
+    sources = []
+    for source, weight in zip(read, problem.weights, strict=True):
+        if dread is not None and not sources:
+            flat(dread).addmm_(rows, weight)
+            sources.append(dread)
+        else:
+            sources.append((rows @ weight).view(source.shape))
     before = None
     if call.before is not None:
         before = sources[-1][:, 0]
@@ -112,7 +111,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
     return {
         "sources": sources,
         "weights": [
-            outer(rows, _flat(source), to.dtype) for source, to in zip(read, call.weights, strict=True)
+            outer(rows, flat(source), to.dtype) for source, to in zip(read, call.weights, strict=True)
         ],
         "bias": dbias,
         "first": dfirst,
@@ -120,24 +119,10 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
     }
 
 
-def _plus(start: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """Adds the product of rows (B T, N) and weight (N, I) to start (B, T, I), in place."""
-    _flat(start).addmm_(rows, weight)
-    return start
-
-
-def _late(source: Tensor, before: Tensor) -> Tensor:
-    """Delays a source by one step, as `econmt_ops.layers.scanned.late`, with one copy of all rows in memory order."""
-    made = torch.empty_like(source, memory_format=torch.contiguous_format)
-    _flat(made)[1:] = _flat(source)[:-1]
-    made[:, 0] = before
-    return made
-
-
 def _late_back(gradient: Tensor) -> Tensor:
     """Returns the gradient of a source from the gradient of the delayed source."""
     made = torch.empty_like(gradient)
-    _flat(made)[:-1] = _flat(gradient)[1:]
+    flat(made)[:-1] = flat(gradient)[1:]
     made[:, -1] = 0.0
     return made
 

@@ -16,7 +16,6 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,9 +61,17 @@ def _scan_by(like: Tensor, gradients: bool) -> str:
     return "chunk" if name == "reference" else name
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """Returns the rows (B T, .) of a tensor (B, T, .)."""
+    return tensor.reshape(-1, tensor.shape[2])
+
+
 def late(source: Tensor, before: Tensor) -> Tensor:
-    """Delays a source (B, T, .) by one step; ``before`` (B, .) is its first value."""
-    return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
+    """Delays a source (B, T, .) by one step, with one copy of all rows; ``before`` (B, .) is its first value."""
+    made = torch.empty_like(source, memory_format=torch.contiguous_format)
+    flat(made)[1:] = flat(source)[:-1]
+    made[:, 0] = before
+    return made
 
 
 def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
@@ -73,7 +80,7 @@ def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
     padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
     read = [zero_padding(source, padding) for source in call.sources]
     if call.before is not None:
-        read[-1] = late(read[-1], call.before)
+        read[-1] = torch.cat([call.before.unsqueeze(1), read[-1][:, :-1]], 1)
     products = functional.linear(read[0], call.weights[0], call.bias)
     for source, weight in zip(read[1:], call.weights[1:], strict=True):
         products = products + functional.linear(source, weight)
@@ -160,10 +167,10 @@ class _Blocks:
     def products(self, read: Sequence[Tensor]) -> Tensor:
         """Returns the products (n, t, K H) of a block's sources, a new tensor."""
         product_of_first: Tensor = self._products[0](read[0])
-        flat = product_of_first.view(-1, product_of_first.shape[2])
+        total = flat(product_of_first)
         for source, product in zip(read[1:], self._products[1:], strict=True):
-            flat = product.plus(flat, source.reshape(-1, source.shape[2]))
-        return flat.view(product_of_first.shape)
+            total = product.plus(total, flat(source))
+        return total.view(product_of_first.shape)
 
     def lengths(self, rows: slice, steps: slice) -> Tensor | None:
         """Returns the lengths of the rows within a block, (n,); None if there is no padding."""
@@ -211,11 +218,12 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     return results
 
 
-class _ScannedSums:
-    """Gradients of weights and sources that are summed over all blocks."""
+class _BackwardPass:
+    """Backward pass of a call, block by block, and the gradients that are summed over the blocks."""
 
-    def __init__(self, blocks: _Blocks) -> None:
-        self.blocks, call = blocks, blocks.call
+    def __init__(self, call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> None:
+        self.blocks = blocks = _Blocks(call)
+        self._results, self._doutputs, self._dlast = results, incoming["outputs"], incoming["last"]
         exact = call.first.dtype if len(blocks.places) > 1 else blocks.dtype
         self.weights = [torch.empty_like(weight, dtype=exact) for weight in blocks.weights]
         self.bias = torch.zeros_like(call.bias, dtype=exact)
@@ -228,7 +236,66 @@ class _ScannedSums:
         self._back = [Product(weight.t(), calls=len(blocks.places)) for weight in blocks.weights]
         self._fresh = True
 
-    def add(
+    def run(self, rows: slice, steps: slice, after: Tensor | None) -> Tensor:
+        """Runs a block, and returns the gradient of c before it, (n, H).
+
+        ``after`` (n, H) is the gradient of c after the block from the steps behind it, None if there are none.
+        """
+        blocks, call, results = self.blocks, self.blocks.call, self._results
+        read, cells = blocks.read(rows, steps), results.cells[rows, steps]
+        products = target = results.products[rows, steps] if len(results.products) else blocks.products(read)
+        if len(results.products):
+            target = torch.empty_like(products)
+        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
+        inputs = ScanInputs(blocks.cell, products, None, read[0], initial, blocks.lengths(rows, steps))
+        doutputs = None if self._doutputs is None else self._doutputs[rows, steps]
+        dlast = None if self._dlast is None else self._dlast[rows]
+        if native.serves(products):  # the C library carries the gradient of the state through padding
+            last = dlast if after is None else after
+            last = torch.zeros_like(initial) if last is None else last
+            carried, dread = scan_cells.backward(inputs, cells, doutputs, last, target)
+        else:
+            dh = torch.zeros_like(cells)
+            if doutputs is not None:
+                dh = blocks.mask(doutputs.to(initial.dtype), rows, steps)
+            target, dread, carried = self._in_pytorch(inputs, cells, target, dh, dlast, after, (rows, steps))
+        if steps.start == 0:
+            self.first[rows] = carried
+        self._add(target.to(blocks.dtype), dread, read, rows, steps)
+        return carried
+
+    def _in_pytorch(
+        self,
+        inputs: ScanInputs,
+        cells: Tensor,
+        target: Tensor,
+        dh: Tensor,
+        dlast: Tensor | None,
+        after: Tensor | None,
+        where: tuple[slice, slice],
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns the gradients of a block's products, of the first source (or None), and of c before the block."""
+        blocks, cell, initial = self.blocks, inputs.cell, inputs.first
+        parts, decay, _ = cell.start(inputs.products.to(initial.dtype), blocks.hidden)
+        dc, dgate, dread = cell.finish_back(parts, cells, inputs.read, dh)
+        if dc is dh:
+            dc = dh.clone()
+        if dlast is not None:
+            blocks.add_last(dc, dlast, *where)
+        if after is not None:
+            dc[:, -1] += after
+        ddecay, delta, carried = _scan_back(decay, cells, initial, dc)
+        if dlast is not None and blocks.padding is not None and where[1].start == 0:
+            # A row without steps gives back the c that it was given.
+            carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
+        rest = [part for part in (dgate,) if part is not None]
+        if dread is not None and len(parts) > cell.gates:
+            rest.append(dread)
+            dread = None
+        target = target if target.dtype == initial.dtype else torch.empty_like(target, dtype=initial.dtype)
+        return cell.start_back(parts, ddecay, delta, rest, target), dread, carried
+
+    def _add(
         self, dproducts: Tensor, dread: Tensor | None, read: Sequence[Tensor], rows: slice, steps: slice
     ) -> None:
         """Adds a block's contribution: dproducts (n, t, K H), and a further gradient (n, t, .) of the first source."""
@@ -253,88 +320,17 @@ class _ScannedSums:
 def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Tensor]:
     """Returns the gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
     gradients: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
-        dc, None, c, None, decay, c, initial, None, False, "outputs", _scan_by(c, False)
+        dc, c, decay, c, initial, None, False, _scan_by(c, False)
     )
     return gradients
 
 
-def _block_back(
-    blocks: _Blocks,
-    where: tuple[slice, slice],
-    inputs: ScanInputs,
-    cells: Tensor,
-    target: Tensor,
-    doutputs: Tensor | None,
-    dlast: Tensor | None,
-    after: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Returns the gradients of a block's products, of the first source (or None), and of c before the block.
-
-    Args:
-        blocks: Call of the block. where: Its rows and steps.
-        inputs: Arguments of its forward pass without lengths. cells: c of its steps, (n, t, H).
-        target: Output for the gradients of the products; may be the products themselves.
-        doutputs: (n, t, H), or None. dlast: Gradient of c after each row's last step, (n, H), or None.
-        after: Gradient of c after the block from the steps behind it, (n, H), or None.
-    """
-    cell, _, _, read, initial, _ = inputs
-    exact = initial.dtype
-    if native.serves(inputs.products):  # the C library carries the gradient of the state through padding
-        last = dlast if after is None else after
-        last = torch.zeros_like(initial) if last is None else last
-        inputs = inputs._replace(lengths=blocks.lengths(*where))
-        carried, dread = scan_cells.backward(inputs, cells, doutputs, last, target)
-        return target, dread, carried
-    parts, decay, _ = cell.start(inputs.products.to(exact), blocks.hidden)
-    dh = torch.zeros_like(cells) if doutputs is None else blocks.mask(doutputs.to(exact), *where)
-    dc, dgate, dread = cell.finish_back(parts, cells, read, dh)
-    if dc is dh:
-        dc = dh.clone()
-    if dlast is not None:
-        blocks.add_last(dc, dlast, *where)
-    if after is not None:
-        dc[:, -1] += after
-    ddecay, delta, carried = _scan_back(decay, cells, initial, dc)
-    if dlast is not None and blocks.padding is not None and where[1].start == 0:
-        # A row without steps gives back the c that it was given.
-        carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
-    rest = [part for part in (dgate,) if part is not None]
-    if dread is not None and len(parts) > cell.gates:
-        rest.append(dread)
-        dread = None
-    target = target if target.dtype == exact else torch.empty_like(target, dtype=exact)
-    return cell.start_back(parts, ddecay, delta, rest, target), dread, carried
-
-
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
-    blocks = _Blocks(call)
-    sums, doutputs, dlast = _ScannedSums(blocks), incoming["outputs"], incoming["last"]
-    carried: Tensor | None = None
-    for rows, steps in reversed(blocks.places):
-        read = blocks.read(rows, steps)
-        kept = results.products[rows, steps] if len(results.products) else None
-        products = blocks.products(read) if kept is None else kept
-        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
-        dproducts, dread, carried = _block_back(
-            blocks,
-            (rows, steps),
-            ScanInputs(blocks.cell, products, None, read[0], initial, None),
-            results.cells[rows, steps],
-            products if kept is None else torch.empty_like(kept),
-            None if doutputs is None else doutputs[rows, steps],
-            None if dlast is None else dlast[rows],
-            carried if steps.stop < blocks.steps else None,
-        )
-        if steps.start == 0:
-            sums.first[rows] = carried
-        sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
-    return {
-        "sources": sums.sources,
-        "weights": sums.weights,
-        "bias": sums.bias,
-        "first": sums.first,
-        "before": sums.before,
-    }
+    back = _BackwardPass(call, results, incoming)
+    after: Tensor | None = None
+    for rows, steps in reversed(back.blocks.places):
+        after = back.run(rows, steps, after if steps.stop < back.blocks.steps else None)
+    return {name: getattr(back, name) for name in ("sources", "weights", "bias", "first", "before")}
 
 
 _stage = RecurrentOperator(
@@ -354,23 +350,6 @@ def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callabl
     ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
     """
 
-    def run_layer(
-        layer: ScanLayer,
-        stash: str,
-        inputs: Tensor,
-        weights: Any,
-        state: Sequence[Tensor],
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
-            outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash))
-            return outputs, last
-
-        outputs, after = layer.run(stage, inputs, weights, state)
-        if len(after) < len(state):  # a window's last input
-            after = (*after, last_of(inputs, state[-1], lengths))
-        return outputs, after
-
     def run(
         layer: ScanLayer,
         inputs: Tensor,
@@ -380,7 +359,19 @@ def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callabl
         *,
         stash: str = "outputs",
     ) -> tuple[Tensor, State]:
-        return run_cells(functools.partial(run_layer, layer, stash), inputs, layers, state, options)
+        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+            outputs, last, *_ = run_stage(call._replace(lengths=options.lengths, stash=stash))
+            return outputs, last
+
+        def run_layer(
+            inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            outputs, after = layer.run(stage, inputs, weights, state)
+            if len(after) < len(state):  # a window's last input
+                after = (*after, last_of(inputs, state[-1], lengths))
+            return outputs, after
+
+        return run_cells(run_layer, inputs, layers, state, options)
 
     return run
 

@@ -310,21 +310,11 @@ def _recompute_layer(
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(
-            inputs.transpose(0, 1),
-            parts.input,
-            parts.hidden,
-            parts.read_bias,
-            parts.recurrent_bias,
-            [*parts.extra],
-            [*state],
-            lengths,
-            cell.name,
-            backend,
+            inputs.transpose(0, 1), *parts[:4], [*parts.extra], [*state], lengths, cell.name, backend
         )
     )
-    others = (
-        results.last.unbind(0) if len(state) > 1 else ()
-    )  # torch.export cannot store a list of no tensors
+    # torch.export cannot store a list of no tensors.
+    others = results.last.unbind(0) if len(state) > 1 else ()
     return results.outputs.transpose(0, 1), (results.last_h, *others)
 
 

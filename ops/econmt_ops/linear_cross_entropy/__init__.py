@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.backends.triton import on_kernels
+from econmt_ops.core.arguments import CrossEntropyArguments
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_number
 from econmt_ops.dispatch.select import Candidate, Problem, run
@@ -73,13 +74,9 @@ def linear_cross_entropy(
     def call(candidate: Candidate, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         with explicit_casts(hidden):
             loss: Tensor = candidate.function(
-                hidden.to(dtype),
-                weight,
-                targets,
-                bias=bias,
-                label_smoothing=label_smoothing,
-                ignore_index=ignore_index,
-                reduction=reduction,
+                CrossEntropyArguments(
+                    hidden.to(dtype), weight, targets, bias, label_smoothing, ignore_index, reduction
+                )
             )
         return loss
 

@@ -10,7 +10,6 @@ The equations of a chunk are in `econmt_ops.backends.losses`. Sizes: N rows, H h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.backends import triton
 from econmt_ops.backends.losses import losses_for
-from econmt_ops.core.arguments import CrossEntropyArguments
+from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
@@ -59,51 +58,16 @@ class CrossEntropyResults(NamedTuple):
     divisor: Tensor
 
 
-def _chunks(
-    hidden: Tensor, targets: Tensor, ignore_index: int, vocabulary: int
-) -> Iterator[tuple[Tensor | slice, Tensor, Tensor, Tensor | None]]:
-    """Yields for each chunk its rows, hidden (C, H), targets (C,), and a mask of counted rows (None: all count)."""
-    size = max(1, CHUNK_BYTES // (vocabulary * accumulate_dtype(hidden.dtype).itemsize))
-    if hidden.device.type == "cpu":
-        kept = (targets != ignore_index).nonzero().squeeze(1)
-        for begin in steps_of(range(0, len(kept), size)):
-            rows = kept[begin : begin + size]
-            yield rows, hidden.index_select(0, rows), targets.index_select(0, rows), None
-        return
-    for begin in steps_of(range(0, len(targets), size)):
-        part = slice(begin, begin + size)
-        counts = targets[part] != ignore_index
-        yield part, hidden[part], targets[part].where(counts, 0), counts
-
-
-class _CrossEntropySums:
-    """Gradients of hidden, weight and bias, summed in the accumulate type."""
-
-    def __init__(self, call: CrossEntropyArguments) -> None:
-        hidden, weight, bias = call.hidden, call.weight, call.bias
-        accumulate = accumulate_dtype(hidden.dtype)
-        self.hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
-        weight_dtype = weight.dtype if _slices_vocabulary(call) else accumulate
-        self.weight = torch.empty_like(weight, dtype=weight_dtype, memory_format=torch.contiguous_format)
-        self._fresh = True
-        self.bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
-
-    def take(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns the three tensors to a caller that overwrites all of them."""
-        self._fresh = False
-        return self.hidden, self.weight, self.bias
-
-    def add(self, rows: Tensor | slice, hidden: Tensor, dhidden: Tensor, gradient: Tensor) -> None:
-        """Adds the gradients of a chunk, given those of its hidden (C, H) and logits (C, V) in the compute type."""
-        self.hidden[rows] = dhidden
-        add_outer(self.weight, gradient.unsqueeze(0), hidden.unsqueeze(0), self._fresh)
-        self._fresh = False
-
-    def results(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns the gradients of hidden, weight and bias."""
-        if self._fresh:
-            self.weight.zero_()
-        return self.hidden, self.weight, self.bias
+def _gradients_for(call: CrossEntropyArguments) -> RowGradients:
+    """Allocates the gradients of hidden, and in the type of their sum of weight and bias; no value is set."""
+    hidden, weight, bias = call.hidden, call.weight, call.bias
+    exact = accumulate_dtype(hidden.dtype)
+    sums = weight.dtype if _slices_vocabulary(call) else exact
+    return (
+        torch.empty_like(hidden, memory_format=torch.contiguous_format),
+        torch.empty_like(weight, dtype=sums, memory_format=torch.contiguous_format),
+        None if bias is None else torch.empty_like(bias, dtype=exact),
+    )
 
 
 def _slices_vocabulary(call: CrossEntropyArguments) -> bool:
@@ -114,39 +78,60 @@ def _slices_vocabulary(call: CrossEntropyArguments) -> bool:
     return suits and large and call.backend == "triton" and triton.serves(call.hidden)
 
 
-def _losses(call: CrossEntropyArguments, factors: Tensor | None, sums: _CrossEntropySums | None) -> Tensor:
-    """Computes the losses (N,) in the accumulate type, and adds the gradients of their sum to ``sums`` if given.
+def _losses(call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None) -> Tensor:
+    """Computes the losses (N,) in the accumulate type, and writes the gradients of their sum if there are any.
 
     ``factors`` weights the rows in the gradients: (N,), or a scalar for kernels that slice the vocabulary; None: 1.
     """
-    hidden, weight = call.hidden, call.weight
-    if call.backend == "triton" and triton.serves(hidden):
+    if call.backend == "triton" and triton.serves(call.hidden):
         from econmt_ops.linear_cross_entropy import row_chunks, word_slices  # import triton
 
-        gradients = None if sums is None else sums.take()
         if _slices_vocabulary(call):
             return word_slices.losses_by_slices(call, factors, gradients)
         return row_chunks.losses_by_chunks(call, factors, gradients)
-    kernel = losses_for(hidden, call.backend)
-    losses = hidden.new_zeros(len(call.targets), dtype=accumulate_dtype(hidden.dtype))
+    return _losses_by_chunks(call, factors, gradients)
+
+
+def _losses_by_chunks(
+    call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None
+) -> Tensor:
+    """Computes `_losses` without the kernels of a GPU; on a CPU ignored rows are left out, elsewhere masked."""
+    hidden, weight, targets = call.hidden, call.weight, call.targets
+    counts, rows = targets != call.ignore_index, None
+    if hidden.device.type == "cpu":
+        rows = counts.nonzero().squeeze(1)
+    kernel, exact = losses_for(hidden, call.backend), accumulate_dtype(hidden.dtype)
+    losses = hidden.new_zeros(len(targets), dtype=exact)
+    dhidden, dweight, dbias = gradients or (None, None, None)
+    for gradient in gradients or ():
+        if gradient is not None and gradient is not dweight:
+            gradient.zero_()
     to_logits = Product(weight, call.bias, calls=1, like=hidden)
     to_hidden = Product(weight.t(), calls=1, like=hidden)
-    for rows, part, chunk_targets, counts in _chunks(hidden, call.targets, call.ignore_index, len(weight)):
-        logits = to_logits(part)
-        scales = counts if factors is None else factors[rows]
-        if factors is not None and counts is not None:
-            scales = factors[rows] * counts
-        dbias = None if sums is None else sums.bias
-        loss = kernel(logits, chunk_targets, call.smoothing, scales, sums is not None, dbias)
-        losses[rows] = loss if counts is None else loss * counts
-        if sums is not None:
-            sums.add(rows, part, to_hidden(logits), logits)
+    size, fresh = max(1, CHUNK_BYTES // (len(weight) * exact.itemsize)), True
+    for begin in steps_of(range(0, len(targets if rows is None else rows), size)):
+        part = slice(begin, begin + size)
+        at = part if rows is None else rows[part]
+        read = hidden[part] if rows is None else hidden.index_select(0, rows[part])
+        wanted, scales = targets[at], None if factors is None else factors[at]
+        if rows is None:
+            wanted = wanted.where(counts[at], 0)
+            scales = counts[at] if scales is None else scales * counts[at]
+        logits = to_logits(read)
+        loss = kernel(logits, wanted, call.smoothing, scales, gradients is not None, dbias)
+        losses[at] = loss if rows is not None else loss * counts[at]
+        if dhidden is not None and dweight is not None:
+            dhidden[at] = to_hidden(logits)
+            add_outer(dweight, logits.unsqueeze(0), read.unsqueeze(0), fresh)
+            fresh = False
         del logits  # otherwise it would coexist with the logits of the next chunk
+    if dweight is not None and fresh:
+        dweight.zero_()
     return losses
 
 
 def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
-    sums = _CrossEntropySums(call) if keep and call.reduction != "none" else None
+    gradients = _gradients_for(call) if keep and call.reduction != "none" else None
     counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
     divisor, factors = torch.ones_like(counted), None
     if call.reduction == "mean":
@@ -154,40 +139,36 @@ def _forward(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     if call.reduction == "mean" and _slices_vocabulary(call):
         # Gradients that are rounded to the type of the weight are divided by the count first.
         divisor, factors = torch.ones_like(counted), divisor.reciprocal()
-    if call.hidden.dtype == torch.float16 and sums is not None:
+    if call.hidden.dtype == torch.float16 and gradients is not None:
         divisor = divisor * _FLOAT16_FACTOR
         factors = counted.new_full(call.targets.shape, _FLOAT16_FACTOR)
-    losses = _losses(call, factors, sums)
+    losses = _losses(call, factors, gradients)
     loss = losses if call.reduction == "none" else losses.sum()
     loss = loss / counted if call.reduction == "mean" else loss
-    return _results(call, loss, sums, divisor)
+    return _results(call, loss, gradients, divisor)
 
 
 def _empty_results(call: CrossEntropyArguments, keep: bool) -> CrossEntropyResults:
     accumulate = accumulate_dtype(call.hidden.dtype)
     loss = call.hidden.new_empty(call.targets.shape if call.reduction == "none" else (), dtype=accumulate)
-    sums = _CrossEntropySums(call) if keep and call.reduction != "none" else None
-    return _results(call, loss, sums, call.hidden.new_empty((), dtype=accumulate))
+    gradients = _gradients_for(call) if keep and call.reduction != "none" else None
+    return _results(call, loss, gradients, call.hidden.new_empty((), dtype=accumulate))
 
 
 def _results(
-    call: CrossEntropyArguments, loss: Tensor, sums: _CrossEntropySums | None, divisor: Tensor
+    call: CrossEntropyArguments, loss: Tensor, gradients: RowGradients | None, divisor: Tensor
 ) -> CrossEntropyResults:
-    """Assembles the results; without ``sums`` the gradients are empty."""
-    empty = loss.new_empty(0)
-    if sums is None:
-        return CrossEntropyResults(loss, call.hidden.new_empty(0), empty, empty.clone(), divisor)
-    dhidden, dweight, dbias = sums.results()
-    return CrossEntropyResults(loss, dhidden, dweight, empty if dbias is None else dbias, divisor)
+    """Assembles the results; gradients that there are not are empty."""
+    dhidden, dweight, dbias = gradients or (call.hidden.new_empty(0), loss.new_empty(0), None)
+    return CrossEntropyResults(loss, dhidden, dweight, loss.new_empty(0) if dbias is None else dbias, divisor)
 
 
 def _backward_by_row(
     call: CrossEntropyArguments, _results: CrossEntropyResults, incoming: Incoming
 ) -> Gradients:
-    sums = _CrossEntropySums(call)
-    _losses(call, incoming["loss"], sums)
-    dhidden, dweight, dbias = sums.results()
-    return {"hidden": dhidden, "weight": dweight, "bias": dbias}
+    gradients = _gradients_for(call)
+    _losses(call, incoming["loss"], gradients)
+    return dict(zip(("hidden", "weight", "bias"), gradients, strict=True))
 
 
 def _scaled(
@@ -201,7 +182,7 @@ def _scaled(
         return None
     gradients = {"hidden": results.dhidden, "weight": results.dweight, "bias": results.dbias}
     factor = dloss / results.divisor
-    in_place = not _are_needed_again(call, list(gradients.values()))
+    in_place = not _are_needed_again(list(gradients.values()))
     return {name: _times(part, factor, in_place) for name, part in gradients.items()}
 
 
@@ -212,14 +193,14 @@ def _times(gradient: Tensor, factor: Tensor, in_place: bool) -> Tensor:
     return gradient.mul_(factor) if in_place else (gradient * factor).to(gradient.dtype)
 
 
-def _are_needed_again(call: CrossEntropyArguments, gradients: list[Tensor]) -> bool:
+def _are_needed_again(gradients: list[Tensor]) -> bool:
     """Returns True if the saved gradients may be read again and so cannot be scaled in place.
 
-    This is the case if the caller still holds them, if the autograd graph is retained for another backward pass, or if
-    torch.compile traces the call, where saved tensors cannot be changed.
+    This is the case if the autograd graph is retained for another backward pass, or if torch.compile traces the call,
+    where saved tensors cannot be changed.
     """
     retained = torch._C._autograd._get_current_graph_task_keep_graph()
-    return not call.alone or retained or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
+    return retained or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
 
 
 _operator = Operator(
@@ -238,23 +219,6 @@ _operator = Operator(
 )
 
 
-def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    bias: Tensor | None,
-    label_smoothing: float,
-    ignore_index: int,
-    reduction: str,
-    backend: str = "eager",
-) -> Tensor:
-    """Implements `econmt_ops.linear_cross_entropy` for checked arguments and a cast ``hidden``.
-
-    Weight and bias may have another type: they are cast where they are used, so that no copy is saved and their
-    gradients are never rounded to the compute type.
-    """
-    call = CrossEntropyArguments(
-        hidden, weight, targets, bias, label_smoothing, ignore_index, backend, reduction, True
-    )
-    return _operator(call).loss
+def linear_cross_entropy(call: CrossEntropyArguments, *, backend: str = "eager") -> Tensor:
+    """Implements `econmt_ops.linear_cross_entropy`."""
+    return _operator(call._replace(backend=backend)).loss

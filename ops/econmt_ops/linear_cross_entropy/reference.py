@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.core.arguments import CrossEntropyArguments
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
 
@@ -12,19 +13,14 @@ TRAITS = Traits()
 """Plain PyTorch under autograd."""
 
 
-def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    bias: Tensor | None,
-    label_smoothing: float,
-    ignore_index: int,
-    reduction: str,
-) -> Tensor:
-    """Implements `econmt_ops.linear_cross_entropy` for checked arguments and a cast ``hidden``."""
-    weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    logits = functional.linear(hidden, weight, bias).to(accumulate_dtype(hidden.dtype))
+def linear_cross_entropy(call: CrossEntropyArguments) -> Tensor:
+    """Implements `econmt_ops.linear_cross_entropy`."""
+    hidden, bias = call.hidden, None if call.bias is None else call.bias.to(call.hidden.dtype)
+    logits = functional.linear(hidden, call.weight.to(hidden.dtype), bias).to(accumulate_dtype(hidden.dtype))
     return functional.cross_entropy(
-        logits, targets, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        logits,
+        call.targets,
+        ignore_index=call.ignore_index,
+        reduction=call.reduction,
+        label_smoothing=call.smoothing,
     )

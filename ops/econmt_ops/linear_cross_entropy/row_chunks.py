@@ -4,7 +4,10 @@ The logits of a chunk are in one buffer, most of which fits the L2 cache: the pr
 the losses and overwrites them with their gradient, and the two products of the backward pass read that. No step
 synchronises with the GPU.
 
-Sizes: N rows, C rows of a chunk, H hidden size, V vocabulary, W >= V columns of the buffer.
+The weight may be split over ranks, each of which has some rows, a slice of the vocabulary. For each chunk of rows,
+ranks exchange three numbers per row. During the exchange the logits of the next chunk are computed in a second buffer.
+
+Sizes: N rows, C rows of a chunk, H hidden size, V vocabulary, v of it on this rank, W >= V columns of the buffer.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton.cross_entropy import add_rows, make_losses
+from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
-from econmt_ops.core.arguments import CrossEntropyArguments
+from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
+from econmt_ops.core.gathering import Gather, Gathered
 from econmt_ops.products.outer import add_outer
 
 CHUNK_BYTES = 64 << 20
@@ -46,10 +51,6 @@ def _chunk_rows(rows: int, row_bytes: int, most_bytes: int) -> int:
     most = max(most // _ROUND_ROWS * _ROUND_ROWS, min(most, _ROUND_ROWS))
     equal = -(-rows // -(-rows // most))
     return min(most, -(-equal // _ROUND_ROWS) * _ROUND_ROWS)
-
-
-Gradients = tuple[Tensor, Tensor, Tensor | None]
-"""Gradients of hidden (N, H) in the compute type, and in float32 of weight (V, H) and, if there is one, bias (V,)."""
 
 
 class ChunkProducts:
@@ -106,7 +107,7 @@ class ChunkProducts:
             torch.addmm(self._bias, chunk, self._weight.t(), out=logits)
         return padded
 
-    def add(self, part: slice, padded: Tensor, gradients: Gradients) -> None:
+    def add(self, part: slice, padded: Tensor, gradients: RowGradients) -> None:
         """Adds the gradients that follow from the gradient of a chunk's logits (C, W); the first chunk overwrites."""
         dhidden, dweight, dbias = gradients
         gradient = padded[:, : self._columns]
@@ -120,7 +121,7 @@ class ChunkProducts:
 
 
 def losses_by_chunks(
-    call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None
+    call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None
 ) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 
@@ -155,4 +156,44 @@ def losses_by_chunks(
         )
         if gradients is not None:
             products.add(part, logits, gradients)
+    return losses
+
+
+def losses_of_slice(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Labels,
+    gather: Gather,
+    scale: Tensor,
+    gradients: RowGradients,
+) -> Tensor:
+    """Returns the losses (N,) in float32; writes this rank's share of the gradients of ``scale`` times their sum.
+
+    Args:
+        hidden: (N, H), N > 0; weight: (v, H); bias: (v,) or None; see `ChunkProducts`.
+        labels: targets of the rows. gather: exchanges numbers between ranks, which all call it equally often.
+        scale: a scalar on the device.
+        gradients: gradients of hidden (N, H), to be summed over ranks, and of weight (v, H) and bias (v,); all are
+            overwritten.
+    """
+    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
+    targets = labels.targets.contiguous()
+    products = ChunkProducts(hidden, weight, bias, CHUNK_BYTES, labels.widest)
+    buffers = [products.buffer() for _ in products.chunks[:2]]
+
+    def end(part: slice, logits: Tensor, numbers: Gathered) -> None:
+        told = numbers.wait()
+        put_slice_gradient(logits, len(weight), targets[part], told, labels, scale, losses[part])
+        products.add(part, logits, gradients)
+
+    before: tuple[slice, Tensor, Gathered] | None = None
+    for number, part in enumerate(products.chunks):
+        logits = products.logits(part, buffers[number % 2])
+        began = part, logits, gather(slice_numbers_of(logits, len(weight), targets[part], labels))
+        if before is not None:
+            end(*before)
+        before = began
+    assert before is not None
+    end(*before)
     return losses

@@ -20,8 +20,8 @@ from torch import Tensor
 from econmt_ops.backends.triton.cross_entropy import add_rows
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
-from econmt_ops.core.arguments import CrossEntropyArguments
-from econmt_ops.linear_cross_entropy.row_chunks import Gradients, cast
+from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
+from econmt_ops.linear_cross_entropy.row_chunks import cast
 from econmt_ops.products.outer import add_outer
 
 SLICE_BYTES = 96 << 20
@@ -127,7 +127,7 @@ class _HiddenSum:
 
 
 def losses_by_slices(
-    call: CrossEntropyArguments, factors: Tensor | None, gradients: Gradients | None
+    call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None
 ) -> Tensor:
     """Returns the losses (N,) in float32, and writes the gradients of their sum.
 

@@ -16,7 +16,6 @@ from econmt_ops.core.shapes import Shapes, check_tensor
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import FLOATS, Traits, implementations
 from econmt_ops.linear_recurrence import reference, scan
-from econmt_ops.linear_recurrence.scan import STASHES
 
 _SCAN = Traits(recomputes=True, costs=scan.COSTS)
 _IN_C = replace(
@@ -42,7 +41,6 @@ def linear_recurrence(
     initial: Tensor | None = None,
     lengths: Tensor | None = None,
     reverse: bool = False,
-    stash: str = "outputs",
     implementation: str = "auto",
 ) -> Tensor:
     """Computes `h_t = decay_t h_{t-1} + inputs_t` for every row and unit (Martin and Cundy 2018).
@@ -55,9 +53,6 @@ def linear_recurrence(
             length give zeros, get no gradient and do not influence anything.
         reverse: True to run from a row's last position to its first, `h_t = decay_t h_{t+1} + inputs_t`, starting from
             `initial` after the last position.
-        stash: tensors saved for the backward pass beside the decay: "outputs", which callers often keep anyway; or
-            "carries", the inputs and a few states from which the outputs are recomputed. The results are the same; on a
-            GPU, where the two may run different kernels, up to rounding. The reference saves what autograd saves.
         implementation: "auto" or the name of an implementation.
 
     Returns:
@@ -65,7 +60,7 @@ def linear_recurrence(
         effect, because there is no matrix product. `final_state` returns the state after the last step.
 
     Raises:
-        ValueError: shapes or types do not fit, or the stash or the implementation is unknown.
+        ValueError: shapes or types do not fit, or the implementation is unknown.
     """
     check = Shapes("linear_recurrence")
     check("inputs", inputs, "B T H")
@@ -76,8 +71,6 @@ def linear_recurrence(
         check("initial", initial, "B H")
     if lengths is not None:
         check.lengths(lengths, "T")
-    if stash not in STASHES:
-        raise ValueError(f"linear_recurrence: unknown stash {stash!r}; available: {', '.join(STASHES)}")
     exact = accumulate_dtype(inputs.dtype)
 
     def call(candidate: Candidate, inputs: Tensor, decay: Tensor, initial: Tensor | None) -> Tensor:
@@ -89,14 +82,11 @@ def linear_recurrence(
                     None if initial is None else initial.to(exact),
                     None if lengths is None else lengths.to(inputs.device, non_blocking=True),
                     reverse,
-                    stash,
                 )
             )
         return outputs
 
-    detail = " ".join(
-        ["reverse"] * reverse + ["lengths"] * (lengths is not None) + ["carries"] * (stash == "carries")
-    )
+    detail = " ".join(["reverse"] * reverse + ["lengths"] * (lengths is not None))
     problem = Problem("linear_recurrence", (inputs, decay, initial), inputs.dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation)
 

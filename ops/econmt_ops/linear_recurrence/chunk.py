@@ -1,12 +1,14 @@
 """The linear recurrence with chunks of time in parallel, in PyTorch operators on any device.
 
-A first loop runs all chunks at once from zero and yields the map h -> P h + e of each chunk; the carries, the states
-before the chunks, follow sequentially; a second loop runs each chunk from its carry. Nothing is divided by a product of
-decays, so decays may be 0, negative or above 1. With chunks of about sqrt(T) steps, the two loops and the carries take
-about sqrt(T) steps each.
+A first loop runs all chunks at once from zero and yields the map h -> P h + e of each chunk; the states before the
+chunks follow sequentially; a second loop runs each chunk from its state. Nothing is divided by a product of decays, so
+decays may be 0, negative or above 1. With chunks of about sqrt(T) steps, the two loops and the states between the
+chunks take about sqrt(T) steps each.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -30,11 +32,6 @@ def _walk(decay: Tensor, inputs: Tensor, h: Tensor, outputs: Tensor | None, reve
     return h
 
 
-def _chunks(tensor: Tensor, count: int, size: int) -> Tensor:
-    """Returns a view (B, C, L, H) of the first C chunks of (B, T, H)."""
-    return tensor[:, : count * size].view(tensor.shape[0], count, size, tensor.shape[2])
-
-
 def _states_before(decay: Tensor, inputs: Tensor, start: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     """Returns the state before each chunk (B, C, H), and the state (B, H) after the last; chunks are (B, C, L, H)."""
     zeros = torch.zeros_like(decay[:, :, 0], dtype=start.dtype)
@@ -50,34 +47,26 @@ def _states_before(decay: Tensor, inputs: Tensor, start: Tensor, reverse: bool) 
     return before, start
 
 
-def run(
-    decay: Tensor, inputs: Tensor, start: Tensor, outputs: Tensor, reverse: bool, block: int
-) -> tuple[Tensor, Tensor]:
-    """Writes the states (B, T, H) to ``outputs``; ``start`` (B, H) is in the accumulate type.
-
-    Returns:
-        The states (B, ceil(T / block), H) before each block, and the state (B, H) after the last step.
-    """
+def _run(decay: Tensor, inputs: Tensor, start: Tensor, outputs: Tensor, reverse: bool, size: int) -> None:
+    """Writes the states (B, T, H) to ``outputs``, by chunks of ``size`` steps, from ``start`` (B, H)."""
     steps = decay.shape[1]
-    full = steps // block if steps >= 2 * block else 0
-    rest = slice(full * block, steps)
-    carries = start.new_empty(start.shape[0], -(-steps // block), start.shape[1])
-
-    def walk_rest(h: Tensor) -> Tensor:
-        for chunk in _order(-(-(steps - rest.start) // block), reverse):
-            part = slice(rest.start + chunk * block, min(rest.start + (chunk + 1) * block, steps))
-            carries[:, full + chunk] = h
-            h = _walk(decay[:, part], inputs[:, part], h, outputs[:, part], reverse)
-        return h
-
+    count = steps // size if steps >= 2 * size else 0
+    end = count * size
+    shape = len(decay), count, size, decay.shape[2]
+    chunks = [each[:, :end].view(shape) for each in (decay, inputs, outputs)]
+    rest = [each[:, end:] for each in (decay, inputs, outputs)]
     if reverse:
-        start = walk_rest(start)
-    if full:
-        chunks = [_chunks(each, full, block) for each in (decay, inputs, outputs)]
+        start = _walk(rest[0], rest[1], start, rest[2], reverse)
+    if count:
         before, start = _states_before(chunks[0], chunks[1], start, reverse)
-        carries[:, :full] = before
         _walk(chunks[0], chunks[1], before, chunks[2], reverse)
-    return carries, start if reverse else walk_rest(start)
+    if not reverse:
+        _walk(rest[0], rest[1], start, rest[2], reverse)
+
+
+def _chunk_size(call: RecurrenceArguments) -> int:
+    """Returns the number of steps of a chunk."""
+    return max(16, math.isqrt(call.decay.shape[1]))
 
 
 def _start(inputs: Tensor, initial: Tensor | None) -> Tensor:
@@ -91,24 +80,21 @@ def _padding(like: Tensor, lengths: Tensor | None) -> Tensor | None:
     return None if lengths is None else padding_mask(lengths, like.shape[1], like.device)
 
 
-def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001 - computed anyway
-    """Returns the outputs and the carries; see `scan.backend_of`."""
+def forward(call: RecurrenceArguments) -> Tensor:
+    """Returns the outputs; see `scan.backend_of`."""
     padding = _padding(call.inputs, call.lengths)
     decay, inputs = standing_still(call.decay, call.inputs, padding)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    carries, _ = run(decay, inputs, _start(inputs, call.initial), outputs, call.reverse, block)
-    return zero_padding(outputs, padding), carries
+    _run(decay, inputs, _start(inputs, call.initial), outputs, call.reverse, _chunk_size(call))
+    return zero_padding(outputs, padding)
 
 
-def backward(
-    call: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.backend_of`."""
     padding, reverse = _padding(call.decay, call.lengths), call.reverse
-    decay, kept = standing_still(call.decay, call.inputs, padding)
+    decay, outputs = standing_still(call.decay, call.inputs, padding)
     doutputs = zero_padding(doutputs, padding)
     start = _start(doutputs, call.initial)
-    outputs = kept if carries is None else _recomputed_outputs(decay, kept, carries, reverse, block)
     if padding is not None:  # a reversed row has its initial state at padded positions
         outputs = outputs.where(~padding.unsqueeze(2), start.to(outputs.dtype).unsqueeze(1))
     deltas = torch.empty_like(decay, dtype=start.dtype, memory_format=torch.contiguous_format)
@@ -117,23 +103,10 @@ def backward(
     deltas[:, first] = doutputs[:, first]
     if decay.shape[1] > 1:
         parts = decay[:, before], doutputs[:, rest], deltas[:, first], deltas[:, rest]
-        run(*parts, not reverse, block)
+        _run(*parts, not reverse, _chunk_size(call))
     last = -1 if reverse else 0
     dinitial = decay[:, last] * deltas[:, last]
     ddecay = torch.empty_like(decay, memory_format=torch.contiguous_format)
     ddecay[:, last] = deltas[:, last] * start
     ddecay[:, before] = deltas[:, before] * outputs[:, rest]
     return zero_padding(ddecay, padding), zero_padding(deltas.to(decay.dtype), padding), dinitial
-
-
-def _recomputed_outputs(decay: Tensor, inputs: Tensor, carries: Tensor, reverse: bool, block: int) -> Tensor:
-    """Recomputes the outputs from the carries."""
-    outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    full = inputs.shape[1] // block
-    if full:
-        chunks = [_chunks(each, full, block) for each in (decay, inputs, outputs)]
-        _walk(chunks[0], chunks[1], carries[:, :full], chunks[2], reverse)
-    if full < carries.shape[1]:
-        rest = slice(full * block, None)
-        _walk(decay[:, rest], inputs[:, rest], carries[:, full], outputs[:, rest], reverse)
-    return outputs

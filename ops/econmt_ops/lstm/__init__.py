@@ -71,11 +71,6 @@ def _check_factors(check: Shapes, name: str, matrix: LowRank, size: str) -> None
         raise ValueError(f"{check.op}: {name} must have a rank of at least 1, got 0")
 
 
-def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple[AnyLSTMWeights, ...]:
-    """Casts the weights of all layers to `dtype`."""
-    return tuple(cast_weights(layer, dtype) for layer in layers)
-
-
 def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
     """True if the reference is known to be faster; never for factorised layers, which torch.lstm does not support."""
     if isinstance(layers[0], LowRankLSTMWeights):
@@ -89,7 +84,7 @@ def _prepared(
     """Returns inputs and weights in the form that an implementation takes."""
     if candidate.traits.casts:
         return inputs.to(dtype), layers
-    return expanded(inputs).to(dtype), cast_layers(layers, dtype)
+    return expanded(inputs).to(dtype), tuple(cast_weights(layer, dtype) for layer in layers)
 
 
 def _kind(inputs: Inputs, lengths: Tensor | None) -> str:

@@ -6,7 +6,6 @@ tensors, autograd, autocast, the precision of float32 products and the modes of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from econmt_ops.dispatch.session import current_session
 from econmt_ops.dispatch.traits import Implementation
 from econmt_ops.lstm import triton as kernels
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
-from econmt_ops.lstm.eager_layer import is_plain, run_layer
+from econmt_ops.lstm.eager_layer import is_plain, run_eagerly
 from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
 from econmt_ops.products.stack import StackOptions, run_stack
@@ -192,34 +191,48 @@ def run_planned(
             tensors = LayerTensors(read.transpose(0, 1), weights, first, lengths, None, resets)
             layer = plan_of(settings._replace(cells=cells), tensors, plan.keep)
             plan.layers[number, cells] = layer
-        outputs, last_h, last_c = run_layer(layer, read, first, lengths, weights, resets)
+        outputs, last_h, last_c = run_eagerly(layer, read, first, lengths, weights, resets)
         return outputs, (last_h, last_c)
 
     return run_stack(run, inputs, len(layers), options)
 
 
-def run_again(
+def run_whole(
+    plan: StackPlan,
     inputs: Any,
-    layers: tuple[Any, ...],
-    state: tuple[Tensor, Tensor] | None,
+    layers: Sequence[Sequence[Any]],
+    state: Sequence[Tensor] | None,
     options: StackOptions,
-    implementation: str,
-) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
-    """Runs a call of `econmt_ops.LSTM` in one direction by its plan; returns None if it has none yet.
+    directions: int = 1,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Runs a stack as `run_planned` does, with the first and last (h, c) of all layers in one tensor each.
 
-    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros; returns
-    outputs (B, T, H) and the last (h, c), (L, B, H) each, in one type but where cuDNN runs.
+    ``state``: (D L, B, H) each, or None for zeros. The results have one type but where cuDNN runs.
     """
-    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
-    start = None if state is None else tuple(zip(*state, strict=True))
-    plan = PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
-    if plan is None:
-        return None
-    parts = () if state is None else tuple(zip(*(torch.split(part, 1) for part in state), strict=True))
-    outputs, last = run_planned(plan, inputs, layers, parts, options, one_type=True)
+    parts: Any = ()
+    if state is not None:
+        parts = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
+    outputs, last = run_planned(plan, inputs, layers, parts, options, resets, one_type=True)
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+def plan_again(
+    inputs: Any,
+    layers: tuple[Any, ...],
+    state: tuple[Tensor, ...] | None,
+    options: StackOptions,
+    implementation: str,
+) -> StackPlan | None:
+    """Returns the plan of a call of `econmt_ops.LSTM` in one direction; None if it has none yet.
+
+    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros.
+    """
+    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
+    start = None if state is None else tuple(zip(*state, strict=True))
+    return PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
 
 
 def resets_plan(
@@ -263,23 +276,3 @@ def resets_plan(
         plan = StackPlan(LayerSettings(dtype, products, stash, (False, True)[:directions]), keep, {})
         PLANS.add(key, plan)
     return plan
-
-
-@functools.cache
-def _parameter_names(layer: int, reverse: bool) -> tuple[str, ...]:
-    """Returns the names of a layer's input weights, recurrent weights and biases in one direction."""
-    suffix = f"_l{layer}{'_reverse' if reverse else ''}"
-    return tuple(name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-
-
-def split_weights(
-    parameters: Mapping[str, Tensor | None], layer: int, reverse: bool
-) -> SplitLSTMWeights | None:
-    """Returns the weights of a layer of a module in one direction.
-
-    None: they are not all parameters, but are computed, as by torch.nn.utils.parametrize; or there are no biases.
-    """
-    parts = [parameters.get(name) for name in _parameter_names(layer, reverse)]
-    if any(part is None for part in parts):
-        return None
-    return SplitLSTMWeights(*parts)  # type: ignore[arg-type]

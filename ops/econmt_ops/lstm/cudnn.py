@@ -22,26 +22,36 @@ Layer = Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, T
 """Function of one direction: inputs (B, T, I), h and c (1, B, H), weights -> outputs (B, T, H) and the last h and c."""
 
 
-def in_parts(
-    run: Layer, inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], most: int = MOST_STEPS
+def by_direction(
+    run: Layer, inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs `cudnn_lstm` for any number of steps: each direction separately, at most ``most`` steps per call.
+    """Runs each direction of a layer separately, the second one from the last step to the first.
 
     Inputs are (B, T, I), h and c (D, B, H), ``weights`` as in `flatten`; ``run`` runs one direction.
     """
-    outputs, hidden, cells = [], [], []
-    for direction in range(len(h)):
-        direction_weights = weights[_PARTS * direction : _PARTS * (direction + 1)]
-        last_h, last_c = h[direction : direction + 1], c[direction : direction + 1]
-        made = []
-        for part in torch.split(inputs.flip(1) if direction else inputs, most, 1):
-            output, last_h, last_c = run(part, last_h, last_c, direction_weights)
-            made.append(output)
-        joined = torch.cat(made, 1)
-        outputs.append(joined.flip(1) if direction else joined)
-        hidden.append(last_h)
-        cells.append(last_c)
-    return torch.cat(outputs, 2), torch.cat(hidden), torch.cat(cells)
+    outputs, states = [], []
+    for number in range(len(h)):
+        parts, at = weights[_PARTS * number : _PARTS * (number + 1)], slice(number, number + 1)
+        made, *last = run(inputs.flip(1) if number else inputs, h[at], c[at], parts)
+        outputs.append(made.flip(1) if number else made)
+        states.append(last)
+    last_h, last_c = (torch.cat(part) for part in zip(*states, strict=True))
+    return torch.cat(outputs, 2), last_h, last_c
+
+
+def in_parts(run: Layer, most: int = MOST_STEPS) -> Layer:
+    """Returns a function that runs one direction, as ``run`` does, with at most ``most`` steps per call."""
+
+    def run_parts(
+        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = []
+        for part in torch.split(inputs, most, 1):
+            output, h, c = run(part, h, c, weights)
+            outputs.append(output)
+        return torch.cat(outputs, 1), h, c
+
+    return run_parts
 
 
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -107,7 +117,7 @@ def cudnn_stack(
     Returns:
         Outputs (B, T, H), and h and c after the last step, (L, B, H).
     """
-    layers, hidden = len(weights), weights[0][1].shape[1]
+    layers = len(weights)
     if len(weights[0]) < _PARTS:
         no_bias = torch.zeros_like(weights[0][2])
         weights = [(*layer, no_bias) for layer in weights]
@@ -116,26 +126,9 @@ def cudnn_stack(
     if state:
         h, c = (torch.cat([pair[part].to(inputs.dtype) for pair in state]) for part in range(2))
     else:
-        h = c = inputs.new_zeros(layers, inputs.shape[0], hidden)
-    outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
-        inputs,
-        [weight for layer in weights for weight in layer],
-        _PARTS,
-        buffer,
-        h,
-        c,
-        _LSTM,
-        hidden,
-        0,
-        layers,
-        True,
-        0.0,
-        torch.is_grad_enabled(),
-        False,
-        [],
-        None,
-    )
-    return outputs, last_h, last_c
+        h = c = inputs.new_zeros(layers, inputs.shape[0], weights[0][1].shape[1])
+    flat = [weight for layer in weights for weight in layer]
+    return _run(_LSTM, inputs, flat, buffer, h, c, layers, torch.is_grad_enabled())
 
 
 def _layer(
@@ -146,41 +139,41 @@ def _layer(
     weights: list[Tensor],
     training: bool,
     bidirectional: bool = False,
-    batch_first: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `torch.lstm` or `torch.gru` for one layer, without saving the weights in addition to the buffer.
 
     Args:
         mode: PyTorch's number of the cell.
-        inputs: (B, T, I), or (T, B, I) unless ``batch_first``.
+        inputs: (B, T, I).
         h, c: (D, B, H) with D directions; a GRU has no c.
         weights: for each direction input (G H, I), hidden (G H, H) and two biases (G H,).
         training: True if a backward pass may follow.
         bidirectional: True for two directions.
-        batch_first: see ``inputs``.
 
     Returns:
-        outputs, shaped like the inputs with D H values per position, and h and c after the last step, each (D, B, H).
+        outputs (B, T, D H), and h and c after the last step, each (D, B, H).
     """
     buffer, views = flatten(weights)
     # cuDNN reads only the buffer; the views receive the gradients.
+    c = None if c is None else c.contiguous()
+    return _run(mode, inputs, views, buffer.detach(), h.contiguous(), c, 1, training, bidirectional)
+
+
+def _run(
+    mode: int,
+    inputs: Tensor,
+    weights: list[Tensor],
+    buffer: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    layers: int,
+    training: bool,
+    bidirectional: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Calls cuDNN for a stack of layers without dropout; returns outputs and the last h and c."""
+    sizes = mode, h.shape[2], 0, layers, True  # no projection; batch first
     outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
-        inputs,
-        views,
-        _PARTS,
-        buffer.detach(),
-        h.contiguous(),
-        None if c is None else c.contiguous(),
-        mode,
-        h.shape[2],
-        0,
-        1,
-        batch_first,
-        0.0,
-        training,
-        bidirectional,
-        [],
-        None,
+        inputs, weights, _PARTS, buffer, h, c, *sizes, 0.0, training, bidirectional, [], None
     )
     return outputs, last_h, last_c
 

@@ -19,6 +19,7 @@ from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
+from econmt_ops.dispatch.registration import RecurrentOperator
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
 from econmt_ops.lstm.unrolled import UnrolledSteps, grouped_steps
 from econmt_ops.products.gemm import add_rows
@@ -27,9 +28,11 @@ from econmt_ops.products.low_rank import (
     add_gradient,
     gradient_of,
     product_of,
+    tensors_of_layers,
     tensors_of_matrices,
 )
-from econmt_ops.products.repeated import add_repeated, clean_rows, look_up
+from econmt_ops.products.repeated import Inputs, UniqueRows, add_repeated, clean_rows, look_up, values_of
+from econmt_ops.products.stack import StackOptions
 
 
 class LSTMArguments(NamedTuple):
@@ -44,8 +47,10 @@ class LSTMArguments(NamedTuple):
         biases: (4H,) each. first_h, first_c: (B, H) each, before the walk of each direction.
         lengths: (B,), or None. places: (T, B), row index of each position; or None.
         reverse: per direction, True to walk from the last step to the first.
-        stash: the level, see `econmt_ops.core.chunks.STASHES`. backend: see `econmt_ops.backends.steps_for`.
         gate_gradient: (T, B, 4H), or None; see `econmt_ops.lstm`. It requires one direction and no ``places``.
+        stash: the level, see `econmt_ops.core.chunks.STASHES`.
+        backend: see `econmt_ops.backends.steps_for`; or "persistent", whose first states are empty lists for zeros.
+        products: type of the products in the recurrence of persistent kernels.
     """
 
     inputs: Tensor
@@ -60,6 +65,7 @@ class LSTMArguments(NamedTuple):
     gate_gradient: Tensor | None
     stash: str
     backend: str
+    products: torch.dtype
 
 
 class LSTMResults(NamedTuple):
@@ -67,7 +73,8 @@ class LSTMResults(NamedTuple):
 
     Attributes:
         outputs: (T, B, D H).
-        cells: (D, T, B, H), c after each step of a walk, or (D, blocks, B, H) before each block.
+        cells: (D, T, B, H), c after each step of a walk, or (D, blocks, B, H) before each block; of persistent kernels
+            c before the step at each position, or no steps.
         gates: (D, T, B, 4H) in the order of the walks, if the stash level includes them; else no steps.
         last_h, last_c: (D, B, H), after each walk's last step.
     """
@@ -84,7 +91,9 @@ def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
     inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
     steps, batch = (inputs if call.places is None else call.places).shape[:2]
     accumulate = accumulate_dtype(inputs.dtype)
-    blocks = len(split_blocks(steps, batch, hidden, accumulate, stash=call.stash))
+    blocks = 0
+    if call.backend != "persistent":
+        blocks = len(split_blocks(steps, batch, hidden, accumulate, stash=call.stash))
     cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
     return LSTMResults(
@@ -94,6 +103,42 @@ def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
         inputs.new_empty(directions, batch, hidden),
         inputs.new_empty(directions, batch, hidden, dtype=accumulate),
     )
+
+
+def run_layer(
+    operator: RecurrentOperator[LSTMArguments, LSTMResults],
+    inputs: Inputs,
+    weights: Sequence[AnyLSTMWeights],
+    first: Sequence[tuple[Tensor, Tensor]],
+    options: StackOptions,
+    reverse: Sequence[bool],
+    stash: str,
+    backend: str,
+    products: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
+
+    At padded positions h is 0.
+    """
+    matrices, recurrents, biases = tensors_of_layers(weights)
+    results = operator(
+        LSTMArguments(
+            inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
+            matrices,
+            recurrents,
+            biases,
+            [h for h, _ in first],
+            [c for _, c in first],
+            options.lengths,
+            inputs.places.t() if isinstance(inputs, UniqueRows) else None,
+            list(reverse),
+            options.gate_gradient,
+            stash,
+            backend,
+            products or values_of(inputs).dtype,
+        )
+    )
+    return results.outputs.transpose(0, 1), results.last_h, results.last_c
 
 
 class Direction:
@@ -236,10 +281,11 @@ class Direction:
             # torch.lstm needs the expanded inputs; padded positions read an appended row of zeros.
             inputs = look_up(functional.pad(self.inputs, (0, 0, 0, 1)), inputs)
         padding = None if self.padding is None else self.walk(self.padding, begin, end).t()
-        block_outputs, h, last_c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, padding)
+        state = h.unsqueeze(0), c.unsqueeze(0)
+        block_outputs, last_h, last_c = layer_by_torch(inputs.transpose(0, 1), [weights], *state, padding)
         self.put(outputs, begin, end, block_outputs.transpose(0, 1))
-        c.copy_(last_c)
-        return h
+        c.copy_(last_c.squeeze(0))
+        return last_h.squeeze(0)
 
     def _walk_cells(
         self,

@@ -9,7 +9,6 @@ Shapes: D directions, B batch, T steps, I input size, H hidden.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,42 +34,27 @@ def is_plain(tensors: Iterable[object]) -> bool:
     )
 
 
-_NOTHING = nullcontext()
+class _PlainProducts(MatmulTF32):
+    """Context without autocast in which float32 products on a GPU have the precision of a layer's recurrence.
 
+    `torch.autocast` takes ten times as long.
+    """
 
-def _plain_products(plan: LayerPlan, device_type: str) -> AbstractContextManager[None]:
-    """Returns a context without autocast in which float32 products have the precision of a layer's recurrence."""
-    if plan.dtype == torch.float32 and device_type == "cuda":
-        return _Float32Products(plan.products == torch.float16)
-    return _WithoutAutocast(device_type) if torch.is_autocast_enabled(device_type) else _NOTHING
-
-
-class _WithoutAutocast:
-    """Context without autocast; `torch.autocast` takes ten times as long."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
+    def __init__(self, plan: LayerPlan, device_type: str) -> None:
+        super().__init__(plan.products == torch.float16)
+        self._device_type, self._autocast = device_type, torch.is_autocast_enabled(device_type)
+        self._has_float32 = plan.dtype == torch.float32 and device_type == "cuda"
 
     def __enter__(self) -> None:
-        torch.set_autocast_enabled(self._device_type, False)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_autocast_enabled(self._device_type, True)
-
-
-class _Float32Products(MatmulTF32):
-    """Context without autocast in which float32 products on a GPU use TF32 or not."""
-
-    def __enter__(self) -> None:
-        self._autocast = torch.is_autocast_enabled("cuda")
         if self._autocast:
-            torch.set_autocast_enabled("cuda", False)
-        super().__enter__()
+            torch.set_autocast_enabled(self._device_type, False)
+        if self._has_float32:
+            super().__enter__()
 
     def __exit__(self, *error: Any) -> None:  # noqa: PYI036  as that of the base class
         super().__exit__(*error)
         if self._autocast:
-            torch.set_autocast_enabled("cuda", True)
+            torch.set_autocast_enabled(self._device_type, True)
 
 
 def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, LayerOperands, Tensor]:
@@ -84,7 +68,7 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Layer
         dtype=plan.dtype,
         device=first.device,
     )
-    with _plain_products(plan, first.device.type):
+    with _PlainProducts(plan, first.device.type):
         results, operands = plan.forward(tensors, outputs)
     return results, operands, outputs
 
@@ -143,7 +127,7 @@ def _backward(
     results = LSTMResults(outputs.transpose(0, 1), cells, sums, outputs, outputs)
     incoming = None if doutputs is None else doutputs.transpose(0, 1), last_h, last_c
     operands, ctx.operands = ctx.operands, None  # its zeros serve one backward pass
-    with _plain_products(plan, outputs.device.type):
+    with _PlainProducts(plan, outputs.device.type):
         gradients = plan.backward(tensors, results, incoming, needs, rows, operands)
     dinputs = None if gradients.inputs is None else gradients.inputs.transpose(0, 1)
     first: tuple[Any, Any] = (None, None)
@@ -152,7 +136,7 @@ def _backward(
     return None, None, None, dinputs, *first, *gradients.weights
 
 
-def run_layer(
+def run_eagerly(
     plan: LayerPlan,
     inputs: Tensor,
     state: tuple[Tensor, Tensor] | None,

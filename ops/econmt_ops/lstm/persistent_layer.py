@@ -23,6 +23,7 @@ from econmt_ops.backends.triton import interpreted
 from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask
+from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.dispatch.plans import Plans
 from econmt_ops.lstm.direction import LSTMResults
 from econmt_ops.lstm.persistent_operands import LayerOperands, LayerSettings, LayerTensors, OperandMaker
@@ -80,12 +81,14 @@ class LayerPlan:
         self.keeps_rows = kind != dtype and lengths is None
         self.keeps_cells = keep and reaches(settings.stash, "cells")
         self.keeps_sums = keep and reaches(settings.stash, "gates")
-        ahead, self._back = (
-            partition.partition_of(
-                batch, hidden, products, inputs.device, directions, settings.together, back
-            )
+        limits = limits_of(inputs.device)
+        ahead, back = (
+            partition.divide(batch, hidden, products, limits, back=back, directions=directions)
             for back in (False, True)
         )
+        assert ahead is not None, "a layer that no launch can serve"
+        assert back is not None, "a layer that no launch can serve"
+        self._back = back
         zeros = persistent.counters_of(ahead, directions, batch, hidden)[1]
         self._groups, self._counters = persistent.counters_of(self._back, directions, batch, hidden)
         # After the counters of a walk come its slots, with a ring, and then what sums of columns need.

@@ -5,7 +5,6 @@ Sizes: D directions, B batch, T steps, I input size, I' its width in products, H
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ class LayerSettings(NamedTuple):
     Attributes:
         dtype, products: Type of the large products, and of those in the recurrence.
         reverse: For each direction True if it walks from the last step to the first.
-        together: "yes" or "no": both directions share a launch or not; "auto" decides by the partition.
         cells: Type of the last c.
     """
 
@@ -32,7 +30,6 @@ class LayerSettings(NamedTuple):
     products: torch.dtype
     stash: str
     reverse: tuple[bool, ...]
-    together: str = "auto"
     cells: torch.dtype = torch.float32
 
 
@@ -100,7 +97,7 @@ class OperandMaker:
         self._narrows = products != dtype
         self._directions = directions = len(settings.reverse)
         shape, self._inputs_type = inputs
-        self._types, self._hidden = types, hidden
+        self._hidden = hidden
         self._size = size = shape[-1]
         self._shape = (*shape[:-1], 1)[:2]
         self.width = even(size, dtype)
@@ -114,25 +111,16 @@ class OperandMaker:
         self.copied = sum(self._copies_matrix) * 4 * hidden * self.width * dtype.itemsize
         if self._copies_recurrents:
             self.copied += directions * 4 * hidden * hidden * products.itemsize
-        self._launch = functools.cache(self._launch_of)
+        self._launches: dict[tuple[Any, ...], tuple[Any, int, tuple[int, ...], tuple[int, int]]] = {}
 
     def _launch_of(
-        self, number: int, reads: bool, padded: bool, zeros: int, bias: bool
+        self, tensors: Sequence[Tensor], number: int, reads: bool, padded: bool, zeros: int, bias: bool
     ) -> tuple[Any, int, tuple[int, ...], tuple[int, int]]:
         """Returns the launch for a direction, its programs and integers, and the strides of the weights' rows."""
         from econmt_ops.backends.triton.layer_kernels import preparation
 
-        matrix, square, *biases = self._types[number * self._each : (number + 1) * self._each]
         copies_matrix, copies_bias = self._copies_matrix[number], bias and self._copies_bias[number]
-        types = (
-            *((self._inputs_type, self._dtype) if reads else (_INT32, _INT32)),
-            *((matrix, self._dtype) if copies_matrix else (_INT32, _INT32)),
-            *((square, self._products) if self._copies_recurrents else (_INT32, _INT32)),
-            torch.float32,
-            *((biases[0], biases[-1], self._dtype) if copies_bias else (_INT32,) * 3),
-            _INT32,
-            torch.int64 if padded else _INT32,
-        )
+        types = tuple([tensor.dtype for tensor in tensors])
         sized = reads or copies_matrix
         launch, programs, *ends = preparation(
             (*self._shape, self._size) if reads else None,
@@ -142,7 +130,7 @@ class OperandMaker:
             self._hidden,
             (copies_matrix, self._copies_recurrents),
             self._narrows,
-            len(biases) if copies_bias else 0,
+            self._each - 2 if copies_bias else 0,
             zeros,
             types,
         )
@@ -208,7 +196,10 @@ class OperandMaker:
                 tensors[7:10] = parts[0], parts[-1], total
             zeros = workspace[1] if number == 0 else 0
             padded = read is not None and lengths is not None
-            launch, programs, integers, strides = self._launch(number, read is not None, padded, zeros, bias)
+            key = number, read is not None, padded, zeros, bias
+            if key not in self._launches:
+                self._launches[key] = self._launch_of(tensors, *key)
+            launch, programs, integers, strides = self._launches[key]
             launch(programs, tensors, integers, (step, row, *strides))
             matrices.append(matrix)
             biases.append(total)

@@ -10,8 +10,6 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -21,8 +19,8 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results
-from econmt_ops.products.low_rank import layers_of_tensors, tensors_of_layers
+from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results, run_layer
+from econmt_ops.products.low_rank import layers_of_tensors
 from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
@@ -107,40 +105,6 @@ _layer = RecurrentOperator(
 )
 
 
-def _run_layer(
-    inputs: Inputs,
-    weights: Sequence[AnyLSTMWeights],
-    first: Sequence[tuple[Tensor, Tensor]],
-    options: StackOptions,
-    reverse: Sequence[bool],
-    stash: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
-
-    At padded positions h is 0: a reversed direction with lengths must start from zero, and the last h of a forward
-    direction has to be taken from the outputs.
-    """
-    matrices, recurrents, biases = tensors_of_layers(weights)
-    results = _layer(
-        LSTMArguments(
-            inputs.rows if isinstance(inputs, UniqueRows) else inputs.transpose(0, 1),
-            matrices,
-            recurrents,
-            biases,
-            [h for h, _ in first],
-            [c for _, c in first],
-            options.lengths,
-            inputs.places.t() if isinstance(inputs, UniqueRows) else None,
-            list(reverse),
-            options.gate_gradient,
-            stash,
-            backend,
-        )
-    )
-    return results.outputs.transpose(0, 1), results.last_h, results.last_c
-
-
 def lstm(
     inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
@@ -152,14 +116,15 @@ def lstm(
 ) -> tuple[Tensor, LSTMState]:
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights; see also `LSTMArguments`."""
     lengths = options.lengths
-    # Rows are reversed in memory only if an initial state has to pass the padding before it.
+    # Rows are reversed in memory only if an initial state has to pass the padding before it, where h is 0. For the same
+    # reason the last h of a forward direction is taken from the outputs.
     in_memory = options.reverse and lengths is not None and not options.from_zero
     walks_back = options.reverse and not in_memory
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        outputs, last_h, last_c = _run_layer(
-            read, [layers[number]], [(h, c)], options, [walks_back], stash, backend
+        outputs, last_h, last_c = run_layer(
+            _layer, read, [layers[number]], [(h, c)], options, [walks_back], stash, backend
         )
         if lengths is not None and not walks_back:
             return outputs, (last_of(outputs, h, lengths), last_c[0])
@@ -185,6 +150,6 @@ def bidirectional_lstm(
     h = values_of(inputs).new_zeros(batch, hidden)
     zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
     options, layers = StackOptions(lengths), [forward, backward]
-    outputs, last_h, last_c = _run_layer(inputs, layers, [zero, zero], options, ways, stash, backend)
+    outputs, last_h, last_c = run_layer(_layer, inputs, layers, [zero, zero], options, ways, stash, backend)
     forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))

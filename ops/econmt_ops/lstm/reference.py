@@ -11,6 +11,7 @@ float32; so is a layer with factorised matrices, in every type.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,15 +23,14 @@ from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
-    LowRankLSTMWeights,
     LSTMState,
     LSTMWeights,
     ProjectedLSTMWeights,
 )
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_lstm, in_parts
-from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm, in_parts
+from econmt_ops.products.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.products.low_rank import linear, linear_add
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
@@ -72,11 +72,6 @@ of 256; but 1.85 and 0.62 of 128 units, and 31.2 and 30.5 of 256 rows of 1,024.
 """
 
 
-def _suits_steps(batch: int, hidden: int) -> bool:
-    """Returns True if steps in IEEE float32, captured, are faster than cuDNN's layer."""
-    return hidden >= _FEWEST_UNITS and batch * hidden in _STATES
-
-
 def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Returns True if the reference is faster than recomputing and, on a CPU, saves little memory for backward.
 
@@ -91,7 +86,7 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
         served = dtype == torch.float32 and cudnn.enabled and cudnn.is_available()  # type: ignore[no-untyped-call]
         if served and recurrent_tf32():
             return hidden <= _SMALL and batch < _MANY_ROWS
-        return served and not (MODE.captured and _suits_steps(batch, hidden))
+        return served and not (MODE.captured and hidden >= _FEWEST_UNITS and batch * hidden in _STATES)
     if device.type != "cpu":
         return False
     exact = accumulate_dtype(dtype)
@@ -109,18 +104,13 @@ def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
     return pattern.view(-1)
 
 
-def padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
-    """Returns inputs (B, T, I + 8), finite in the padding (B, T), whose extra columns mark it for torch.lstm."""
-    return torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), (0, _COLUMNS - 1))], 2)
-
-
-def closing_weight(layer: LSTMWeights | ProjectedLSTMWeights) -> Tensor:
-    """Returns the input weight (4H, I + 8) with which torch.lstm leaves its state unchanged at padded positions."""
-    return torch.cat([layer.input, functional.pad(closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
-
-
 def torch_lstm(
-    inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor, bidirectional: bool = False
+    inputs: Tensor,
+    weights: list[Tensor],
+    h: Tensor,
+    c: Tensor,
+    bidirectional: bool = False,
+    projection: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Calls torch.lstm for one layer, in both directions if ``bidirectional``.
 
@@ -128,6 +118,8 @@ def torch_lstm(
         inputs: (B, T, I).
         weights: for each direction input (4H, I), hidden (4H, H) and bias (4H,).
         h, c: (D, B, H) with D directions.
+        bidirectional: see above.
+        projection: (P, H) of one direction, whose h then has P features; or None.
 
     Returns:
         outputs (B, T, D H), and h and c after the last step, each (D, B, H).
@@ -136,13 +128,15 @@ def torch_lstm(
     training = torch.is_grad_enabled()
     no_bias = torch.zeros_like(weights[2])
     flat = [tensor for k in range(0, len(weights), 3) for tensor in (*weights[k : k + 3], no_bias)]
-    if inputs.is_cuda and not torch.compiler.is_compiling():
+    if projection is not None:
+        flat.append(projection)
+    elif inputs.is_cuda and not torch.compiler.is_compiling():
         if isinstance(inputs, FakeTensor):
-            return _by_steps(inputs, flat, h, c)
+            return by_direction(steps_of_torch, inputs, h, c, flat)
         if torch.cudnn_is_acceptable(inputs):
             if inputs.shape[1] > MOST_STEPS:
-                one = functools.partial(cudnn_lstm, training=training)
-                return in_parts(one, inputs, h, c, flat)
+                run = in_parts(functools.partial(cudnn_lstm, training=training))
+                return by_direction(run, inputs, h, c, flat)
             return cudnn_lstm(inputs, h, c, flat, training, bidirectional)
     state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
     outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
@@ -150,37 +144,42 @@ def torch_lstm(
     return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
 
 
-def _by_steps(inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes torch.lstm by operators that fake tensors on a GPU support.
+def steps_of_torch(
+    inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes one direction of torch.lstm by operators that fake tensors on a GPU support.
 
     They support cuDNN's LSTM too, but not its backward pass, because only cuDNN knows the size of its reserve buffer.
     """
-    outputs, states = [], []
-    for direction, (first_h, first_c) in enumerate(zip(h.unbind(0), c.unbind(0), strict=True)):
-        weight, recurrent, *biases = weights[4 * direction : 4 * direction + 4]
-        read = inputs.flip(1) if direction else inputs
-        layer = LSTMWeights(weight, recurrent, biases[0] + biases[1])
-        made, last_h, last_c = _layer_by_steps(read, layer, first_h, first_c, None)
-        outputs.append(made.flip(1) if direction else made)
-        states.append((last_h, last_c))
-    last = [torch.stack(parts) for parts in zip(*states, strict=True)]
-    return torch.cat(outputs, 2), last[0], last[1]
+    layer = LSTMWeights(weights[0], weights[1], weights[2] + weights[3])
+    outputs, last_h, last_c = _layer_by_steps(inputs, layer, h[0], c[0], None)
+    return outputs, last_h.unsqueeze(0), last_c.unsqueeze(0)
 
 
 def layer_by_torch(
-    inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+    inputs: Tensor,
+    directions: Sequence[LSTMWeights | ProjectedLSTMWeights],
+    h: Tensor,
+    c: Tensor,
+    padding: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs one layer by torch.lstm; returns outputs (B, T, H), and h and c (B, H) after step T.
+    """Runs one layer by torch.lstm; returns outputs (B, T, D H), and h and c (D, B, H) after the last step.
 
-    Inputs (B, T, I) are finite at padded positions, where ``padding`` (B, T) closes the gates.
+    Inputs (B, T, I) are finite at padded positions, where ``padding`` (B, T) closes the gates. That works for the
+    backward direction too: it starts in the padding and carries its zero state to the row's last position.
     """
-    weight = layer.input
+    # Further columns mark padded positions, and their weights leave the state unchanged there.
+    wider, weights = (0, _COLUMNS - 1), []
     if padding is not None:
-        inputs, weight = padding_columns(inputs, padding), closing_weight(layer)
-    outputs, last_h, last_c = torch_lstm(
-        inputs, [weight, layer.hidden, layer.bias], h.unsqueeze(0), c.unsqueeze(0)
-    )
-    return outputs, last_h.squeeze(0), last_c.squeeze(0)
+        inputs = torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), wider)], 2)
+    for layer in directions:
+        weight = layer.input
+        if padding is not None:
+            weight = torch.cat([weight, functional.pad(closed_gates(layer).unsqueeze(1), wider)], 1)
+        weights += [weight, layer.hidden, layer.bias]
+    first = directions[0]
+    projection = first.projection if isinstance(first, ProjectedLSTMWeights) else None
+    return torch_lstm(inputs, weights, h, c, len(directions) == 2, projection)
 
 
 def _layer_by_steps(
@@ -207,7 +206,10 @@ def _layer_by_steps(
 
 
 def lstm(
-    inputs: Tensor, layers: tuple[AnyLSTMWeights, ...], state: LSTMState, options: StackOptions
+    inputs: Tensor,
+    layers: tuple[AnyLSTMWeights | ProjectedLSTMWeights, ...],
+    state: LSTMState,
+    options: StackOptions,
 ) -> tuple[Tensor, LSTMState]:
     """Implements `econmt_ops.lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
@@ -223,10 +225,12 @@ def lstm(
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
         layer, gate_gradient = layers[number], options.gate_gradient
-        if gate_gradient is not None or isinstance(layer, LowRankLSTMWeights) or read.dtype in STEPWISE:
-            outputs, last_h, last_c = _layer_by_steps(read, layer, h, c, padding, gate_gradient)
+        by_torch = gate_gradient is None and read.dtype not in STEPWISE
+        if isinstance(layer, ProjectedLSTMWeights) or (by_torch and isinstance(layer, LSTMWeights)):
+            outputs, last_h, last_c = layer_by_torch(read, [layer], h.unsqueeze(0), c.unsqueeze(0), padding)
+            last_h, last_c = last_h.squeeze(0), last_c.squeeze(0)
         else:
-            outputs, last_h, last_c = layer_by_torch(read, layer, h, c, padding)
+            outputs, last_h, last_c = _layer_by_steps(read, layer, h, c, padding, gate_gradient)
         return outputs, (last_h if lengths is None else last_of(outputs, h, lengths), last_c)
 
     outputs, last = run_stack(run, inputs, len(layers), options, reverses=options.reverse, drop=drop)
@@ -250,15 +254,33 @@ def bidirectional_lstm(
             for layer, reverse in ((forward, False), (backward, True))
         ]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
-    weights = [forward.input, backward.input]
-    if lengths is not None:
-        # Closed gates work for the backward direction too: it starts in the padding and carries its zero state to the
-        # row's last position.
-        padding = padding_mask(lengths, steps, inputs.device)
-        inputs = padding_columns(zero_padding(inputs, padding), padding)
-        weights = [closing_weight(forward), closing_weight(backward)]
+    padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
     zeros = inputs.new_zeros(2, batch, hidden)
-    flat = [weights[0], forward.hidden, forward.bias, weights[1], backward.hidden, backward.bias]
-    outputs, last_h, last_c = torch_lstm(inputs, flat, zeros, zeros, bidirectional=True)
+    inputs = zero_padding(inputs, padding)
+    outputs, last_h, last_c = layer_by_torch(inputs, [forward, backward], zeros, zeros, padding)
     forward_h = last_h[0] if lengths is None else last_of(outputs[:, :, :hidden], zeros[0], lengths)
     return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))
+
+
+def projected_lstm(
+    inputs: Tensor,
+    layers: tuple[ProjectedLSTMWeights, ...],
+    *,
+    state: LSTMState | None = None,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+    residual: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: Seed | None = None,
+    variational: bool = False,
+    implementation: str = "auto",  # noqa: ARG001  there is only one
+) -> tuple[Tensor, LSTMState]:
+    """Runs layers whose h is projected (Sak, Senior and Beaufays 2014), by torch.lstm: no kernel here has them.
+
+    h_t is P (o tanh(c_t)), which the recurrent weights read. Arguments are those of `econmt_ops.lstm`.
+    """
+    if state is None:
+        h, c = (inputs.new_zeros(inputs.shape[0], size) for size in layers[0].projection.shape)
+        state = ((h, c),) * len(layers)
+    options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
+    return lstm(inputs, layers, state, options)

@@ -1,7 +1,8 @@
 """The LSTM on a GPU with persistent kernels: one launch runs all steps of a layer, with its weights kept on chip.
 
 Layers that no persistent kernel supports (factorised, float64, IEEE float32, more than 1,600 units, a device too small)
-run step by step as in `recompute`. Large products use matrices of `even` width.
+run step by step as in `recompute`. Large products use matrices of `even` width. Calls that torch.compile or others look
+into go through an operator of torch.library, others through `eager_layer`.
 
 Sizes: D directions, B batch, T steps, I input size, H hidden. Internally time is the first axis.
 """
@@ -9,18 +10,21 @@ Sizes: D directions, B batch, T steps, I input size, H hidden. Internally time i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
+from econmt_ops.backends.triton import MOST_UNITS, interpreted, with_kernels
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.lstm import persistent_calls, recompute
-from econmt_ops.lstm.eager_layer import is_plain, run_layer
-from econmt_ops.lstm.persistent_layer import plan_of
+from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.lstm import recompute
+from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results, run_layer
+from econmt_ops.lstm.eager_layer import is_plain, run_eagerly
+from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
 from econmt_ops.products.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.products.stack import StackOptions, run_stack
@@ -59,8 +63,49 @@ def products_of(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype
     return products if all(partition is not None for partition in fits) else None
 
 
-def _stepwise_backend(inputs: Inputs) -> str:
-    return "triton" if serves(values_of(inputs)) else "eager"
+def _planned(call: LSTMArguments, keep: bool) -> tuple[LayerPlan, LayerTensors]:
+    by_direction = zip(call.weights, call.recurrents, call.biases, strict=True)
+    weights = [part.contiguous() for part in chain.from_iterable(by_direction)]
+    state = (torch.stack(call.first_h), torch.stack(call.first_c)) if call.first_h else None
+    tensors = LayerTensors(call.inputs, weights, state, call.lengths, call.places)
+    settings = LayerSettings(call.inputs.dtype, call.products, call.stash, tuple(call.reverse))
+    return plan_of(settings, tensors, keep), tensors
+
+
+def _forward(call: LSTMArguments, keep: bool) -> LSTMResults:
+    (plan, tensors), empty = _planned(call, keep), empty_results(call, False)
+    results, _ = plan.forward(tensors, empty.outputs)
+    gates = empty.gates
+    if plan.keeps_sums:
+        gates = results.gates.view(plan.directions, plan.steps, plan.batch, 4 * plan.hidden)
+    return results._replace(cells=results.cells if plan.keeps_cells else empty.cells, gates=gates)
+
+
+def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> Gradients:
+    plan, tensors = _planned(call, True)
+    needs = True, *[call.gate_gradient is None] * len(tensors.weights)
+    dresults = [incoming[name] for name in ("outputs", "last_h", "last_c")]
+    results = results._replace(gates=results.gates.flatten(0, 2))
+    gradients = plan.backward(tensors, results, dresults, needs)
+    return {
+        "inputs": gradients.inputs,
+        **{name: gradients.weights[at::3] for at, name in enumerate(("weights", "recurrents", "biases"))},
+        "first_h": gradients.first_h,
+        "first_c": gradients.first_c.unbind(0) if call.first_c else [],
+        "gate_gradient": None if call.gate_gradient is None else gradients.sums.view_as(call.gate_gradient),
+    }
+
+
+_layer = RecurrentOperator(
+    "econmt_ops::persistent_lstm_layer",
+    LSTMArguments,
+    LSTMResults,
+    forward=_forward,
+    fake=empty_results,
+    backward=_backward,
+    saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
+    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
+)
 
 
 def _run_layer(
@@ -71,7 +116,6 @@ def _run_layer(
     reverse: Sequence[bool],
     stash: str,
     products: torch.dtype,
-    together: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer; returns outputs (B, T, D H), and h and c (D, B, H) after each row's last step."""
     lengths = options.lengths
@@ -79,14 +123,15 @@ def _run_layer(
         lengths = lengths.to(values_of(inputs).device, non_blocking=True).contiguous()
     weights: list[Any] = [part for layer in layers for part in layer]
     parts = [part for pair in state for part in pair]
-    settings = LayerSettings(values_of(inputs).dtype, products, stash, tuple(reverse), together)
+    settings = LayerSettings(values_of(inputs).dtype, products, stash, tuple(reverse))
     if isinstance(inputs, Tensor) and options.gate_gradient is None and is_plain([inputs, *weights, *parts]):
         h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
         first = None if h is None or c is None else (h, c)
         keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
         tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
-        return run_layer(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
-    return persistent_calls.run_layer(inputs, weights, state, options._replace(lengths=lengths), settings)
+        return run_eagerly(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
+    options = options._replace(lengths=lengths)
+    return run_layer(_layer, inputs, layers, state, options, reverse, stash, "persistent", products)
 
 
 def lstm(
@@ -100,7 +145,7 @@ def lstm(
     """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
     products = products_of(inputs, layers)
     if products is None:
-        return recompute.lstm(inputs, layers, state, options, stash=stash, backend=_stepwise_backend(inputs))
+        return recompute.lstm(inputs, layers, state, options, stash=stash, backend="triton")
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if options.from_zero else [state[number]]
@@ -120,19 +165,13 @@ def bidirectional_lstm(
     *,
     lengths: Tensor | None,
     stash: str = "gates",
-    together: str = "auto",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights.
-
-    ``together``: "yes" or "no", whether both directions share a launch, or "auto".
-    """
+    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
     layers = [forward, backward]
     products = products_of(inputs, layers)
     if products is None:
         return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend=_stepwise_backend(inputs)
+            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
         )
-    outputs, h, c = _run_layer(
-        inputs, layers, [], StackOptions(lengths), [False, True], stash, products, together
-    )
+    outputs, h, c = _run_layer(inputs, layers, [], StackOptions(lengths), [False, True], stash, products)
     return outputs, ((h[0], c[0]), (h[1], c[1]))

@@ -13,13 +13,16 @@ from econmt_ops.core.shapes import kind_of
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
 from econmt_ops.layers.op import OPS
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import resets_plan, run_again, run_planned, split_weights
+from econmt_ops.lstm.call_plans import SplitLSTMWeights, plan_again, resets_plan, run_whole
 from econmt_ops.lstm.cudnn import in_order, move_together
-from econmt_ops.lstm.projected import projected_lstm
+from econmt_ops.lstm.reference import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
 from econmt_ops.modules.directions import LayerStack
 from econmt_ops.modules.resets import first_states
 from econmt_ops.products.stack import StackOptions
+
+_PARTS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+"""Names of a layer's parameters without their suffix."""
 
 
 class LSTM(RecurrentModule):
@@ -96,10 +99,9 @@ class LSTM(RecurrentModule):
     def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
         if not self.proj_size and not self.bidirectional and options.dropout < 1.0:
             layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
-            pair: Any = state
-            planned = run_again(inputs, layers, pair, options, self.implementation)
-            if planned is not None:
-                outputs, (h, c) = planned
+            plan = plan_again(inputs, layers, state, options, self.implementation)
+            if plan is not None:
+                outputs, (h, c) = run_whole(plan, inputs, layers, state, options)
                 return outputs, (h, c.to(h.dtype))
         return super()._run(inputs, state, options)
 
@@ -114,13 +116,10 @@ class LSTM(RecurrentModule):
             return None
         directions = len(layers[0])
         begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
-        pairs: Any = ()
         if state is not None:
             state = first_states(begins[0], state, directions)
-            pairs = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
         flat = [tuple(chain.from_iterable(layer)) for layer in layers]
-        outputs, last = run_planned(plan, inputs, flat, pairs, options, begins, one_type=True)
-        h, c = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*last, strict=True))
+        outputs, (h, c) = run_whole(plan, inputs, flat, state, options, directions, begins)
         return outputs, (h, c.to(h.dtype))
 
     def _layers(self) -> tuple[tuple[Any, ...], ...]:
@@ -141,10 +140,13 @@ class LSTM(RecurrentModule):
         if self.proj_size:
             projection: Tensor = getattr(self, "weight_hr" + self._suffixes(layer)[int(reverse)])
             return ProjectedLSTMWeights(*self.layer_weights(layer, reverse), projection)
-        split = None
-        if not torch.compiler.is_compiling():  # which only the plans of eager calls profit from
-            split = split_weights(self._parameters, layer, reverse)
-        return split or self.layer_weights(layer, reverse)
+        suffix = self._suffixes(layer)[int(reverse)]
+        parts = [self._parameters.get(name + suffix) for name in _PARTS]
+        # Only the plans of eager calls profit from two biases. Weights are no parameters if they are computed, as by
+        # torch.nn.utils.parametrize.
+        if torch.compiler.is_compiling() or any(part is None for part in parts):
+            return self.layer_weights(layer, reverse)
+        return SplitLSTMWeights(*parts)  # type: ignore[arg-type]
 
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:

@@ -65,7 +65,7 @@ def layer(name: str) -> None:
         if name == "operands":
             bfloat16, shape = torch.bfloat16, torch.Size((8, 16, 500))
             maker = OperandMaker(
-                LayerSettings(bfloat16, bfloat16, "gates", (False,), "auto"),
+                LayerSettings(bfloat16, bfloat16, "gates", (False,)),
                 (shape, torch.float32),
                 (torch.float32,) * 4,
                 512,

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from econmt_ops.backends.triton import recurrence
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
+from econmt_ops.core.arguments import RecurrenceArguments
 from tests.ops.triton.compiling import report
 
 
@@ -30,10 +30,9 @@ def call(dtype: torch.dtype, options: bool) -> None:
     values = torch.zeros(2, 300, 64, dtype=dtype)
     initial = torch.zeros(2, 64) if options else None
     lengths = torch.zeros(2, dtype=torch.int64) if options else None
-    block = block_of(300, "triton")
-    arguments = RecurrenceArguments(values, values, initial, lengths, options, "outputs", "triton")
-    recurrence.forward(arguments, block, False)
-    recurrence.backward(arguments, None, block, values)
+    arguments = RecurrenceArguments(values, values, initial, lengths, options, "triton")
+    recurrence.forward(arguments)
+    recurrence.backward(arguments, values)
 
 
 def launches() -> dict[str, Callable[[], None]]:

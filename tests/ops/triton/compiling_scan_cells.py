@@ -12,7 +12,7 @@ import torch
 
 from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.backends.triton import scan_cells, step_cells
-from econmt_ops.cells import lstm
+from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.scan import CELLS, ScanInputs
 from tests.ops.triton.compiling import report
 
@@ -60,7 +60,7 @@ def step(name: str) -> None:
     extra = [wide] * (2 if "per gate" in name else 3) + [narrow] * 2 if STEPS[name] == 4 else []
     padding = torch.zeros(2, dtype=torch.bool)
     sums = [part.expand(2, -1).contiguous() for part in extra]
-    arguments = CellStep(lstm.LSTM, products, products, state, extra, padding)  # whatever the cell
+    arguments = CellStep(GRU, products, products, state, extra, padding)  # whatever the cell
     step_cells.forward(arguments, state, h)
     gradients = StepGradients(products, products, sums)
     step_cells.backward(arguments, state, state, h, gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -12,8 +13,10 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import partition
 from econmt_ops.backends.triton.partition import Partition
-from econmt_ops.lstm import persistent_calls, persistent_layer, reference, triton
+from econmt_ops.dispatch.device_limits import limits_of
+from econmt_ops.lstm import persistent_layer, reference, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.lstm.direction import LSTMArguments
 from econmt_ops.products.stack import StackOptions
 from tests.ops.simulated_gpu import simulated_gpu
 
@@ -110,14 +113,16 @@ def test_a_walk_in_either_direction(device: str, reverse: bool) -> None:
 def test_on_a_small_gpu(device: str, multiprocessors: int) -> None:
     """With two multiprocessors in launches of one group of rows each."""
     with simulated_gpu(capability=(8, 6), multiprocessors=multiprocessors):
-        found = partition.partition_of(35, 40, torch.float32, torch.device(device), 1, "auto", True)
+        found = partition.divide(35, 40, torch.float32, limits_of(torch.device(device)), back=True)
+        assert found is not None
         assert found.split == 1
         assert found.parts(40) <= found.programs == multiprocessors
         _check(device, 35, 2, 7, 40, lengths=[2, 0, 1, *[2] * 32], reverse=True, state=True)
 
 
-@pytest.mark.parametrize("together", ["yes", "no"])
-def test_bidirectional(device: str, together: str) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_bidirectional(device: str, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "divide", partial(partition.divide, together=together))
     torch.manual_seed(0)
     ahead, back = _weights(6, 4, device), _weights(6, 4, device)
     inputs = torch.randn(3, 4, 4, device=device, requires_grad=True)
@@ -127,7 +132,7 @@ def test_bidirectional(device: str, together: str) -> None:
     want = _leaves(outputs, states)
     seeds = [torch.randn_like(part) for part in want]
     want += _gradients(want, _leaves(*exact), seeds)
-    outputs, states = triton.bidirectional_lstm(inputs, ahead, back, lengths=lengths, together=together)
+    outputs, states = triton.bidirectional_lstm(inputs, ahead, back, lengths=lengths)
     got = _leaves(outputs, states)
     got += _gradients(got, _leaves(inputs, ahead, back), seeds)
     _compare(got, want)
@@ -179,10 +184,9 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
-    layer = persistent_calls.PersistentArguments(
-        inputs, [*weights], state, lengths, None, None, [True], "cells", torch.float32, "auto"
-    )
-    torch.library.opcheck(persistent_calls._layer.forward, (*layer, True))
+    parts = [[part] for part in (*weights, *state)]
+    layer = LSTMArguments(inputs, *parts, lengths, None, [True], None, "cells", "persistent", torch.float32)
+    torch.library.opcheck(triton._layer.forward, (*layer, True))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels
-from econmt_ops.linear_cross_entropy import rank_slices as kernels
 from econmt_ops.linear_cross_entropy import row_chunks
-from econmt_ops.linear_cross_entropy.rank_slices import losses_of_slice
+from econmt_ops.linear_cross_entropy.row_chunks import losses_of_slice
 from tests.ops.triton.test_cross_entropy import TOLERANCE, arguments, by_torch, results
 
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -111,7 +110,7 @@ def test_sixteen_bits(device: str, dtype: torch.dtype) -> None:
 def test_chunks_are_those_of_the_widest_slice(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of 30 and 70 rows lie in buffers of 96 columns, not of 32, and are cut alike: five rows by two."""
     monkeypatch.setattr(row_chunks, "_ROUND_ROWS", 2)
-    monkeypatch.setattr(kernels, "CHUNK_BYTES", 2 * 96 * 4)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 2 * 96 * 4)
     _check(device, 5, [30, 70], 0.1, True)
 
 

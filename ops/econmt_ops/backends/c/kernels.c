@@ -392,11 +392,11 @@ EXPORT int econmt_recurrence_forward(const struct recurrence_forward *a, int64_t
 }
 
 EXPORT int econmt_recurrence_backward(const struct recurrence_backward *a, int64_t threads) {
-  int64_t tasks = tasks_of(a->rows, a->hidden, a->width), states = a->carries ? a->block : 0;
+  int64_t tasks = tasks_of(a->rows, a->hidden, a->width);
   int64_t bytes = a->rows * a->positions * a->hidden * (a->narrow ? 2 : 4);
   in_large_pages(a->ddecay, bytes);
   in_large_pages(a->dinputs, bytes);
-  return spread(PICK(recurrence_backward), a, tasks, threads, 0, (4 + states) * a->width, NULL);
+  return spread(PICK(recurrence_backward), a, tasks, threads, 0, 4 * a->width, NULL);
 }
 
 EXPORT int econmt_scan_cell_forward(const struct scan_cell_forward *a, int64_t threads) {

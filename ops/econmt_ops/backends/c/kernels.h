@@ -328,8 +328,6 @@ struct recurrence_forward {
   const int64_t *lengths;    /* (B), from 0 to T; or NULL */
   void *outputs;             /* any (B, T, H), is written; zero at and past a row's length */
   int64_t outputs_batch, outputs_step;
-  int64_t block;
-  float *carries;            /* (B, N, H), receives the state before every block of a row's own steps; or NULL */
 };
 
 /* Backward pass of recurrence_forward: the recurrence in the other direction. */
@@ -338,14 +336,12 @@ struct recurrence_backward {
   int64_t width, backwards; /* as in the forward pass */
   const void *decay;        /* any (B, T, H) */
   int64_t decay_batch, decay_step;
-  const void *kept;         /* any (B, T, H), the outputs; or, with carries, the inputs */
+  const void *kept;         /* any (B, T, H), the outputs */
   int64_t kept_batch, kept_step;
   const void *doutputs;     /* any (B, T, H) */
   int64_t doutputs_batch, doutputs_step;
   const float *initial;     /* (B, H); or NULL: zeros */
   const int64_t *lengths;   /* (B); or NULL */
-  int64_t block;
-  const float *carries;     /* (B, N, H); or NULL */
   void *ddecay, *dinputs;   /* any (B, T, H), contiguous except for the batch, are written */
   int64_t gradients_batch, gradients_step;
   float *dinitial;          /* (B, H), is written */

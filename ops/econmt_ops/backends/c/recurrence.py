@@ -28,8 +28,8 @@ def _sizes(decay: Tensor, reverse: bool) -> dict[str, int]:
     return {"rows": rows, "positions": steps, "hidden": hidden, "width": width, "backwards": reverse}
 
 
-def walk(step: RecurrenceArguments, block: int, outputs: Tensor, carries: Tensor | None) -> None:
-    """Writes outputs, and carries unless they are None."""
+def walk(step: RecurrenceArguments, outputs: Tensor) -> None:
+    """Writes the outputs."""
     call(
         "recurrence_forward",
         3 * step.decay.numel(),
@@ -39,19 +39,10 @@ def walk(step: RecurrenceArguments, block: int, outputs: Tensor, carries: Tensor
         initial=step.initial,
         lengths=step.lengths,
         outputs=outputs,
-        block=block,
-        carries=carries,
     )
 
 
-def walk_back(
-    step: RecurrenceArguments,
-    carries: Tensor | None,
-    block: int,
-    doutputs: Tensor,
-    ddecay: Tensor,
-    dinputs: Tensor,
-) -> Tensor:
+def walk_back(step: RecurrenceArguments, doutputs: Tensor, ddecay: Tensor, dinputs: Tensor) -> Tensor:
     """Writes the gradients of decay and inputs; returns that of initial."""
     rows, _, hidden = step.decay.shape
     dinitial = torch.empty(rows, hidden, dtype=torch.float32, device="cpu")
@@ -64,8 +55,6 @@ def walk_back(
         doutputs=doutputs,
         initial=step.initial,
         lengths=step.lengths,
-        block=block,
-        carries=carries,
         ddecay=ddecay,
         dinputs=dinputs,
         gradients_batch=ddecay.stride(0),
@@ -75,23 +64,17 @@ def walk_back(
     return dinitial
 
 
-def forward(step: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns the outputs, and the states before every block of a row's own steps in the order of its walk."""
-    rows, steps, hidden = step.decay.shape
+def forward(step: RecurrenceArguments) -> Tensor:
+    """Returns the outputs; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     if step.lengths is not None:
         # torch.compile leaves the check of the op out, and the kernel writes by them.
-        Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, steps)
+        Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, step.decay.shape[1])
     outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
-    carries = None
-    if keep:
-        carries = torch.empty(rows, -(-steps // block), hidden, dtype=torch.float32, device="cpu")
-    walk(step, block, outputs, carries)
-    return outputs, carries
+    walk(step, outputs)
+    return outputs
 
 
-def backward(
-    step: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(step: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     ddecay, dinputs = (torch.empty_like(step.decay, memory_format=torch.contiguous_format) for _ in range(2))
-    return ddecay, dinputs, walk_back(step, carries, block, doutputs, ddecay, dinputs)
+    return ddecay, dinputs, walk_back(step, doutputs, ddecay, dinputs)

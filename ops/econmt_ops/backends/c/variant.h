@@ -504,7 +504,7 @@ static INLINE void NAME(end_of_streams)(void) {
 /* ``narrow`` is a constant in each of the two calls, so that the compiler specialises the loops. */
 static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *a, int64_t begin, int64_t end,
                                                float *restrict h, const int64_t narrow) {
-  int64_t tasks = (a->hidden + a->width - 1) / a->width, blocks = (a->positions + a->block - 1) / a->block;
+  int64_t tasks = (a->hidden + a->width - 1) / a->width;
   for (int64_t task = begin; task < end; task++) {
     int64_t row = task / tasks, at = task % tasks * a->width;
     int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
@@ -518,8 +518,6 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
       memset(h, 0, bytes);
     for (int64_t i = 0; i < length; i++) {
       int64_t t = a->backwards ? length - 1 - i : i;
-      if (a->carries && i % a->block == 0)
-        memcpy(a->carries + (row * blocks + i / a->block) * a->hidden + at, h, bytes);
       int64_t from = row * a->decay_batch + t * a->decay_step + at;
       int64_t other = row * a->inputs_batch + t * a->inputs_step + at;
       int64_t to = row * a->outputs_batch + t * a->outputs_step + at;
@@ -560,29 +558,11 @@ static void NAME(recurrence_forward)(const void *given, int64_t begin, int64_t e
     NAME(recurrence_forward_as)(a, begin, end, scratch, 0);
 }
 
-/* Recomputes the states before the steps of the block from ``first`` on, rounded like stored outputs. */
-static INLINE void NAME(states_again)(const struct recurrence_backward *a, int64_t row, int64_t at, int64_t count,
-                                      int64_t length, int64_t first, float *restrict h, float *restrict states,
-                                      const int64_t narrow) {
-  int64_t blocks = (a->positions + a->block - 1) / a->block, end = first + a->block < length ? first + a->block : length;
-  memcpy(h, a->carries + (row * blocks + first / a->block) * a->hidden + at, (size_t)count * sizeof *h);
-  for (int64_t i = first; i < end; i++) {
-    int64_t t = a->backwards ? length - 1 - i : i;
-    int64_t from = row * a->decay_batch + t * a->decay_step + at, other = row * a->kept_batch + t * a->kept_step + at;
-    float *restrict state = states + (i - first) * a->width;
-    SIMD for (int64_t k = 0; k < count; k++) {
-      state[k] = narrow ? NAME(widen)(NAME(narrow)(h[k])) : h[k];
-      h[k] = NAME(value)(a->decay, from + k, narrow) * h[k] + NAME(value)(a->kept, other + k, narrow);
-    }
-  }
-}
-
 static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward *a, int64_t begin, int64_t end,
                                                 float *restrict scratch, const int64_t narrow) {
   int64_t tasks = (a->hidden + a->width - 1) / a->width;
   float *restrict carry = scratch, *restrict before = scratch + a->width;
   float *restrict deltas = scratch + 2 * a->width, *restrict of_decay = scratch + 3 * a->width;
-  float *restrict states = scratch + 4 * a->width;
   for (int64_t task = begin; task < end; task++) {
     int64_t row = task / tasks, at = task % tasks * a->width;
     int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
@@ -594,8 +574,6 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
     memset(carry, 0, bytes);
     for (int64_t i = length - 1; i >= 0; i--) {
       int64_t t = a->backwards ? length - 1 - i : i;
-      if (a->carries && (i == length - 1 || i % a->block == a->block - 1))
-        NAME(states_again)(a, row, at, count, length, i - i % a->block, before, states, narrow);
       int64_t from = row * a->decay_batch + t * a->decay_step + at;
       int64_t other = row * a->doutputs_batch + t * a->doutputs_step + at;
       int64_t to = row * a->gradients_batch + t * a->gradients_step + at;
@@ -604,14 +582,14 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
         int64_t later = a->backwards ? ahead : -ahead;
         NAME(expect)(a->decay, from + later * a->decay_step, count, narrow);
         NAME(expect)(a->doutputs, other + later * a->doutputs_step, count, narrow);
-        if (!a->carries) NAME(expect)(a->kept, previous + later * a->kept_step, count, narrow);
+        NAME(expect)(a->kept, previous + later * a->kept_step, count, narrow);
         if (!streams) {
           NAME(expect)(a->ddecay, to + later * a->gradients_step, count, narrow);
           NAME(expect)(a->dinputs, to + later * a->gradients_step, count, narrow);
         }
       }
-      const float *known = a->carries ? states + i % a->block * a->width : NULL;
-      if (!known && i == 0) {
+      const float *known = NULL;
+      if (i == 0) {
         if (a->initial)
           memcpy(before, a->initial + row * a->hidden + at, bytes);
         else

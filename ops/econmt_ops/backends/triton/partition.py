@@ -14,7 +14,7 @@ import torch
 import triton
 
 from econmt_ops.backends.triton import MOST_UNITS
-from econmt_ops.dispatch.device_limits import DeviceLimits, limits_of
+from econmt_ops.dispatch.device_limits import DeviceLimits
 
 _WORTH_LEAVING_OUT = 0.8
 """Fraction of existing rows in a tile up to which the other rows are masked. On an H200, for both passes of 70 steps:
@@ -148,26 +148,6 @@ def _most_cost(batch: int, hidden: int, limits: DeviceLimits, directions: int) -
         return float("inf")
     rate = _MULTIPLIED.get(limits.capability, _MULTIPLIED_ELSEWHERE) * limits.multiprocessors
     return directions * (_LAUNCHES + 4 * batch * hidden**2 / (_OF_RATE * rate))
-
-
-def partition_of(
-    batch: int,
-    hidden: int,
-    products: torch.dtype,
-    device: torch.device,
-    directions: int,
-    together: str,
-    back: bool,
-) -> Partition:
-    """Returns the division of a layer that at least one launch serves; see `divide`.
-
-    ``together``: "yes" or "no", whether all directions share a launch; "auto": whichever is faster.
-    """
-    shares = {"yes": True, "no": False, "auto": None}[together]
-    limits = limits_of(device)
-    partition = divide(batch, hidden, products, limits, back=back, directions=directions, together=shares)
-    assert partition is not None, "a layer that no launch can serve"
-    return partition
 
 
 def candidates(

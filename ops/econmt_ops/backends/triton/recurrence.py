@@ -405,9 +405,9 @@ def grid_of(like: Tensor) -> TileGrid:
     return TileGrid(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
 
 
-def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns the outputs, and carries that hold nothing, as `backward` begins at step 0; see `scan.backend_of`."""
-    rows, steps, hidden = call.inputs.shape
+def forward(call: RecurrenceArguments) -> Tensor:
+    """Returns the outputs; see `scan.backend_of`."""
+    steps, hidden = call.inputs.shape[1:]
     decay, inputs = _lines_of(call.decay), _lines_of(call.inputs)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     if outputs.numel():
@@ -417,18 +417,11 @@ def forward(call: RecurrenceArguments, block: int, keep: bool) -> tuple[Tensor, 
             *decay.stride()[:2], *inputs.stride()[:2], inputs.shape[2], steps, cut.tiles,
             **cut.constants(inputs, call.reverse),
         )  # fmt: skip
-    carries = (
-        outputs.new_empty(rows, triton.cdiv(steps, block), hidden, dtype=torch.float32) if keep else None
-    )
-    return outputs[:, :, :hidden].contiguous(), carries
+    return outputs[:, :, :hidden].contiguous()
 
 
-def backward(
-    call: RecurrenceArguments, carries: Tensor | None, block: int, doutputs: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.backend_of`."""
-    if carries is not None:
-        call = call._replace(inputs=forward(call, block, False)[0])
     hidden, steps = call.decay.shape[2], call.decay.shape[1]
     decay, outputs, doutputs = (_lines_of(each) for each in (call.decay, call.inputs, doutputs))
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
