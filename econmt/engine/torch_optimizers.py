@@ -72,7 +72,7 @@ class TorchOptimizer(FusedOptimizer):
         for scalars in numbers if self._name == "nadam" else ():
             scalars["mu_before"] = scalars["mu_product"].clone()
 
-    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
+    def _updates(self, parameters: Iterable[Tensor]) -> list[Update]:
         if self._name in self.whole:
             self.make_dense()
         return super()._updates(parameters)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,25 +85,39 @@ class EightBitOptimizer(FusedOptimizer):
             return super().moment_type(parameter, name)
         return {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}.get(name, torch.float32)
 
-    def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
-        unquantized = [update for update in updates if len(update.moments) == 2]
-        if unquantized:
-            super()._run(unquantized, divisor)
-        for update in updates:
-            if len(update.moments) == 4 and _have_kernel(update):
-                self._run_matrix(update, divisor)
-            elif len(update.moments) == 4:
-                parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-                rows = max(1, fused.BLOCK_BYTES // (parts[0].shape[1] * parts[0].element_size()))
-                for values, gradient, *moments in zip(
-                    *(torch.split(part, rows) for part in parts), strict=True
-                ):
-                    self._run_rows(Update(values, gradient, tuple(moments), update.numbers), divisor)
+    def _has_kernel(self, update: Update) -> bool:
+        if len(update.moments) == 2:
+            return super()._has_kernel(update)
+        values, gradient = update.values, update.gradient
+        return (
+            triton.serves(values)
+            and update.rows is None
+            and not isinstance(gradient, FakeTensor)
+            and values.dtype == gradient.dtype
+            and values.dtype in (torch.float32, torch.bfloat16)
+            and values.is_contiguous()
+            and gradient.is_contiguous()
+        )
 
-    def _have_kernel(self, parameters: Sequence[Tensor]) -> bool:
-        coded = [parameter for parameter in parameters if len(self.moments(parameter)) == 4]
-        others = [parameter for parameter in parameters if len(self.moments(parameter)) == 2]
-        return all(map(_serves, coded)) and (not others or super()._have_kernel(others))
+    def _parts(self, update: Update) -> Iterator[Update] | None:
+        parts = super()._parts(update)
+        if parts is None and len(update.moments) == 4 and not self._has_kernel(update):
+            return self._decoded_parts(update)
+        return parts
+
+    def _decoded_parts(self, update: Update) -> Iterator[Update]:
+        """Divides the update of a matrix with 8-bit moments, which are decoded and encoded again."""
+        tensors = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
+        rows = max(1, fused.BLOCK_BYTES // (tensors[0].shape[1] * tensors[0].element_size()))
+        turn = update.numbers["step"].double() * _GOLDEN
+        for values, gradient, *coded in zip(*(torch.split(part, rows) for part in tensors), strict=True):
+            first, first_scale, second, second_scale = coded
+            kind = values.dtype
+            moments = read_first(first, first_scale).to(kind), read_second(second, second_scale).to(kind)
+            yield update._replace(values=values, gradient=gradient.contiguous(), moments=moments)
+            with unchanged_by_overflow(self._overflow, *coded):  # also by another rounding
+                write_first(moments[0], first, first_scale, turn)
+                write_second(moments[1], second, second_scale, turn + 0.5)
 
     def _run_kernel(
         self,
@@ -136,41 +150,6 @@ class EightBitOptimizer(FusedOptimizer):
             values, gradient, first, first_scale, second, second_scale, update.numbers["step"]
         )
         return kernels.run(settings, matrix, update.salt, norm=norm)
-
-    def _rounds(self, update: Update) -> bool:
-        return _have_kernel(update) if len(update.moments) == 4 else super()._rounds(update)
-
-    def _run_rows(self, update: Update, divisor: Tensor | None) -> None:
-        first, first_scale, second, second_scale = update.moments
-        kind = update.values.dtype
-        moments = read_first(first, first_scale).to(kind), read_second(second, second_scale).to(kind)
-        super()._run([update._replace(gradient=update.gradient.contiguous(), moments=moments)], divisor)
-        turn = update.numbers["step"].double() * _GOLDEN
-        with unchanged_by_overflow(self._overflow, *update.moments):  # also by another rounding
-            write_first(moments[0], first, first_scale, turn)
-            write_second(moments[1], second, second_scale, turn + 0.5)
-
-
-def _have_kernel(update: Update) -> bool:
-    """Returns True if a Triton kernel serves a matrix."""
-    return _is_served(update.values, update.gradient)
-
-
-def _serves(parameter: Tensor) -> bool:
-    """Returns True if a Triton kernel updates a matrix by its gradient."""
-    return parameter.grad is not None and _is_served(parameter, parameter.grad)
-
-
-def _is_served(values: Tensor, gradient: Tensor) -> bool:
-    return (
-        triton.serves(values)
-        and gradient.layout == torch.strided
-        and not isinstance(gradient, FakeTensor)
-        and values.dtype == gradient.dtype
-        and values.dtype in (torch.float32, torch.bfloat16)
-        and values.is_contiguous()
-        and gradient.is_contiguous()
-    )
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:

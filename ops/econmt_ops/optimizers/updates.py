@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.backends.cuda.adam import AdamTensors
 from econmt_ops.core.shapes import kind_of
 
 
 class Update(NamedTuple):
     """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name.
 
-    ``salt`` and ``begin`` are arguments of `econmt_ops.optimizers.stochastic_rounding.round_into`.
+    ``salt`` and ``begin`` are arguments of `econmt_ops.optimizers.stochastic_rounding.round_into`. With ``rows`` the
+    gradient has these rows alone, in ascending order.
     """
 
     values: Tensor
@@ -24,12 +24,7 @@ class Update(NamedTuple):
     numbers: dict[str, Tensor]
     salt: int = 0
     begin: int = 0
-
-
-def adam_tensors(update: Update) -> AdamTensors:
-    """Returns an update as Adam's kernel takes it."""
-    first, second = update.moments
-    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)
+    rows: Tensor | None = None
 
 
 def norms_of(values: Sequence[Tensor]) -> list[Tensor]:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.optimizers import eight_bit as optimizer_8bit
 from econmt_ops.optimizers.eight_bit import EightBitOptimizer
 from econmt_ops.optimizers.loss_scale import LossScale
 from tests.ops.triton.kernel_device import DEVICE
@@ -20,7 +19,7 @@ def steps(
     """Three clipped steps, of which the second one has a gradient with zeros and small numbers."""
     with monkeypatch.context() as patch:
         if not kernel:
-            patch.setattr(optimizer_8bit, "_have_kernel", lambda update: False)
+            patch.setattr(EightBitOptimizer, "_has_kernel", lambda *_: False)
         draw = torch.Generator().manual_seed(sum(shape))
         parameter = nn.Parameter(torch.randn(shape, generator=draw).to(DEVICE))
         ours = EightBitOptimizer(
@@ -95,7 +94,7 @@ def test_a_matrix_in_bfloat16_is_rounded_as_defined(monkeypatch: pytest.MonkeyPa
     for kernel in (True, False):
         with monkeypatch.context() as patch:
             if not kernel:
-                patch.setattr(optimizer_8bit, "_is_served", lambda *_: False)
+                patch.setattr(EightBitOptimizer, "_has_kernel", lambda *_: False)
             draw = torch.Generator().manual_seed(5)
             parameter = nn.Parameter(torch.randn(14, 300, generator=draw).to(DEVICE, torch.bfloat16))
             ours = EightBitOptimizer([parameter], name="adam8bit", learning_rate=0.01, rounding_seed=9)
