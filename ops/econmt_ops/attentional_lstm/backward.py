@@ -61,8 +61,8 @@ class Backward:
             (
                 gradient_of(layer.input, accumulate),
                 gradient_of(layer.hidden, accumulate),
-                zeros(layer.bias),
-                zeros(getattr(layer, "recurrent_bias", None)),
+                zeros(layer.read_bias),
+                zeros(layer.recurrent_bias),
             )
             for layer in problem.layers
         ]

@@ -13,10 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, CellWeights, Result
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
 from econmt_ops.attentional_lstm.stack import BackwardLayers, ForwardLayers
 from econmt_ops.backends.protocol import CellStep, Read, StepGradients
-from econmt_ops.cells.protocol import StepCell
+from econmt_ops.cells.protocol import Split, StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.loops import steps_of
 from econmt_ops.dispatch.rule import device_of
@@ -63,11 +63,11 @@ def _read(problem: AttentionalProblem, layer: int) -> Tensor:
     return read
 
 
-def _start(weights: CellWeights, shape: Sequence[int], shares: Tensor | None = None) -> Tensor:
+def _start(weights: Split, shape: Sequence[int], shares: Tensor | None = None) -> Tensor:
     """Returns what is added to the products of steps, (2, ..., G H): shares or the bias, and the recurrent bias."""
     start = weights.input.new_zeros(2, *shape, len(weights.input)) if shares is None else shares
-    if weights.bias is not None and shares is None:
-        start[0] = weights.bias
+    if weights.read_bias is not None and shares is None:
+        start[0] = weights.read_bias
     if weights.recurrent_bias is not None:
         start[1] = weights.recurrent_bias
     elif shares is not None:
@@ -142,7 +142,10 @@ class RebuiltCells:
                 multiply(tensors.fed.reshape(-1, problem.hidden), _read(problem, 0), out=rows[0], adds=True)
             else:
                 multiply(
-                    tensors.reads[layer - 1].reshape(-1, problem.hidden), weights.input, weights.bias, rows[0]
+                    tensors.reads[layer - 1].reshape(-1, problem.hidden),
+                    weights.input,
+                    weights.read_bias,
+                    rows[0],
                 )
             before = tensors.before[layer]
             multiply(before.reshape(-1, problem.hidden), weights.hidden, weights.recurrent_bias, rows[1])

@@ -43,7 +43,7 @@ class ForwardLSTM(ForwardLayers):
         self.every_cell = keep and problem.keeps("cells")
         self.every_gate = keep and problem.keeps("gates")
         self.products = [
-            problem.product(problem.joint(layer), weights.bias if layer else None)
+            problem.product(problem.joint(layer), weights.read_bias if layer else None)
             for layer, weights in enumerate(problem.layers)
         ]
         self.gates = space(problem.batch, 4 * hidden)
@@ -117,7 +117,7 @@ class RebuiltLSTM:
             problem.bottom_gates(tensors.inputs, gates)
             add_linear(gates, tensors.fed, problem.from_output)
         else:
-            linear_into(gates, tensors.reads[layer - 1], weights.input, weights.bias)
+            linear_into(gates, tensors.reads[layer - 1], weights.input, weights.read_bias)
         return problem.run.prepare_gates(add_linear(gates, tensors.before[layer], weights.hidden))
 
 

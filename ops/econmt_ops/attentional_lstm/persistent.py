@@ -128,7 +128,7 @@ class ForwardBlocks(_DecoderBlocks):
         )
         block = decoder.ForwardBlock(
             self._bottom(begin, end),
-            problem.layers[1].bias if self.sizes.layers > 1 else None,
+            problem.layers[1].read_bias if self.sizes.layers > 1 else None,
             problem.combine_bias,
             first,
             result.outputs[begin:end],

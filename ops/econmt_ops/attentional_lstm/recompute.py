@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +23,12 @@ from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
 from econmt_ops.attentional_lstm.reference import combined_output
-from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, matmul_tf32
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import (
-    AnyLSTMWeights,
     AttentionalLSTMState,
     AttentionalLSTMWeights,
     LowRankLSTMWeights,
@@ -43,7 +41,7 @@ from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.products.dropout import split_seed
-from econmt_ops.products.low_rank import tensors_of_layers
+from econmt_ops.products.low_rank import tensors_of_matrices
 from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
@@ -133,16 +131,7 @@ def _arguments(
 ) -> AttentionalArguments:
     """Returns the arguments of the operator."""
     cell = cell_of(weights.layers[0])
-    recurrent: list[Tensor] = []
-    extra: list[Tensor] = []
-    if cell is LSTM:
-        matrices, hiddens, biases = tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers))
-    else:
-        parts = [cell.split(layer) for layer in weights.layers]
-        matrices, hiddens = [part.input for part in parts], [part.hidden for part in parts]
-        biases = [part.read_bias for part in parts if part.read_bias is not None]
-        recurrent = [part.recurrent_bias for part in parts if part.recurrent_bias is not None]
-        extra = [tensor for part in parts for tensor in part.extra]
+    parts = [cell.split(layer) for layer in weights.layers]
     combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
     if weights.gate is not None and combine_bias is not None:
         combine = torch.cat([weights.gate.weight, combine])
@@ -161,11 +150,11 @@ def _arguments(
         values_of(inputs),
         keys,
         values,
-        matrices,
-        hiddens,
-        biases,
-        recurrent,
-        extra,
+        tensors_of_matrices([part.input for part in parts]),
+        tensors_of_matrices([part.hidden for part in parts]),
+        [part.read_bias for part in parts if part.read_bias is not None],
+        [part.recurrent_bias for part in parts if part.recurrent_bias is not None],
+        [tensor for part in parts for tensor in part.extra],
         weights.query,
         weights.score,
         combine,

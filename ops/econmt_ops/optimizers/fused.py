@@ -490,6 +490,5 @@ class FusedOptimizer:
 
 
 def _adam_tensors(update: Update) -> AdamTensors:
-    return AdamTensors(
-        update.values, update.gradient, *update.moments, step=update.numbers["step"], salt=update.salt
-    )
+    first, second = update.moments
+    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)

@@ -26,7 +26,6 @@ from econmt_ops.core.weights import (
     LowRankLSTMWeights,
     LSTMWeights,
     Matrix,
-    cast_weights,
 )
 from econmt_ops.products.gemm import MANY, Product, multiply
 from econmt_ops.products.outer import add_outer
@@ -53,14 +52,14 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
     return torch.cat([first, second], 1)
 
 
-def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWeights, Tensor | None]:
-    """Casts a layer; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H)."""
-    if isinstance(layer, LowRankLSTMWeights) or layer.input.dtype == layer.hidden.dtype == dtype:
-        return cast_weights(layer, dtype), None
-    width = layer.input.shape[1]
-    both = layer.input.new_empty(len(layer.input), width + layer.hidden.shape[1], dtype=dtype)
-    both[:, :width], both[:, width:] = layer.input, layer.hidden
-    return LSTMWeights(both[:, :width], both[:, width:], layer.bias.to(dtype)), both
+def cast_together(first: Matrix, second: Matrix, dtype: torch.dtype) -> tuple[Matrix, Matrix, Tensor | None]:
+    """Casts two weights; if this copies whole matrices, also returns both side by side in one tensor."""
+    if isinstance(first, LowRank) or isinstance(second, LowRank) or first.dtype == second.dtype == dtype:
+        return first.to(dtype), second.to(dtype), None
+    width = first.shape[1]
+    both = first.new_empty(len(first), width + second.shape[1], dtype=dtype)
+    both[:, :width], both[:, width:] = first, second
+    return both[:, :width], both[:, width:], both
 
 
 def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
