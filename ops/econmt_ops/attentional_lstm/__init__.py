@@ -7,7 +7,7 @@ import functools
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import recompute, reference
-from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.attentional_lstm.reference import DecoderOptions
 from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
@@ -246,13 +246,16 @@ def attentional_lstm(
     first = None if state is None else state.layers
     names = cell_of(weights.layers[0]).states
     layers = prepare_state(check, names, first, len(weights.layers), like, dtype)
-    output, coverage = layers[0][0], None
+    output, coverage, exact = layers[0][0], None, accumulate_dtype(dtype)
+    if weights.coverage is not None:
+        shape = *keys.shape[:2], check.sizes["W"]
+        coverage = keys.new_zeros(shape, dtype=exact)
     if state is not None:
         check("state.output", state.output, "B H")
         output = state.output.to(dtype)
         if state.coverage is not None and weights.coverage is not None:
             check("state.coverage", state.coverage, "B S W")
-            coverage = state.coverage.to(accumulate_dtype(dtype))
+            coverage = state.coverage.to(exact)
 
     def call(
         candidate: Candidate,

@@ -225,7 +225,7 @@ class BackwardSteps:
     """Steps of a backward pass, one after the other, last one first.
 
     Attributes:
-        dtop: (B, H), gradient of the stack's output.
+        dtop: (B, H), gradient of the stack's output. do: (B, H), that of o before the last step that has run.
         dbias: None; the sums of the gates' gradients are left to the caller.
         dnorm: gradients of gain and shift of the output's layer normalisation, (R, H) each; empty without one.
     """
@@ -237,6 +237,7 @@ class BackwardSteps:
         problem = self.problem
         kind: type[BackwardLSTM | BackwardCells] = BackwardLSTM if problem.is_lstm else BackwardCells
         self.layers = kind(problem, tensors.last_dh, tensors.dothers)
+        self.do = self.layers.do
         self.dtop = problem.inputs.new_empty(problem.batch, problem.hidden)
         # A transposed view: packing a weight for products of this kind takes longer than it saves.
         self.matrix = problem.both()
@@ -248,11 +249,6 @@ class BackwardSteps:
     def dh(self) -> list[Tensor]:
         """Gradients of h before the last step that has run, per layer (B, H)."""
         return self.layers.dh
-
-    @property
-    def do(self) -> Tensor:
-        """Gradient of o before that step, (B, H)."""
-        return self.layers.do
 
     @property
     def extra(self) -> Sequence[Tensor]:

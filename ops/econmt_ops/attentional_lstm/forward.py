@@ -6,8 +6,6 @@ output's share of o, and one attention kernel computes o, or the context of whic
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from econmt_ops.attentional_lstm import persistent
 from econmt_ops.attentional_lstm.cell_layers import ForwardCells
 from econmt_ops.attentional_lstm.lstm_layers import ForwardLSTM
@@ -36,7 +34,11 @@ def forward(problem: AttentionalProblem, keep: bool) -> Result:
 
 
 class ForwardSteps:
-    """Steps of a forward pass, one after the other."""
+    """Steps of a forward pass, one after the other.
+
+    Attributes:
+        others: States of the layers beside h before the next step, (B, H) each.
+    """
 
     def __init__(self, problem: AttentionalProblem, result: Result, keep: bool) -> None:
         self.problem, self.result = problem, result
@@ -50,6 +52,7 @@ class ForwardSteps:
         self.combined = self.both[:, asked:]
         top = self.both[:, :asked] if asked else space(batch, problem.hidden)
         self.layers = (ForwardLSTM if problem.is_lstm else ForwardCells)(problem, result, keep, top)
+        self.others = self.layers.others
         self.layers.fed.copy_(problem.call.first_output)
         self.context = None if problem.squashes else space(batch, problem.width_of_share)
         self.coverage = result.last_coverage
@@ -57,11 +60,6 @@ class ForwardSteps:
             self.coverage.copy_(problem.call.first_coverage)
         # Kernels read the coverage before a step while they write that after it.
         self._spare = None if keep else self.coverage.clone()
-
-    @property
-    def others(self) -> list[Tensor]:
-        """States of the layers beside h before the next step, (B, H) each."""
-        return self.layers.others
 
     def run(self, begin: int, end: int) -> None:
         """Runs steps begin to end."""

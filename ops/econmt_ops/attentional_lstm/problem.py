@@ -157,10 +157,13 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     is_lstm = call.cell == LSTM.name
     cells = (steps if is_lstm and reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
     gates = steps if keep and is_lstm and reaches(call.stash, "gates") else 0
+    positions = call.keys.shape[1]
+    # On a GPU rows begin where products read them fast.
+    width = even(positions, inputs.dtype) if device_of(inputs) == "cuda" else positions
     covered = (0, 0, 0) if call.first_coverage is None else call.first_coverage.shape
     return Result(
         inputs.new_empty(steps, batch, hidden),
-        empty_attention(call, inputs.dtype),
+        inputs.new_empty(steps, batch, width)[..., :positions],
         inputs.new_empty(layers, steps if keep else 0, batch, hidden),
         inputs.new_empty(others, cells, batch, hidden, dtype=accumulate),
         inputs.new_empty(layers, gates, batch, 4 * hidden),
@@ -169,14 +172,6 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
         inputs.new_empty(others, batch, hidden, dtype=accumulate),
         inputs.new_empty(covered, dtype=accumulate),
     )
-
-
-def empty_attention(call: AttentionalArguments, dtype: torch.dtype) -> Tensor:
-    """Allocates attention weights (T, B, S), on a GPU with rows that begin where products read them fast."""
-    inputs, positions = call.inputs, call.keys.shape[1]
-    batch, steps = (inputs if call.places is None else call.places).shape[:2]
-    width = even(positions, dtype) if device_of(inputs) == "cuda" else positions
-    return inputs.new_empty(steps, batch, width, dtype=dtype)[..., :positions]
 
 
 class BlockTensors(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +19,8 @@ from econmt_ops.additive_attention.recompute import additive_attention, clean_ke
 from econmt_ops.additive_attention.reference import AttentionArguments, attend
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
-from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
-from econmt_ops.attentional_lstm.reference import combined_output
+from econmt_ops.attentional_lstm.reference import DecoderOptions, combined_output
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -105,20 +103,6 @@ def attentional_lstm(
     return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1], coverage)
 
 
-class _NoCoverage(NamedTuple):
-    """Values of the operator's arguments that stand for no coverage."""
-
-    kind: str = ""
-    key: None = None
-    shares: None = None
-    attention: None = None
-    state: None = None
-    recurrent: None = None
-
-
-_NO_COVERAGE = _NoCoverage()
-
-
 def _arguments(
     inputs: Inputs,
     keys: Tensor,
@@ -137,13 +121,7 @@ def _arguments(
         combine = torch.cat([weights.gate.weight, combine])
         combine_bias = torch.cat([weights.gate.bias, combine_bias])
         context_bias = weights.gate.context_bias
-    coverage, first = weights.coverage, state.coverage
-    if first is not None:
-        first = first.contiguous()
-    if coverage is not None and first is None:
-        shape = *keys.shape[:2], coverage.key.shape[1]
-        first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))
-    covered = _NO_COVERAGE if coverage is None else coverage
+    kind, *covered = weights.coverage or ("", *[None] * 5)
     gain, shift = options.layer_norm or (None, None)
     output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
@@ -164,19 +142,15 @@ def _arguments(
         shift,
         output_gain,
         output_shift,
-        covered.key,
-        covered.shares,
-        covered.attention,
-        covered.state,
-        covered.recurrent,
+        *covered,
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
         [states[0] for states in state.layers],
         [other for states in state.layers for other in states[1:]],
         state.output,
-        first,
+        None if state.coverage is None else state.coverage.contiguous(),
         cell.name,
-        covered.kind,
+        kind,
         options.residual,
         options.dropout,
         *split_seed(options.seed),

@@ -60,15 +60,14 @@ class BackwardLayers(ABC):
         dothers: (N, B, H), gradients of the last states beside h; overwritten by those of the states before the steps
             that have run.
         reads: Memory of the gradient of each layer's input, (B, H) each.
+
+    Attributes:
+        do: Gradient of o before the last step that has run, (B, H).
     """
 
     def __init__(self, problem: AttentionalProblem, dothers: Tensor, reads: list[Tensor]) -> None:
         self.problem, self.dothers, self.reads = problem, dothers, reads
-
-    @property
-    def do(self) -> Tensor:
-        """Gradient of o before that step, (B, H)."""
-        return self.reads[0]
+        self.do = reads[0]
 
     @property
     def extra(self) -> Sequence[Tensor]:
