@@ -20,8 +20,7 @@ from econmt_ops.cells.protocol import Split, StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.loops import steps_of
 from econmt_ops.dispatch.rule import device_of
-from econmt_ops.products.gemm import multiply
-from econmt_ops.products.low_rank import AnyProduct
+from econmt_ops.products.low_rank import AnyProduct, project
 
 
 class _Pair:
@@ -136,19 +135,12 @@ class RebuiltCells:
         for layer, weights in enumerate(problem.layers):
             width = len(weights.input)
             sums = weights.input.new_empty(2, steps, problem.batch, width)
-            rows = sums.view(2, -1, width)
             if layer == 0:
                 problem.bottom_gates(tensors.inputs, sums[0])
-                multiply(tensors.fed.reshape(-1, problem.hidden), _read(problem, 0), out=rows[0], adds=True)
+                project(tensors.fed, _read(problem, 0), out=sums[0], adds=True)
             else:
-                multiply(
-                    tensors.reads[layer - 1].reshape(-1, problem.hidden),
-                    weights.input,
-                    weights.read_bias,
-                    rows[0],
-                )
-            before = tensors.before[layer]
-            multiply(before.reshape(-1, problem.hidden), weights.hidden, weights.recurrent_bias, rows[1])
+                project(tensors.reads[layer - 1], weights.input, weights.read_bias, sums[0])
+            project(tensors.before[layer], weights.hidden, weights.recurrent_bias, sums[1])
             self.sums.append(sums)
             self.gradients.append(torch.empty_like(sums))
             self._add_states(problem, layer, stash, number)

@@ -11,7 +11,7 @@ from torch import Tensor
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
 from econmt_ops.attentional_lstm.stack import BackwardLayers, ForwardLayers
 from econmt_ops.backends.protocol import Read
-from econmt_ops.products.low_rank import add_linear, linear_into
+from econmt_ops.products.low_rank import project
 
 
 class BottomGates:
@@ -115,10 +115,11 @@ class RebuiltLSTM:
         weights, gates = problem.layers[layer], self.dreads[layer]
         if layer == 0:
             problem.bottom_gates(tensors.inputs, gates)
-            add_linear(gates, tensors.fed, problem.from_output)
+            project(tensors.fed, problem.from_output, out=gates, adds=True)
         else:
-            linear_into(gates, tensors.reads[layer - 1], weights.input, weights.read_bias)
-        return problem.run.prepare_gates(add_linear(gates, tensors.before[layer], weights.hidden))
+            project(tensors.reads[layer - 1], weights.input, weights.read_bias, gates)
+        project(tensors.before[layer], weights.hidden, out=gates, adds=True)
+        return problem.run.prepare_gates(gates)
 
 
 class BackwardLSTM(BackwardLayers):

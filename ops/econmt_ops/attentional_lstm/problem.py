@@ -32,7 +32,6 @@ from econmt_ops.products.low_rank import (
     cast_together,
     columns,
     joined,
-    linear_into,
     matrices_of_tensors,
     product_of,
     project,
@@ -381,7 +380,7 @@ class AttentionalProblem:
     def bottom_gates(self, inputs: Tensor, gates: Tensor) -> None:
         """Writes inputs' share and bias of the bottom gates (K, B, G H); ``inputs`` as returned by :meth:`read`."""
         if self.places is None:
-            linear_into(gates, inputs, self.from_input, self.layers[0].read_bias)
+            project(inputs, self.from_input, self.layers[0].read_bias, gates)
         else:
             torch.index_select(self.table, 0, inputs.view(-1), out=gates.view(-1, gates.shape[2]))
 

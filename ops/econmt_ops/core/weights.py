@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 
 class LowRank(NamedTuple):
@@ -88,9 +89,7 @@ AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
 
 def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
     """Returns a layer in another type."""
-    if isinstance(layer, LowRankLSTMWeights):
-        return LowRankLSTMWeights(layer.input.to(dtype), layer.hidden.to(dtype), layer.bias.to(dtype))
-    return LSTMWeights(*(part.to(dtype) for part in layer))
+    return layer._make(part.to(dtype) for part in layer)
 
 
 class GateWeights(NamedTuple):
@@ -267,12 +266,5 @@ def tensors_of(tree: object) -> list[Tensor]:
 
 def cast_decoder(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
     """Returns all weights of a decoder in another type."""
-
-    def cast(part: Any) -> Any:
-        if isinstance(part, tuple):
-            made = map(cast, part)
-            return tuple(made) if type(part) is tuple else type(part)(*made)
-        return part if part is None or isinstance(part, str) else part.to(dtype)
-
-    made: AttentionalLSTMWeights = cast(weights)
+    made: AttentionalLSTMWeights = tree_map_only(Tensor, lambda part: part.to(dtype), weights)
     return made

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, Store
@@ -109,7 +110,7 @@ class Session:
         sizes: dict[str, int] = {}
         compiling: dict[str, float] = {}
         # Detached, so that the backward pass ends at the op's arguments.
-        alone = problem._replace(arguments=_detached(problem.arguments))
+        alone = problem._replace(arguments=tree_map_only(Tensor, _detached, problem.arguments))
 
         def once(candidate: Candidate) -> None:
             if candidate.label in sizes:
@@ -179,14 +180,9 @@ def _backward(problem: Problem, result: Any) -> None:
     torch.autograd.grad(total.sum(), wanted, allow_unused=True)
 
 
-def _detached(arguments: Any) -> Any:
-    """Returns nested tuples with each tensor replaced by a leaf of the autograd graph with the same values."""
-    if isinstance(arguments, Tensor):
-        return arguments.detach().requires_grad_(arguments.requires_grad)
-    if not isinstance(arguments, tuple):
-        return arguments
-    parts = [_detached(part) for part in arguments]
-    return type(arguments)(*parts) if hasattr(arguments, "_fields") else tuple(parts)
+def _detached(tensor: Tensor) -> Tensor:
+    """Returns a leaf of the autograd graph with the same values."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 @contextmanager
@@ -205,18 +201,12 @@ def _counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
         yield kept
 
 
-class _Current(threading.local):
-    """Measuring session of each thread."""
-
-    session: Session | None = None
-
-
-_CURRENT = _Current()
+_SESSION: ContextVar[Session | None] = ContextVar("measuring session", default=None)
 
 
 def current_session() -> Session | None:
     """Returns this thread's measuring session, or None if nothing is measured."""
-    return _CURRENT.session
+    return _SESSION.get()
 
 
 @contextmanager
@@ -247,10 +237,9 @@ def measuring(
         The session, which holds the measurements.
     """
     session = Session(seconds, byte_limit, compiled, only, Store() if remember else None, share)
-    before = _CURRENT.session
-    _CURRENT.session = session
+    before = _SESSION.set(session)
     try:
         yield session
     finally:
-        _CURRENT.session = before
+        _SESSION.reset(before)
         session.remember()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from econmt_ops.core.shapes import Shapes, kind_of
 from econmt_ops.core.weights import State
-from econmt_ops.modules.directions import LayerStack, run_layers
+from econmt_ops.lstm.call_plans import resets_plan, run_planned
+from econmt_ops.modules.directions import LayerStack, StackedLayers, run_layers
 from econmt_ops.modules.packed import UnpackedBatch
-from econmt_ops.modules.resets import Segments
+from econmt_ops.modules.resets import Segments, first_states
 from econmt_ops.products.dropout import Seed, seed_of
 from econmt_ops.products.stack import StackOptions
 
@@ -23,7 +25,7 @@ States = tuple[Tensor, ...]
 """States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
 
 
-class RecurrentModule(nn.RNNBase, ABC):
+class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
     """Stack of recurrent layers with the interface of `torch.nn.LSTM` and `torch.nn.GRU`.
 
     Parameters, initialization, checks of arguments, pickling and `repr` are inherited from PyTorch's own base class. It
@@ -136,7 +138,7 @@ class RecurrentModule(nn.RNNBase, ABC):
             return by_kernels
         segments = Segments(resets, lengths, inputs.device)
         if state is not None:
-            state = segments.first(state, len(self._suffixes(0)))
+            state = first_states(segments.first, state, len(self._suffixes(0)))
         options = options._replace(lengths=segments.lengths)
         stack = self._stack()
         outputs, last = run_layers(
@@ -150,14 +152,25 @@ class RecurrentModule(nn.RNNBase, ABC):
         return outputs, self._stacked(last, outputs)
 
     def _run_resets(
-        self,
-        inputs: Tensor,  # noqa: ARG002
-        state: States | None,  # noqa: ARG002
-        resets: Tensor,  # noqa: ARG002
-        options: StackOptions,  # noqa: ARG002
+        self, inputs: Tensor, state: States | None, resets: Tensor, options: StackOptions
     ) -> tuple[Tensor, States] | None:
-        """Runs rows with resets by kernels that heed them; None where none do."""
-        return None
+        """Runs rows with resets by the kernels of LSTM layers, which heed them; None where none do."""
+        if self.mode != "LSTM" or self.proj_size:
+            return None
+        layers = self._layers()
+        plan = resets_plan(inputs, layers, state, options, self.implementation)
+        if plan is None:
+            return None
+        directions = len(layers[0])
+        begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
+        pairs: Any = ()
+        if state is not None:
+            state = first_states(begins[0], state, directions)
+            pairs = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
+        flat = [tuple(chain.from_iterable(layer)) for layer in layers]
+        outputs, last = run_planned(plan, inputs, flat, pairs, options, begins, one_type=True)
+        h, c = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*last, strict=True))
+        return outputs, (h, c.to(h.dtype))
 
     def _stacked(self, last: State, outputs: Tensor) -> States:
         """Returns the states of all layers and directions as tensors (D L, B, H) in the type of the outputs."""
@@ -190,9 +203,6 @@ class RecurrentModule(nn.RNNBase, ABC):
     @abstractmethod
     def _hx(self, states: States) -> Any:
         """Returns states in the form of ``hx``."""
-
-    def _suffixes(self, layer: int) -> tuple[str, ...]:
-        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
 
     def _batched(self, state: States, is_batched: bool) -> States:
         """Returns initial states (D L, B, H) from those of the caller, which lack B for one sequence."""

@@ -15,12 +15,12 @@ from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.weights import State
 from econmt_ops.layers.op import OPS
-from econmt_ops.modules.directions import LayerStack, run_layers
+from econmt_ops.modules.directions import LayerStack, StackedLayers, run_layers
 from econmt_ops.products.dropout import seed_of
 from econmt_ops.products.stack import StackOptions
 
 
-class CellLayers(nn.Module):
+class CellLayers(StackedLayers, nn.Module):
     """Base class of stacked layers of one cell, in one direction or both; batch-first.
 
     Parameters have the field names of the cell's weights with the suffix ``_l0``, ``_l0_reverse`` and so on. Gains of a
@@ -129,29 +129,15 @@ class CellLayers(nn.Module):
         Shapes(type(self).__name__, input_size=self.input_size)("inputs", inputs, "B T input_size")
         probability, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
-        weights = tuple(
-            tuple(self.layer_weights(layer, bool(reverse)) for reverse in range(len(self._suffixes(layer))))
-            for layer in range(self.num_layers)
-        )
-        return run_layers(LayerStack(self.op, weights, self.implementation), inputs, state, options)
+        return run_layers(LayerStack(self.op, self._layers(), self.implementation), inputs, state, options)
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""
         text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
-        defaults = {
-            "bias": True,
-            "dropout": 0.0,
-            "bidirectional": False,
-            "residual": False,
-            "variational": False,
-        }
-        for name, default in defaults.items():
-            if getattr(self, name, default) != default:
+        for name in ("dropout", "bidirectional", "residual", "variational"):
+            if getattr(self, name):
                 text += f", {name}={getattr(self, name)}"
         return text
-
-    def _suffixes(self, layer: int) -> tuple[str, ...]:
-        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
 
 
 class LayerNormLSTM(CellLayers):

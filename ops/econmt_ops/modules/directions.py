@@ -22,6 +22,27 @@ Prepare = Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, tuple[Any, ...]]]
 """Function that changes what a layer reads, (B, T, .), together with its weights."""
 
 
+class StackedLayers:
+    """Mixin of modules with layers in one direction or in both, whose parameters have the suffixes of `torch.nn`."""
+
+    num_layers: int
+    bidirectional: bool
+
+    def _suffixes(self, layer: int) -> tuple[str, ...]:
+        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
+
+    def _weights(self, layer: int, reverse: bool = False) -> Any:
+        """Returns the weights of one layer in one direction as the op takes them."""
+        return self.layer_weights(layer, reverse)  # type: ignore[attr-defined]  # each module describes its own
+
+    def _layers(self) -> tuple[tuple[Any, ...], ...]:
+        """Returns for each layer, bottom first, the weights of its directions."""
+        return tuple(
+            tuple([self._weights(layer, bool(reverse)) for reverse in range(1 + self.bidirectional)])
+            for layer in range(self.num_layers)
+        )
+
+
 class LayerStack(NamedTuple):
     """Layers of one cell with the op that runs them.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,12 +12,11 @@ from econmt_ops.core.shapes import kind_of
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
 from econmt_ops.layers.op import OPS
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import resets_plan, run_again, run_planned, split_weights
+from econmt_ops.lstm.call_plans import run_again, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.projected import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
 from econmt_ops.modules.directions import LayerStack
-from econmt_ops.modules.resets import first_states
 from econmt_ops.products.stack import StackOptions
 
 
@@ -103,33 +101,6 @@ class LSTM(RecurrentModule):
                 return outputs, (h, c.to(h.dtype))
         return super()._run(inputs, state, options)
 
-    def _run_resets(
-        self, inputs: Tensor, state: States | None, resets: Tensor, options: StackOptions
-    ) -> tuple[Tensor, States] | None:
-        if self.proj_size:
-            return None
-        layers = self._layers()
-        plan = resets_plan(inputs, layers, state, options, self.implementation)
-        if plan is None:
-            return None
-        directions = len(layers[0])
-        begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
-        pairs: Any = ()
-        if state is not None:
-            state = first_states(begins[0], state, directions)
-            pairs = tuple(zip(*(torch.split(part, directions) for part in state), strict=True))
-        flat = [tuple(chain.from_iterable(layer)) for layer in layers]
-        outputs, last = run_planned(plan, inputs, flat, pairs, options, begins, one_type=True)
-        h, c = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*last, strict=True))
-        return outputs, (h, c.to(h.dtype))
-
-    def _layers(self) -> tuple[tuple[Any, ...], ...]:
-        """Returns for each layer the weights of its directions."""
-        return tuple(
-            tuple([self._weights(layer, bool(reverse)) for reverse in range(len(self._suffixes(layer)))])
-            for layer in range(self.num_layers)
-        )
-
     def _stack(self) -> LayerStack:
         weights = self._layers()
         if self.proj_size:
@@ -201,12 +172,7 @@ class GRU(RecurrentModule):
         return GRUWeights(*matrices, *[matrices[0].new_zeros(3 * self.hidden_size)] * 2)
 
     def _stack(self) -> LayerStack:
-        directions = range(2 if self.bidirectional else 1)
-        weights = tuple(
-            tuple(self.layer_weights(layer, bool(reverse)) for reverse in directions)
-            for layer in range(self.num_layers)
-        )
-        return LayerStack(OPS["gru"], weights, self._chosen())
+        return LayerStack(OPS["gru"], self._layers(), self._chosen())
 
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, Tensor):

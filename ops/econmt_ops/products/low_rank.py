@@ -69,20 +69,22 @@ def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor
     return functional.linear(inputs, weight, bias)
 
 
-def project(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """Computes :func:`linear` without autograd, by the fastest library."""
+def project(
+    inputs: Tensor,
+    weight: Matrix,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    adds: bool = False,
+) -> Tensor:
+    """Computes :func:`linear` without autograd, by the fastest library.
+
+    ``out`` (..., N), contiguous, is written, or with ``adds`` added to, without a bias.
+    """
     if isinstance(weight, LowRank):
         inputs, weight = project(inputs, weight.right), weight.left
-    product = multiply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)
+    rows = None if out is None else out.view(-1, len(weight))
+    product = multiply(inputs.reshape(-1, inputs.shape[-1]), weight, bias, rows, adds)
     return product.view(*inputs.shape[:-1], len(weight))
-
-
-def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor | None) -> None:
-    """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
-    rows = inputs.reshape(-1, inputs.shape[2])
-    if isinstance(weight, LowRank):
-        rows, weight = multiply(rows, weight.right), weight.left
-    multiply(rows, weight, bias, out.view(-1, out.shape[2]))
 
 
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
@@ -202,14 +204,6 @@ def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
     if isinstance(weight, LowRank):
         return LowRank(*(torch.zeros_like(part, dtype=dtype, memory_format=contiguous) for part in weight))
     return torch.empty_like(weight, dtype=dtype, memory_format=contiguous)
-
-
-def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
-    """Adds inputs (K, B, M) weight^T to total (K, B, N), contiguous, in place."""
-    if isinstance(weight, LowRank):
-        inputs, weight = project(inputs, weight.right), weight.left
-    multiply(inputs.reshape(-1, inputs.shape[2]), weight, out=total.view(-1, total.shape[2]), adds=True)
-    return total
 
 
 def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:
