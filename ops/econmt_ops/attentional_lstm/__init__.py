@@ -200,12 +200,8 @@ def attentional_lstm(
             all rows are S long.
         state: state returned by an earlier call; zeros if None.
         input_feeding: True if the bottom layer reads o of the previous step beside its input.
-        residual: True if each layer but the bottom one outputs h plus its input; its state remains h.
-        dropout: probability with which values read by the upper layers are dropped, before the residual sum.
-        dropout_seed: seed of the dropout masks, required if dropout is not 0: an int, or an int64 scalar on the device,
-            which a CUDA graph reads again at each replay.
-        variational: True for one mask per row and layer for all steps (Gal and Ghahramani 2016) instead of one per
-            step.
+        residual, dropout, dropout_seed, variational: as for `econmt_ops.lstm`. A CUDA graph reads a seed on the device
+            again at each replay.
         layer_norm: (gain (A,), bias (A,)) of a layer normalisation applied to query + keys before tanh; None: no
             normalisation.
         scale: scale of dot attention; must be 1 for additive attention.
@@ -213,10 +209,7 @@ def attentional_lstm(
             both.
         overwrites: True if nothing else reads the gradient of the outputs, so that a recomputing backward pass may
             overwrite it, which saves memory of its size.
-        stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
-            previous ones: "least", "outputs" (as much, with a larger workspace, which is faster), "attention"
-            (weights), "cells", "gates". "auto" is the default of the
-            implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
+        stash: tensors that the recomputing implementations save for the backward pass, as for `econmt_ops.lstm`.
         implementation: "auto" or the name of an implementation.
 
     Returns:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from econmt_ops.attentional_lstm import persistent
 from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
-from econmt_ops.attentional_lstm.cell_layers import BackwardCells
-from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
+from econmt_ops.attentional_lstm.layers import BackwardCells, BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import AttentionBackward, CoverageStep, OutputStep
 from econmt_ops.core.chunks import rows_of, split_rows

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.cell_layers import RebuiltCells
-from econmt_ops.attentional_lstm.lstm_layers import RebuiltLSTM
+from econmt_ops.attentional_lstm.layers import RebuiltCells, RebuiltLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
 from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import previous

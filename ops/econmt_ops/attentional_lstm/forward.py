@@ -1,14 +1,13 @@
 """Forward pass of the recomputing attentional decoder.
 
-In each step the layers write their output (see `lstm_layers` and `cell_layers`); one product gives the query and the
+In each step the layers write their output (see `layers`); one product gives the query and the
 output's share of o, and one attention kernel computes o, or the context of which `EagerSteps.output_forward` makes o.
 """
 
 from __future__ import annotations
 
 from econmt_ops.attentional_lstm import persistent
-from econmt_ops.attentional_lstm.cell_layers import ForwardCells
-from econmt_ops.attentional_lstm.lstm_layers import ForwardLSTM
+from econmt_ops.attentional_lstm.layers import ForwardCells, ForwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result, empty_result
 from econmt_ops.backends.protocol import CoverageStep, OutputStep
 from econmt_ops.core.loops import steps_of

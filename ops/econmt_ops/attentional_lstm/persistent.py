@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
-from econmt_ops.attentional_lstm.lstm_layers import BottomGates, RebuiltLSTM
+from econmt_ops.attentional_lstm.layers import BottomGates, RebuiltLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.backends.protocol import AttentionKernels

@@ -29,15 +29,8 @@ class CellLayers(StackedLayers, nn.Module):
     Args:
         input_size: I, number of input features.
         hidden_size: H, number of features of outputs and states.
-        num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
-            directions if bidirectional.
-        dropout: Dropout probability of the inputs of the upper layers during training.
-        bidirectional: If True, each layer runs in both directions.
-        residual: If True, each upper layer adds its input to its output.
-        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        num_layers, dropout, bidirectional, residual, variational, device, dtype: As of `econmt_ops.LSTM`.
         implementation: "auto" or the name of an implementation of the op.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
 
     Raises:
         ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.

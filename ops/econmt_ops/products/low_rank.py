@@ -126,14 +126,6 @@ class LowRankProduct:
         self._weight, self._bias, self._how = weight, bias, (layout, calls)
         self._transposed: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
-    def _few(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Returns the transposed factors, right before left, in the type for this number of rows."""
-        dtype = few_rows_type(self._weight.left, rows)
-        if dtype not in self._transposed:
-            left, right = self._weight.to(dtype)
-            self._transposed[dtype] = right.t().contiguous(), left.t().contiguous()
-        return self._transposed[dtype]
-
     @functools.cached_property
     def _many(self) -> tuple[Product, Product]:
         layout, calls = self._how
@@ -142,47 +134,48 @@ class LowRankProduct:
             Product(self._weight.left, self._bias, layout, calls),
         )
 
+    def _reduced(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns right x and the transposed left factor, in the type for this number of rows."""
+        dtype = few_rows_type(self._weight.left, len(rows))
+        if dtype not in self._transposed:
+            left, right = self._weight.to(dtype)
+            self._transposed[dtype] = right.t().contiguous(), left.t().contiguous()
+        right, left = self._transposed[dtype]
+        return torch.mm(rows.to(dtype), right), left
+
     def __call__(self, inputs: Tensor, thin: Tensor | None = None) -> Tensor:
         """Returns the product of inputs (..., K), a new tensor (..., N); ``thin`` (..., r) receives right x."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if len(rows) >= _MANY_ROWS:
             first, second = self._many
-            reduced = first(inputs)
-            if thin is not None:
-                thin.copy_(reduced)
-            return second(reduced)
-        right, left = self._few(len(rows))
-        reduced = torch.mm(rows.to(right.dtype), right)
+            reduced = first(rows)
+            product = second(reduced)
+        else:
+            reduced, left = self._reduced(rows)
+            bias = self._bias
+            product = (
+                torch.mm(reduced, left) if bias is None else torch.addmm(bias.to(left.dtype), reduced, left)
+            )
         if thin is not None:
             thin.view(reduced.shape).copy_(reduced)
-        product = (
-            torch.mm(reduced, left)
-            if self._bias is None
-            else torch.addmm(self._bias.to(left.dtype), reduced, left)
-        )
         return product.to(inputs.dtype).view(*inputs.shape[:-1], product.shape[1])
 
     def share(self, start: Tensor, inputs: Tensor) -> None:
         """Adds the product of inputs (M, K) to ``start`` (M, N) in place. Needs a bias of None."""
         assert self._bias is None
-        right, left = self._few(len(inputs))
-        if right.dtype == start.dtype:
-            start.addmm_(torch.mm(inputs, right), left)
-        else:
-            start += torch.mm(torch.mm(inputs.to(right.dtype), right), left)
+        self.into(start, inputs, start)
 
     def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
         """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.products.gemm.Product.into`."""
         start = self._bias if start is None else start
-        right, left = self._few(len(inputs))
-        thin = torch.mm(inputs.to(right.dtype), right)
-        if right.dtype != out.dtype:
-            product = torch.mm(thin, left)
+        reduced, left = self._reduced(inputs)
+        if left.dtype != out.dtype:
+            product = torch.mm(reduced, left)
             out.copy_(product if start is None else product + start)
         elif start is None:
-            torch.mm(thin, left, out=out)
+            torch.mm(reduced, left, out=out)
         else:
-            torch.addmm(start, thin, left, out=out)
+            torch.addmm(start, reduced, left, out=out)
 
 
 AnyProduct = Union[Product, LowRankProduct]
