@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
+    Coverage,
     LowRankLSTMWeights,
     LSTMWeights,
     State,
@@ -121,7 +123,8 @@ def _arguments(
         combine = torch.cat([weights.gate.weight, combine])
         combine_bias = torch.cat([weights.gate.bias, combine_bias])
         context_bias = weights.gate.context_bias
-    kind, *covered = weights.coverage or ("", *[None] * 5)
+    nothing: Any = None
+    covered = weights.coverage or Coverage("", nothing, nothing)
     gain, shift = options.layer_norm or (None, None)
     output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
@@ -142,7 +145,7 @@ def _arguments(
         shift,
         output_gain,
         output_shift,
-        *covered,
+        *covered[1:],
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
         [states[0] for states in state.layers],
@@ -150,7 +153,7 @@ def _arguments(
         state.output,
         None if state.coverage is None else state.coverage.contiguous(),
         cell.name,
-        kind,
+        covered.kind,
         options.residual,
         options.dropout,
         *split_seed(options.seed),

@@ -88,7 +88,9 @@ AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
 
 def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
     """Returns a layer in another type."""
-    return layer._make(part.to(dtype) for part in layer)
+    weights: Any = layer
+    made: AnyLSTMWeights = weights._make(part.to(dtype) for part in layer)
+    return made
 
 
 class GateWeights(NamedTuple):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from econmt_ops.core.shapes import Shapes, kind_of
 from econmt_ops.core.weights import State
 from econmt_ops.lstm.call_plans import resets_plan, run_planned
-from econmt_ops.modules.directions import LayerStack, StackedLayers, run_layers
+from econmt_ops.modules.directions import StackedLayers
 from econmt_ops.modules.packed import UnpackedBatch
 from econmt_ops.modules.resets import Segments, first_states
 from econmt_ops.products.dropout import Seed, seed_of
@@ -140,15 +140,12 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
         if state is not None:
             state = first_states(segments.first, state, len(self._suffixes(0)))
         options = options._replace(lengths=segments.lengths)
-        stack = self._stack()
-        outputs, last = run_layers(
-            stack, segments.spread(inputs), _by_layer(state), options, segments.prepare
-        )
+        outputs, last = self._run_layers(segments.spread(inputs), _by_layer(state), options, segments.prepare)
         return segments.collect(outputs), self._stacked(last, outputs)
 
     def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
         """Runs rows that have no resets; see `_run_rows`."""
-        outputs, last = run_layers(self._stack(), inputs, _by_layer(state), options)
+        outputs, last = self._run_layers(inputs, _by_layer(state), options)
         return outputs, self._stacked(last, outputs)
 
     def _run_resets(
@@ -185,16 +182,6 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
     def _device(self) -> torch.device:
         weight: Tensor = self.weight_ih_l0  # type: ignore[assignment]
         return weight.device
-
-    def _chosen(self) -> str:
-        """Returns the implementation; inside torch.export "auto" is the reference, a graph of PyTorch's operators."""
-        # Not is_exporting(): to torch.compile that is True in torch 2.7.
-        is_exported = torch.compiler.is_compiling() and torch.compiler._is_exporting_flag
-        return "reference" if self.implementation == "auto" and is_exported else self.implementation
-
-    @abstractmethod
-    def _stack(self) -> LayerStack:
-        """Returns the layers with their weights."""
 
     @abstractmethod
     def _states(self, hx: Any) -> States:

@@ -14,8 +14,7 @@ from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.weights import State
-from econmt_ops.layers.op import OPS
-from econmt_ops.modules.directions import LayerStack, StackedLayers, run_layers
+from econmt_ops.modules.directions import StackedLayers
 from econmt_ops.products.dropout import seed_of
 from econmt_ops.products.stack import StackOptions
 
@@ -36,7 +35,6 @@ class CellLayers(StackedLayers, nn.Module):
         ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
-    cell: ClassVar[Any]
     names: ClassVar[dict[str, str]] = {}
     """Parameter names that differ from the field names."""
 
@@ -69,11 +67,6 @@ class CellLayers(StackedLayers, nn.Module):
                     weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(name + suffix, weight)
         self.reset_parameters()
-
-    @property
-    def op(self) -> Any:
-        """Operation that runs the layers."""
-        return OPS[self.cell.name]
 
     def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the parameters of a layer that reads ``width`` features, by name without suffix."""
@@ -122,7 +115,7 @@ class CellLayers(StackedLayers, nn.Module):
         Shapes(type(self).__name__, input_size=self.input_size)("inputs", inputs, "B T input_size")
         probability, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
-        return run_layers(LayerStack(self.op, self._layers(), self.implementation), inputs, state, options)
+        return self._run_layers(inputs, state, options)
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""

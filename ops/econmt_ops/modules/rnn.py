@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules import rnn as torch_rnn
 
+from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.core.shapes import kind_of
-from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
-from econmt_ops.layers.op import OPS
+from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.lstm.call_plans import run_again, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.projected import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
-from econmt_ops.modules.directions import LayerStack
 from econmt_ops.products.stack import StackOptions
 
 
@@ -101,11 +100,14 @@ class LSTM(RecurrentModule):
                 return outputs, (h, c.to(h.dtype))
         return super()._run(inputs, state, options)
 
-    def _stack(self) -> LayerStack:
-        weights = self._layers()
-        if self.proj_size:
-            return LayerStack(projected_lstm, weights, self._chosen())
-        return LayerStack(lstm, weights, self._chosen(), _both_ways)
+    @property
+    def op(self) -> Any:
+        """Operation that runs the layers."""
+        return projected_lstm if self.proj_size else lstm
+
+    @property
+    def _both_ways(self) -> Any:
+        return None if self.proj_size else bidirectional_lstm
 
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
@@ -137,6 +139,8 @@ class GRU(RecurrentModule):
         implementation: "auto" or the name of an implementation of `econmt_ops.gru`.
         proj_size: Refused, as by `torch.nn.GRU`.
     """
+
+    cell = GRU_CELL
 
     def __init__(
         self,
@@ -171,9 +175,6 @@ class GRU(RecurrentModule):
             return GRUWeights(*matrices, *(getattr(self, name + suffix) for name in ("bias_ih", "bias_hh")))
         return GRUWeights(*matrices, *[matrices[0].new_zeros(3 * self.hidden_size)] * 2)
 
-    def _stack(self) -> LayerStack:
-        return LayerStack(OPS["gru"], self._layers(), self._chosen())
-
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, Tensor):
             raise ValueError(f"GRU: hx must be a tensor, got {kind_of(hx)}")  # noqa: TRY004  as all of its errors
@@ -181,10 +182,3 @@ class GRU(RecurrentModule):
 
     def _hx(self, states: States) -> Any:
         return states[0]
-
-
-def _both_ways(
-    read: Tensor, weights: tuple[Any, ...], lengths: Tensor | None, implementation: str
-) -> tuple[Tensor, State]:
-    """Runs one LSTM layer in both directions from zero states; see `LayerStack`."""
-    return bidirectional_lstm(read, *weights, lengths=lengths, implementation=implementation)
