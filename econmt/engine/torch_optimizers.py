@@ -14,9 +14,9 @@ from torch.optim.nadam import nadam
 from torch.optim.radam import radam
 from torch.optim.rmsprop import rmsprop
 
+from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import FusedOptimizer
 from econmt_ops.optimizers.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizers.updates import Update
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {
     "nadam": nadam,

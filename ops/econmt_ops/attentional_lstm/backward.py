@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import persistent
-from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
+from econmt_ops.attentional_lstm.block import BackwardTensors, Block, CellsBlock, LSTMBlock, ShareGradients
 from econmt_ops.attentional_lstm.layers import BackwardCells, BackwardLSTM
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import AttentionBackward, CoverageStep, OutputStep
@@ -91,8 +91,9 @@ class Backward:
             dcoverage,
         )
         doutputs = tensors.doutputs
-        # A step's gradient of the argument of tanh may replace that of the output, which no other step reads.
-        reuses = call.overwrites and problem.squashes and doutputs is not None and doutputs.is_contiguous()
+        # A step's gradient of the context's share may replace that of the output, which no other step reads.
+        fits = problem.width_of_share == problem.hidden
+        reuses = call.overwrites and fits and doutputs is not None and doutputs.is_contiguous()
         self.dcontexts = (
             doutputs if reuses and doutputs is not None else space(*shape, problem.width_of_share)
         )
@@ -104,14 +105,17 @@ class Backward:
         """Runs all blocks, last first; returns the gradients by the names of the operator's arguments."""
         problem, steps = self.problem, self.steps
         for number in steps_of(range(len(problem.blocks))[::-1]):
-            block = Block(problem, self.stash, number)
+            block = (LSTMBlock if problem.is_lstm else CellsBlock)(problem, self.stash, number)
             part = slice(block.begin, block.end)
             weights = self.tensors.weights
             if not problem.keeps("attention"):
                 weights[part] = self.tensors.attention.weights_of(block.query, block.coverage)
             contexts = torch.bmm(weights[part].transpose(0, 1), self.tensors.projected).transpose(0, 1)
-            self._sum(block, steps.run(block, contexts, self.dcontexts[part]))
-            del block, weights, contexts
+            gradients = steps.run(block, contexts, self.dcontexts[part])
+            del contexts
+            block.release()
+            self._sum(block, gradients)
+            del block, weights, gradients
         if self.table is not None:
             self._sum_rows(self.table.to(problem.dtype).unsqueeze(0))
         dh, do, dbias = steps.dh, steps.do, steps.dbias
@@ -174,31 +178,28 @@ class Backward:
             add_outer(self.query, gradients.query, block.top, fresh)
         if self.state is not None and gradients.state is not None:
             add_outer(self.state, gradients.state, block.top)
-        layers = block.layers
         for layer, totals in enumerate(self.layers):
-            dreads, drecurrents = layers.dreads[layer], layers.drecurrents[layer]
+            dreads, drecurrents = block.dreads[layer], block.drecurrents[layer]
             dinput, dhidden, *dbiases = totals
             weights, width = problem.layers[layer], problem.width
             if sums_biases:
                 for total, rows_of_bias in zip(dbiases, (dreads, drecurrents), strict=True):
                     if total is not None:
                         total += add_rows(rows_of_bias)
-            add_gradient(dhidden, weights.hidden, drecurrents, block.tensors.before[layer], fresh=fresh)
+            add_gradient(dhidden, weights.hidden, drecurrents, block.before[layer], fresh=fresh)
             thin = thin_of(weights.input, dreads)
             if layer > 0:
-                add_gradient(dinput, weights.input, dreads, block.tensors.reads[layer - 1], thin, fresh)
+                add_gradient(dinput, weights.input, dreads, block.reads[layer - 1], thin, fresh)
                 continue
             fed = columns(dinput, width, dinput.shape[1])
-            add_gradient(fed, problem.from_output, dreads, block.tensors.fed, thin, fresh)
+            add_gradient(fed, problem.from_output, dreads, block.fed, thin, fresh)
             if self.table is not None:
-                add_repeated(self.table, block.tensors.inputs, dreads)
+                add_repeated(self.table, block.inputs, dreads)
                 continue
             dinputs = input_gradient(problem.from_input, dreads, thin)
             assert self.dinputs is not None
             self.dinputs[:, block.begin : block.end] = dinputs.transpose(0, 1)
-            add_gradient(
-                columns(dinput, 0, width), problem.from_input, dreads, block.tensors.inputs, thin, fresh
-            )
+            add_gradient(columns(dinput, 0, width), problem.from_input, dreads, block.inputs, thin, fresh)
 
     def _sum_rows(self, table: Tensor) -> None:
         """Computes the gradients of the distinct rows from the gate gradients summed per row, table (1, N, 4H)."""
@@ -267,7 +268,7 @@ class BackwardSteps:
             dboth[..., problem.size + problem.width_of_share + dstate.shape[2] :] = 0
         for step in steps_of(range(steps)[::-1]):
             self._output(block, step, contexts[step], dcontexts[step], dboth[step])
-            self.layers.step(block.layers, step, block.begin + step, self.dtop)
+            self.layers.step(block, step, block.begin + step, self.dtop)
         if problem.squashes:
             dcontexts.copy_(dshare)
         return ShareGradients(dboth[..., : problem.size], dshare, dstate)

@@ -2,26 +2,24 @@
 
 A step of an LSTM computes one product of [layer input ; h] and one cell. Other cells need two products, which are one
 batched product on a GPU; between them the cell of `econmt_ops.cells` computes everything else. `ForwardLSTM` and
-`ForwardCells` run the steps of a forward pass, `RebuiltLSTM` and `RebuiltCells` recompute those of a block by large
-products, and `BackwardLSTM` and `BackwardCells` run them backward.
+`ForwardCells` run the steps of a forward pass, `BackwardLSTM` and `BackwardCells` those of a backward pass.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors, Result
+from econmt_ops.attentional_lstm.block import CellsBlock, LSTMBlock, bottom_or_input, cell_of_call
+from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import CellStep, Read, StepGradients
-from econmt_ops.cells.protocol import Split, StepCell
-from econmt_ops.cells.table import CELLS
-from econmt_ops.core.loops import steps_of
+from econmt_ops.cells.protocol import Split
 from econmt_ops.dispatch.rule import device_of
-from econmt_ops.products.low_rank import AnyProduct, project
+from econmt_ops.products.low_rank import AnyProduct
 
 
 class ForwardLayers(ABC):
@@ -165,47 +163,6 @@ class ForwardLSTM(ForwardLayers):
         )
 
 
-class RebuiltLSTM:
-    """Recomputed tensors of the steps of a block.
-
-    Attributes:
-        gates: Per layer (K, B, 4H), as the backend's cell reads them.
-        dreads, drecurrents: Per layer (K, B, 4H), memory for the gradients of the gates' sums, one tensor for both;
-            recomputed sums are stored there first.
-        cells: Per layer, K + 1 states (B, H), from c before the first step on; one tensor if they were recomputed.
-    """
-
-    def __init__(
-        self, problem: AttentionalProblem, stash: Result, number: int, tensors: BlockTensors
-    ) -> None:
-        begin, end = problem.blocks[number]
-        self.gates: list[Tensor] = []
-        self.dreads: list[Tensor] = []
-        self.cells: list[Tensor | list[Tensor]] = []
-        for layer in range(len(problem.layers)):
-            self.dreads.append(tensors.fed.new_empty(*tensors.fed.shape[:2], 4 * problem.hidden))
-            if problem.keeps("gates"):
-                self.gates.append(stash.gates[layer, begin:end])
-            else:
-                self.gates.append(self._gates(problem, layer, tensors))
-            if problem.keeps("cells"):
-                first = stash.c[layer, begin - 1] if begin else problem.call.first_c[layer]
-                self.cells.append([first, *stash.c[layer, begin:end].unbind(0)])
-            else:
-                self.cells.append(problem.run.scan_cells(self.gates[layer], stash.c[layer, number]))
-        self.drecurrents = self.dreads
-
-    def _gates(self, problem: AttentionalProblem, layer: int, tensors: BlockTensors) -> Tensor:
-        weights, gates = problem.layers[layer], self.dreads[layer]
-        if layer == 0:
-            problem.bottom_gates(tensors.inputs, gates)
-            project(tensors.fed, problem.from_output, out=gates, adds=True)
-        else:
-            project(tensors.reads[layer - 1], weights.input, weights.read_bias, gates)
-        project(tensors.before[layer], weights.hidden, out=gates, adds=True)
-        return problem.run.prepare_gates(gates)
-
-
 class BackwardLSTM(BackwardLayers):
     """Layers of a backward pass; ``last_dh`` (L, B, H) are gradients of the last h, or None."""
 
@@ -225,7 +182,7 @@ class BackwardLSTM(BackwardLayers):
         """Gradients of h before the last step that has run, per layer (B, H)."""
         return [row[:, self.problem.hidden :] for row in self.rows]
 
-    def _cell(self, block: RebuiltLSTM, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+    def _cell(self, block: LSTMBlock, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
         problem, row, dgates = self.problem, self.rows[layer], block.dreads[layer][number]
         problem.run.cell_backward(
             block.gates[layer][number],
@@ -268,17 +225,6 @@ class _Pair:
             torch.baddbmm(start, rows, self._both, out=out)
 
 
-def _cell(problem: AttentionalProblem) -> StepCell:
-    return cast(StepCell, CELLS[problem.call.cell])
-
-
-def _read(problem: AttentionalProblem, layer: int) -> Tensor:
-    """Returns the weight of a layer's input; at the bottom of o, because that of its inputs is multiplied before."""
-    read = problem.from_output if layer == 0 else problem.layers[layer].input
-    assert isinstance(read, Tensor)
-    return read
-
-
 def _start(weights: Split, shape: Sequence[int], shares: Tensor | None = None) -> Tensor:
     """Returns what is added to the products of steps, (2, ..., G H): shares or the bias, and the recurrent bias."""
     start = weights.input.new_zeros(2, *shape, len(weights.input)) if shares is None else shares
@@ -299,10 +245,10 @@ class ForwardCells(ForwardLayers):
         # Inputs of the layers' products: the layer's input, and h of the previous step.
         self.rows = [space(2, batch, hidden) for _ in problem.layers]
         super().__init__(problem, result, keep, top, [[row[part] for row in self.rows] for part in range(2)])
-        self._kind = _cell(problem)
+        self._kind = cell_of_call(problem)
         self._products, self._starts = [], []
         for layer, weights in enumerate(problem.layers):
-            self._products.append(_Pair(problem, _read(problem, layer), weights.hidden, back=False))
+            self._products.append(_Pair(problem, bottom_or_input(problem, layer), weights.hidden, back=False))
             self._starts.append(_start(weights, (batch,)) if layer else None)
         width = len(problem.layers[0].input)
         self._sums = space(2, batch, width)
@@ -330,60 +276,6 @@ class ForwardCells(ForwardLayers):
         problem.run.step_forward_into(step, states, output, read)
 
 
-class RebuiltCells:
-    """Recomputed tensors of the steps of a block.
-
-    Attributes:
-        sums: Per layer (2, K, B, G H), the products of inputs and of h.
-        states: Per layer (K + 1, states beside h, B, H).
-        dreads, drecurrents: Per layer (K, B, G H), memory for the gradients of the products.
-    """
-
-    def __init__(
-        self, problem: AttentionalProblem, stash: Result, number: int, tensors: BlockTensors
-    ) -> None:
-        begin, end = problem.blocks[number]
-        self.cell, steps = _cell(problem), end - begin
-        self.each = len(stash.c) // len(problem.layers)
-        self.before = tensors.before
-        self.sums: list[Tensor] = []
-        self.states: list[Tensor] = []
-        self.gradients: list[Tensor] = []
-        for layer, weights in enumerate(problem.layers):
-            width = len(weights.input)
-            sums = weights.input.new_empty(2, steps, problem.batch, width)
-            if layer == 0:
-                problem.bottom_gates(tensors.inputs, sums[0])
-                project(tensors.fed, _read(problem, 0), out=sums[0], adds=True)
-            else:
-                project(tensors.reads[layer - 1], weights.input, weights.read_bias, sums[0])
-            project(tensors.before[layer], weights.hidden, weights.recurrent_bias, sums[1])
-            self.sums.append(sums)
-            self.gradients.append(torch.empty_like(sums))
-            self._add_states(problem, layer, stash, number)
-        self.dreads = [gradients[0] for gradients in self.gradients]
-        self.drecurrents = [gradients[1] for gradients in self.gradients]
-
-    def step(self, problem: AttentionalProblem, layer: int, number: int) -> CellStep:
-        """Returns the arguments of a step of a layer."""
-        sums, before = self.sums[layer][:, number], self.before[layer][number]
-        states = before, *self.states[layer][number].unbind(0)
-        return CellStep(self.cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
-
-    def _add_states(self, problem: AttentionalProblem, layer: int, stash: Result, number: int) -> None:
-        """Recomputes the states beside h before and after the steps of a block."""
-        before = self.before[layer]
-        kept = stash.c[layer * self.each : (layer + 1) * self.each, number]
-        states = kept.new_empty(len(before) + 1, *kept.shape)
-        states[0] = kept
-        self.states.append(states)
-        if self.each:
-            unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
-            for step in steps_of(range(len(before))):
-                after = unseen[0], *states[step + 1].unbind(0)
-                problem.run.step_forward_into(self.step(problem, layer, step), after, unseen[1])
-
-
 class BackwardCells(BackwardLayers):
     """Layers of a backward pass; ``last_dh`` (L, B, H) are gradients of the last h, or None."""
 
@@ -397,7 +289,7 @@ class BackwardCells(BackwardLayers):
             for past, part in zip(self._past, last_dh, strict=True):
                 past.copy_(part)
         self._to_rows = [
-            _Pair(problem, _read(problem, layer), weights.hidden, back=True)
+            _Pair(problem, bottom_or_input(problem, layer), weights.hidden, back=True)
             for layer, weights in enumerate(problem.layers)
         ]
         count = problem.run.rows_of_sums(batch)
@@ -415,10 +307,10 @@ class BackwardCells(BackwardLayers):
         """Gradients of the further weights, layer by layer, in the accumulate type."""
         return [total.sum(0) for totals in self._extra for total in totals]
 
-    def _cell(self, block: RebuiltCells, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+    def _cell(self, block: CellsBlock, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
         problem, row, each = self.problem, self.rows[layer], block.each
         gradients = block.gradients[layer][:, number]
-        step = block.step(problem, layer, number)
+        step = block.step(layer, number)
         problem.run.step_backward_into(
             step,
             (step.before[0], *block.states[layer][number + 1].unbind(0)),

@@ -173,20 +173,6 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     )
 
 
-class BlockTensors(NamedTuple):
-    """Inputs of the layers in a block of steps.
-
-    Attributes:
-        inputs: as returned by `AttentionalProblem.read`. fed: (K, B, H), o of the previous step.
-        before: per layer, (K, B, H), h of the previous step. reads: inputs of layers l > 0, (K, B, H).
-    """
-
-    inputs: Tensor
-    fed: Tensor
-    before: list[Tensor]
-    reads: list[Tensor]
-
-
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 

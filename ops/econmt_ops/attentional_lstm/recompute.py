@@ -22,6 +22,7 @@ from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
 from econmt_ops.attentional_lstm.reference import DecoderOptions, combined_output
+from econmt_ops.cells.protocol import Split
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -117,7 +118,12 @@ def _arguments(
 ) -> AttentionalArguments:
     """Returns the arguments of the operator."""
     cell = cell_of(weights.layers[0])
-    parts = [cell.split(layer) for layer in weights.layers]
+    parts = [
+        Split(layer.input, layer.hidden, layer.bias, None, ())
+        if isinstance(layer, (LSTMWeights, LowRankLSTMWeights))
+        else cell.split(layer)
+        for layer in weights.layers
+    ]
     combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
     if weights.gate is not None and combine_bias is not None:
         combine = torch.cat([weights.gate.weight, combine])

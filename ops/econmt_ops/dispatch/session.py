@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,35 +39,28 @@ def forget() -> None:
     forget_plans()
 
 
+@dataclass
 class Session:
     """Measuring session; see `measuring`.
 
     Attributes:
         measurements: Measurements of all problems met, by key.
         samples: Seconds of each call, by key and candidate; samples with equal index were taken in the same round.
-        byte_limit: Largest number of bytes that an op may keep; see `measuring`.
+        store: File of measurements, or None.
+        allowed, byte_limit, compiled, only, share: Arguments of :func:`measuring`.
         seconds: Seconds spent on measuring so far.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        byte_limit: int | None,
-        compiled: bool,
-        only: Collection[str] | None,
-        store: Store | None,
-        share: float = 1.0,
-    ) -> None:
-        self.measurements: dict[str, Measurement] = {}
-        self.samples: dict[str, dict[str, tuple[float, ...]]] = {}
-        self.byte_limit = byte_limit
-        self.seconds = 0.0
-        self._allowed = seconds
-        self._compiled = compiled
-        self._only = only
-        self._store = store
-        self._share = share
-        self._fresh: dict[str, dict[str, dict[str, MeasurementRecord]]] = {}
+    allowed: float
+    byte_limit: int | None
+    compiled: bool
+    only: Collection[str] | None
+    store: Store | None
+    share: float
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    samples: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    seconds: float = 0.0
+    _fresh: dict[str, dict[str, dict[str, MeasurementRecord]]] = field(default_factory=dict)
 
     def choose(
         self,
@@ -87,14 +81,14 @@ class Session:
         wanted = {
             name: each
             for name, each in candidates.items()
-            if (self._compiled or not each.traits.warms_up) and (self._only is None or name in self._only)
+            if (self.compiled or not each.traits.warms_up) and (self.only is None or name in self.only)
         }
-        if self._store is None or not wanted.keys() <= records.keys():
+        if self.store is None or not wanted.keys() <= records.keys():
             timed = self._measure(problem, call, wanted)
             if timed is None:
                 return rule
             records = {**records, **timed}
-            if self._store is not None:
+            if self.store is not None:
                 self._fresh.setdefault(where, {})[key] = records
         self.measurements[key] = Measurement(problem.op, key, rule, records)
         return self.measurements[key].choice(self.byte_limit)
@@ -103,7 +97,7 @@ class Session:
         self, problem: Problem, call: Callable[..., Any], candidates: Mapping[str, Candidate]
     ) -> dict[str, MeasurementRecord] | None:
         """Returns the records of the candidates, or None if the session's time is used up."""
-        left = self._allowed - self.seconds
+        left = self.allowed - self.seconds
         if left <= 0:
             return None
         began = time.perf_counter()
@@ -136,9 +130,9 @@ class Session:
                 synchronize=synchronizer(problem.device),
                 least=_LEAST_SAMPLES,
                 most=_SAMPLES,
-                drop=self._only is None,
+                drop=self.only is None,
                 fits=lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit,
-                enough=self._share * left,
+                enough=self.share * left,
             )
         self.seconds += time.perf_counter() - began
         if timings is None:
@@ -161,10 +155,10 @@ class Session:
     def remember(self) -> None:
         """Adds what was measured to the file."""
         forget_plans()
-        if self._store is None:
+        if self.store is None:
             return
         for where, records in self._fresh.items():
-            self._store.add(where, records)
+            self.store.add(where, records)
             remembered(where).update(records)
         self._fresh = {}
 

@@ -14,7 +14,6 @@ quantization"), with two differences:
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,10 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
+from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import fused
 from econmt_ops.optimizers.fused import FusedOptimizer
 from econmt_ops.optimizers.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizers.updates import Update
 
 BLOCK = 256
 """Largest number of columns with a common scale."""
@@ -40,8 +39,8 @@ _MANTISSA = 3
 _SHIFT = 23 - _MANTISSA
 """Bits of a float32 mantissa that are dropped."""
 
-_FIRST, _SECOND = 2.0**-16, 2.0**-32
-"""Smallest numbers of the small floats of 7 and 8 bits."""
+_FIRST, _FIRST_BITS, _SECOND_BITS = 2.0**-16, 111 << 23, 95 << 23
+"""Smallest number of the small floats of 7 bits, its bits as a float32, and those of 2^-32, that of 8 bits."""
 
 _LARGEST_CODED = 1.875 / 2.0
 """Largest value of both codes; a block's largest value is scaled a millionth below it so that it is never rounded up.
@@ -145,17 +144,14 @@ class EightBitOptimizer(FusedOptimizer):
 
         settings = self._adam_settings(update.values.device, divisor, bound)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-        values, gradient, first, first_scale, second, second_scale = parts
-        matrix = kernels.EightBitMatrix(
-            values, gradient, first, first_scale, second, second_scale, update.numbers["step"]
-        )
+        matrix = kernels.EightBitMatrix._make([*parts, update.numbers["step"]])
         return kernels.run(settings, matrix, update.salt, norm=norm)
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:
     """Decodes signed codes (R, C) int8 with scales (R, blocks) to float32 values (R, C)."""
     bits = codes.to(torch.int32)
-    sizes = bits.abs().bitwise_left_shift_(_SHIFT).add_(_bits(_FIRST)).view(torch.float32).sub_(_FIRST)
+    sizes = bits.abs().bitwise_left_shift_(_SHIFT).add_(_FIRST_BITS).view(torch.float32).sub_(_FIRST)
     signed = sizes.view(torch.int32).bitwise_or_(bits.bitwise_and_(_SIGN)).view(torch.float32)
     return _multiply_by_scales(signed, scales)
 
@@ -165,14 +161,14 @@ def write_first(values: Tensor, codes: Tensor, scales: Tensor, turn: Tensor) -> 
     blocks = _split_into_blocks(values.to(torch.float32), scales.shape[1])
     # The offset makes the codes below the smallest normal one evenly spaced down to 0.
     sizes = _scale_blocks(blocks.abs(), scales, _LARGEST_CODED - _FIRST).add_(_FIRST)
-    encoded = sizes.view(torch.int32).add_(_code_offset(turn, _FIRST)).bitwise_right_shift_(_SHIFT)
+    encoded = sizes.view(torch.int32).add_(_code_offset(turn, _FIRST_BITS)).bitwise_right_shift_(_SHIFT)
     negative = blocks.contiguous().view(torch.int32).bitwise_right_shift(31)  # -1, or 0
     codes.copy_(encoded.bitwise_xor_(negative).sub_(negative).flatten(1)[:, : codes.shape[1]])
 
 
 def read_second(codes: Tensor, scales: Tensor) -> Tensor:
     """Decodes codes (R, C) uint8 with scales (R, blocks) to float32 (R, C), nonzero where the scale is."""
-    bits = codes.to(torch.int32).bitwise_left_shift_(_SHIFT).add_(_bits(_SECOND))
+    bits = codes.to(torch.int32).bitwise_left_shift_(_SHIFT).add_(_SECOND_BITS)
     return _multiply_by_scales(bits.view(torch.float32), scales)
 
 
@@ -182,7 +178,10 @@ def write_second(values: Tensor, codes: Tensor, scales: Tensor, turn: Tensor) ->
         _split_into_blocks(values.to(torch.float32), scales.shape[1]).clone(), scales, _LARGEST_CODED
     )
     encoded = (
-        sizes.view(torch.int32).add_(_code_offset(turn, _SECOND)).bitwise_right_shift_(_SHIFT).clamp_(min=0)
+        sizes.view(torch.int32)
+        .add_(_code_offset(turn, _SECOND_BITS))
+        .bitwise_right_shift_(_SHIFT)
+        .clamp_(min=0)
     )
     codes.copy_(encoded.flatten(1)[:, : codes.shape[1]])
 
@@ -191,16 +190,10 @@ _SIGN = -(2**31)
 """Sign bit of a float32, as an int32."""
 
 
-def _bits(value: float) -> int:
-    """Returns the bits of a float32 as an integer."""
-    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
-    return bits
-
-
-def _code_offset(turn: Tensor, least: float) -> Tensor:
-    """Returns the offset from bits of numbers over ``least`` to codes, dithered by the fraction of ``turn``."""
+def _code_offset(turn: Tensor, least: int) -> Tensor:
+    """Returns the offset from bits to codes, the least of which has the bits ``least``; dithered by ``turn``."""
     shares: Tensor = turn.frac() * 2**_SHIFT
-    return shares.to(torch.int32) - _bits(least)
+    return shares.to(torch.int32) - least
 
 
 def _split_into_blocks(values: Tensor, blocks: int) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
-from econmt_ops.backends.cuda.adam import AdamSettings, AdamTensors
+from econmt_ops.backends.cuda.adam import AdamSettings
+from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers.loss_scale import LossScale
 from econmt_ops.optimizers.stochastic_rounding import round_into, salt_of
 from econmt_ops.optimizers.updates import (
-    Update,
     check_clipping,
     check_settings,
     checked_parameters,
@@ -415,41 +415,16 @@ class FusedOptimizer:
             return
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
-        rate: float | Tensor = self.param_groups[0]["lr"]
+        how: dict[str, Any] = {"lr": self.param_groups[0]["lr"], "weight_decay": self._weight_decay}
+        how |= {"maximize": False, "grad_scale": divisor, "found_inf": self._overflow}
         if self._name in _SGD:
-            torch._fused_sgd_(
-                values,
-                gradients,
-                moments[0] if moments else [],
-                lr=rate,
-                weight_decay=self._weight_decay,
-                momentum=self._momentum,
-                dampening=0.0,
-                nesterov=self._name == "nag",
-                maximize=False,
-                is_first_step=False,
-                grad_scale=divisor,
-                found_inf=self._overflow,
-            )
+            how |= {"momentum": self._momentum, "dampening": 0.0, "nesterov": self._name == "nag"}
+            buffers = moments[0] if moments else []
+            torch._fused_sgd_(values, gradients, buffers, is_first_step=False, **how)
             return
-        algorithm = torch._fused_adam_ if self._name == "adam" else torch._fused_adamw_
-        algorithm(
-            values,
-            gradients,
-            moments[0],
-            moments[1],
-            [],
-            [part.numbers["step"] for part in updates],
-            lr=rate,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=self._weight_decay,
-            eps=self._eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor,
-            found_inf=self._overflow,
-        )
+        how |= {"beta1": self._betas[0], "beta2": self._betas[1], "eps": self._eps, "amsgrad": False}
+        algorithm: Any = torch._fused_adam_ if self._name == "adam" else torch._fused_adamw_
+        algorithm(values, gradients, *moments, [], [part.numbers["step"] for part in updates], **how)
 
     @property
     def _is_adam(self) -> bool:
@@ -484,11 +459,6 @@ class FusedOptimizer:
         squares: dict[int, Tensor] = {}
         for dtype in sorted({part.values.dtype for part in updates}, key=str):
             of_type = [number for number, part in enumerate(updates) if part.values.dtype == dtype]
-            tensors = [_adam_tensors(updates[number]) for number in of_type]
-            squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
+            made = adam.run(settings, [updates[number] for number in of_type], norm=norm)
+            squares.update(zip(of_type, made, strict=norm))
         return [squares[number] for number in sorted(squares)]
-
-
-def _adam_tensors(update: Update) -> AdamTensors:
-    first, second = update.moments
-    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.core.alignment import even
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
     LowRank,
@@ -53,11 +54,16 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
 
 
 def cast_together(first: Matrix, second: Matrix, dtype: torch.dtype) -> tuple[Matrix, Matrix, Tensor | None]:
-    """Casts two weights; if this copies whole matrices, also returns both side by side in one tensor."""
+    """Casts two weights; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H).
+
+    Its rows, and the last 2H values of each, begin where products are fast.
+    """
     if isinstance(first, LowRank) or isinstance(second, LowRank) or first.dtype == second.dtype == dtype:
         return first.to(dtype), second.to(dtype), None
-    width = first.shape[1]
-    both = first.new_empty(len(first), width + second.shape[1], dtype=dtype)
+    rows, width = first.shape
+    end, fed = width + second.shape[1], width - second.shape[1]
+    padding = even(fed, dtype) - fed
+    both = first.new_empty(rows, even(padding + end, dtype), dtype=dtype)[:, padding : padding + end]
     both[:, :width], both[:, width:] = first, second
     return both[:, :width], both[:, width:], both
 
