@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import get_args
 
 from torch import Tensor
 
@@ -20,9 +21,6 @@ from econmt_ops.core.weights import (
     AttentionalLSTMWeights,
     Coverage,
     DecoderLayer,
-    GRUWeights,
-    LayerNormLSTMWeights,
-    LayerNormPerGateLSTMWeights,
     LowRankLSTMWeights,
     LSTMWeights,
     cast_decoder,
@@ -45,13 +43,8 @@ _IMPLEMENTATIONS = implementations(
     ),
 )
 
-_KINDS = (
-    LSTMWeights,
-    LowRankLSTMWeights,
-    GRUWeights,
-    LayerNormLSTMWeights,
-    LayerNormPerGateLSTMWeights,
-)
+_KINDS = get_args(DecoderLayer)
+"""Classes of a layer's weights."""
 
 
 def _check_layers(check: Shapes, layers: tuple[DecoderLayer, ...], feeds: bool) -> None:

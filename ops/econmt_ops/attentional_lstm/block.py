@@ -13,7 +13,8 @@ from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import previous
 from econmt_ops.core.loops import steps_of
-from econmt_ops.products.low_rank import project
+from econmt_ops.dispatch.rule import device_of
+from econmt_ops.products.low_rank import AnyProduct, project
 
 
 class BackwardTensors(NamedTuple):
@@ -203,3 +204,48 @@ class CellsBlock(Block):
             for step in steps_of(range(len(before))):
                 after = unseen[0], *states[step + 1].unbind(0)
                 self.problem.run.step_forward_into(self.step(layer, step), after, unseen[1])
+
+
+class BottomGates:
+    """Inputs' share and bias of the bottom layer's gates, a block of steps at a time, in the stash or a workspace."""
+
+    def __init__(self, problem: AttentionalProblem, result: Result, keep: bool) -> None:
+        self._problem, self._kept, self._workspace = problem, result.gates, None
+        if not (keep and problem.keeps("gates")):
+            longest = max(end - begin for begin, end in problem.blocks)
+            self._workspace = problem.inputs.new_empty(longest, problem.batch, 4 * problem.hidden)
+
+    def __call__(self, begin: int, end: int) -> Tensor:
+        """Returns the gates (K, B, 4H) of a block."""
+        workspace = self._workspace
+        gates = self._kept[0, begin:end] if workspace is None else workspace[: end - begin]
+        self._problem.bottom_gates(self._problem.read(begin, end), gates)
+        return gates
+
+
+class ProductPair:
+    """Products of a layer's input and of its h, which every step computes once.
+
+    Args:
+        problem: Call.
+        input, hidden: Weights (N, K) each, applied transposed if ``back``.
+    """
+
+    def __init__(self, problem: AttentionalProblem, input: Tensor, hidden: Tensor, back: bool) -> None:  # noqa: A002
+        self._both = input
+        self._each: list[AnyProduct] = []
+        if device_of(problem.inputs) == "cuda":
+            both = torch.stack([input, hidden])
+            self._both = both if back else both.transpose(1, 2)
+        else:
+            self._each = [problem.product(part.t() if back else part) for part in (input, hidden)]
+
+    def into(self, out: Tensor, rows: Tensor, start: Tensor | None = None) -> None:
+        """Writes the products of rows (2, B, K) plus ``start`` (2, B, N) to ``out`` (2, B, N), which may be it."""
+        if self._each:
+            for number, product in enumerate(self._each):
+                product.into(out[number], rows[number], None if start is None else start[number])
+        elif start is None:
+            torch.bmm(rows, self._both, out=out)
+        else:
+            torch.baddbmm(start, rows, self._both, out=out)

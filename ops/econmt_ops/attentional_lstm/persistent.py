@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.block import BackwardTensors, Block, LSTMBlock, ShareGradients
-from econmt_ops.attentional_lstm.layers import BottomGates
+from econmt_ops.attentional_lstm.block import BackwardTensors, Block, BottomGates, LSTMBlock, ShareGradients
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.backends.protocol import AttentionKernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -83,29 +83,27 @@ MODE = _Mode()
 
 
 @contextmanager
-def rules_only(device: str | None = None) -> Iterator[None]:
+def _in_mode(**changes: Any) -> Iterator[None]:
+    before = {name: getattr(MODE, name) for name in changes}
+    MODE.__dict__.update(changes)
+    try:
+        yield
+    finally:
+        MODE.__dict__.update(before)
+
+
+def rules_only(device: str | None = None) -> AbstractContextManager[None]:
     """Makes "auto" follow the rule and ignore measurements within the context, as on every machine.
 
     Args:
         device: Device type whose rule to follow, for estimates for another device; None: that of the tensors.
     """
-    before = MODE.rules_only, MODE.device
-    MODE.rules_only, MODE.device = True, device
-    try:
-        yield
-    finally:
-        MODE.rules_only, MODE.device = before
+    return _in_mode(rules_only=True, device=device)
 
 
-@contextmanager
-def captured(whether: bool = True) -> Iterator[None]:
+def captured(whether: bool = True) -> AbstractContextManager[None]:
     """Marks the context as part of a CUDA graph, or its warm-up, where launching kernels costs almost nothing."""
-    before = MODE.captured
-    MODE.captured = whether
-    try:
-        yield
-    finally:
-        MODE.captured = before
+    return _in_mode(captured=whether)
 
 
 def is_forward_mode() -> bool:
