@@ -77,34 +77,15 @@ class Backward:
         self.query = None if problem.query is None else torch.empty_like(problem.query, dtype=accumulate)
         self.combine = torch.empty_like(problem.combine, dtype=accumulate)
         self.combine_bias, self.state = zeros(problem.combine_bias), zeros(call.coverage_state)
-        projected = problem.projected()
-        shape = problem.steps, problem.batch
-        positions = call.keys.shape[1]
-        dothers = inputs.new_zeros(len(call.first_c), problem.batch, problem.hidden, dtype=accumulate)
-        if incoming["last_c"] is not None:
-            dothers.copy_(incoming["last_c"])
-        dcoverage = zeros(call.first_coverage)
-        if dcoverage is not None and incoming["last_coverage"] is not None:
-            dcoverage.copy_(incoming["last_coverage"])
-        self.tensors = tensors = BackwardTensors(
-            problem,
-            stash,
-            projected,
-            problem.attention(projected),
-            stash.attention if problem.keeps("attention") else space(*shape, positions),
-            space(*shape, positions, dtype=accumulate),
-            incoming["outputs"],
-            incoming["attention"],
-            incoming["last_h"],
-            dothers,
-            dcoverage,
-        )
+        self.tensors = tensors = BackwardTensors(problem, stash, incoming)
         doutputs = tensors.doutputs
         # A step's gradient of the context's share may replace that of the output, which no other step reads.
         fits = problem.width_of_share == problem.hidden
         reuses = call.overwrites and fits and doutputs is not None and doutputs.is_contiguous()
         self.dcontexts = (
-            doutputs if reuses and doutputs is not None else space(*shape, problem.width_of_share)
+            doutputs
+            if reuses and doutputs is not None
+            else space(problem.steps, problem.batch, problem.width_of_share)
         )
         sizes = persistent.sizes_of(problem) if tensors.dweights is None else None
         self.steps: BackwardSteps | persistent.BackwardBlocks

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
-from econmt_ops.backends.protocol import AttentionKernels, CellStep
+from econmt_ops.backends.protocol import CellStep
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import CELLS
 from econmt_ops.core.chunks import previous
 from econmt_ops.core.loops import steps_of
+from econmt_ops.dispatch.registration import Incoming
 from econmt_ops.dispatch.rule import device_of
 from econmt_ops.products.low_rank import AnyProduct, project
 
 
-class BackwardTensors(NamedTuple):
+class BackwardTensors:
     """Tensors of a backward pass that its steps read and write.
 
     Attributes:
@@ -30,17 +31,24 @@ class BackwardTensors(NamedTuple):
         dcoverage: (B, S, W), likewise of the coverage; or None.
     """
 
-    problem: AttentionalProblem
-    stash: Result
-    projected: Tensor
-    attention: AttentionKernels
-    weights: Tensor
-    dscores: Tensor
-    doutputs: Tensor | None
-    dweights: Tensor | None
-    last_dh: Tensor | None
-    dothers: Tensor
-    dcoverage: Tensor | None
+    def __init__(self, problem: AttentionalProblem, stash: Result, incoming: Incoming) -> None:
+        self.problem, self.stash, call = problem, stash, problem.call
+        space, exact = problem.inputs.new_empty, problem.accumulate
+        shape = problem.steps, problem.batch, call.keys.shape[1]
+        self.projected = problem.projected()
+        self.attention = problem.attention(self.projected)
+        self.weights = stash.attention if problem.keeps("attention") else space(shape)
+        self.dscores = space(shape, dtype=exact)
+        self.doutputs, self.dweights = incoming["outputs"], incoming["attention"]
+        self.last_dh, last_dothers = incoming["last_h"], incoming["last_c"]
+        self.dothers = space(len(call.first_c), problem.batch, problem.hidden, dtype=exact).zero_()
+        if last_dothers is not None:
+            self.dothers.copy_(last_dothers)
+        self.dcoverage: Tensor | None = None
+        if call.first_coverage is not None:
+            self.dcoverage = torch.zeros_like(call.first_coverage)
+            if incoming["last_coverage"] is not None:
+                self.dcoverage.copy_(incoming["last_coverage"])
 
 
 class ShareGradients(NamedTuple):

@@ -407,11 +407,11 @@ class FusedOptimizer:
         )
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
-        by_kernel = [self._has_kernel(update) for update in updates]
-        if any(by_kernel):
-            self._run_kernel(list(itertools.compress(updates, by_kernel)), divisor)
-            updates = [update for update, done in zip(updates, by_kernel, strict=True) if not done]
-        if not updates:
+        by_kernel = list(filter(self._has_kernel, updates))
+        if by_kernel:
+            self._run_kernel(by_kernel, divisor)
+            if len(by_kernel) < len(updates):
+                self._run(list(itertools.filterfalse(self._has_kernel, updates)), divisor)
             return
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
