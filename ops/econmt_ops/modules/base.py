@@ -16,7 +16,6 @@ from econmt_ops.core.shapes import Shapes, kind_of
 from econmt_ops.core.weights import State
 from econmt_ops.lstm.call_plans import resets_plan, run_planned
 from econmt_ops.modules.directions import StackedLayers
-from econmt_ops.modules.packed import UnpackedBatch
 from econmt_ops.modules.resets import Segments, first_states
 from econmt_ops.products.dropout import Seed, seed_of
 from econmt_ops.products.stack import StackOptions
@@ -266,3 +265,38 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
 def _by_layer(states: States | None) -> State | None:
     """Returns states (D L, B, H) as a tuple per layer and direction."""
     return None if states is None else tuple(zip(*states, strict=True))
+
+
+class UnpackedBatch:
+    """Padded batch of a packed sequence, its rows in the packed order (longest first).
+
+    The batch sizes of a packed sequence are on the CPU, so that nothing waits for a GPU.
+
+    Args:
+        packed: Packed sequence with data (N, I).
+        batch: B if it is known, so that torch.compile need not read it from the batch sizes.
+
+    Attributes:
+        inputs: Padded batch, (B, T, I), zero past a row's length. Time comes first in memory.
+        lengths: Lengths of the rows, (B,) int64 on the CPU.
+    """
+
+    def __init__(self, packed: PackedSequence, batch: int | None = None) -> None:
+        self._packed = packed
+        data, sizes, order, _ = packed
+        if batch is None:
+            batch = int(sizes[0]) if order is None else len(order)
+        steps, ends = len(sizes), sizes.cumsum(0)
+        self.lengths = (sizes.unsqueeze(1) > torch.arange(batch, device=sizes.device)).sum(0)
+        number = torch.arange(len(data), device=sizes.device)
+        step = torch.searchsorted(ends, number, right=True)
+        places = step * batch + number - (ends - sizes)[step]
+        self._places = places.to(data.device, non_blocking=True)
+        padded = data.new_zeros(steps * batch, data.shape[1]).index_copy(0, self._places, data)
+        self.inputs = padded.view(steps, batch, -1).transpose(0, 1)
+
+    def pack(self, outputs: Tensor) -> PackedSequence:
+        """Packs outputs (B, T, H) as the inputs were."""
+        rows = outputs.transpose(0, 1).flatten(0, 1).index_select(0, self._places)
+        _, *order = self._packed
+        return PackedSequence(rows, *order)
