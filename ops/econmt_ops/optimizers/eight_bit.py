@@ -13,7 +13,6 @@ quantization"), with two differences:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
+from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import fused
 from econmt_ops.optimizers.fused import FusedOptimizer
@@ -118,34 +118,19 @@ class EightBitOptimizer(FusedOptimizer):
                 write_first(moments[0], first, first_scale, turn)
                 write_second(moments[1], second, second_scale, turn + 0.5)
 
-    def _run_kernel(
-        self,
-        updates: Sequence[Update],
-        divisor: Tensor | None,
-        bound: float = math.inf,
-        *,
-        norm: bool = False,
-    ) -> list[Tensor]:
-        """See :class:`FusedOptimizer`; a matrix with 8-bit moments is a launch of its own."""
-        others = [update for update in updates if len(update.moments) == 2]
-        squares = iter(super()._run_kernel(others, divisor, bound, norm=norm) if others else ())
-        parts = [
-            next(squares, None)
-            if len(update.moments) == 2
-            else self._run_matrix(update, divisor, bound, norm)
-            for update in updates
-        ]
-        return [part for part in parts if part is not None]
+    def _launch_of(self, update: Update) -> object:
+        return super()._launch_of(update) if len(update.moments) == 2 else id(update.values)
 
-    def _run_matrix(
-        self, update: Update, divisor: Tensor | None, bound: float = math.inf, norm: bool = False
-    ) -> Tensor | None:
+    def _launch(self, settings: AdamSettings, updates: Sequence[Update], norm: bool) -> list[Tensor]:
+        (update, *_) = updates
+        if len(update.moments) == 2:
+            return super()._launch(settings, updates, norm)
         from econmt_ops.backends.triton import adam_8bit as kernels  # imports triton
 
-        settings = self._adam_settings(update.values.device, divisor, bound)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
         matrix = kernels.EightBitMatrix._make([*parts, update.numbers["step"]])
-        return kernels.run(settings, matrix, update.salt, norm=norm)
+        squares = kernels.run(settings, matrix, update.salt, norm=norm)
+        return [] if squares is None else [squares]
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:

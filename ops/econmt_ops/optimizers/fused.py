@@ -430,18 +430,6 @@ class FusedOptimizer:
     def _is_adam(self) -> bool:
         return self._name in ("adam", "adamw")
 
-    def _adam_settings(
-        self, device: torch.device, divisor: Tensor | None, bound: float = math.inf
-    ) -> AdamSettings:
-        """Returns the settings of Adam's kernels."""
-        rate = self.param_groups[0]["lr"]
-        if not isinstance(rate, Tensor):
-            rate = torch.full((), rate, dtype=torch.float32, device=device)
-        decoupled = self._name == "adamw"
-        return AdamSettings(
-            self._betas, self._eps, self._weight_decay, decoupled, rate, divisor, bound, self._overflow
-        )
-
     def _run_kernel(
         self,
         updates: Sequence[Update],
@@ -450,15 +438,28 @@ class FusedOptimizer:
         *,
         norm: bool = False,
     ) -> list[Tensor]:
-        """Updates parameters in one launch for each of their types.
+        """Updates parameters that :meth:`_has_kernel`, clipped to ``bound``.
 
         Returns:
             With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
         """
-        settings = self._adam_settings(updates[0].values.device, divisor, bound)
+        rate, device = self.param_groups[0]["lr"], updates[0].values.device
+        if not isinstance(rate, Tensor):
+            rate = torch.full((), rate, dtype=torch.float32, device=device)
+        rules = self._betas, self._eps, self._weight_decay, self._name == "adamw"
+        settings = AdamSettings(*rules, rate, divisor, bound, self._overflow)
+        launches: dict[object, list[int]] = {}
+        for number, update in enumerate(updates):
+            launches.setdefault(self._launch_of(update), []).append(number)
         squares: dict[int, Tensor] = {}
-        for dtype in sorted({part.values.dtype for part in updates}, key=str):
-            of_type = [number for number, part in enumerate(updates) if part.values.dtype == dtype]
-            made = adam.run(settings, [updates[number] for number in of_type], norm=norm)
-            squares.update(zip(of_type, made, strict=norm))
+        for numbers in launches.values():
+            made = self._launch(settings, [updates[number] for number in numbers], norm)
+            squares.update(zip(numbers, made, strict=norm))
         return [squares[number] for number in sorted(squares)]
+
+    def _launch_of(self, update: Update) -> object:
+        """Returns what the updates of one launch have in common."""
+        return update.values.dtype
+
+    def _launch(self, settings: AdamSettings, updates: Sequence[Update], norm: bool) -> list[Tensor]:
+        return adam.run(settings, updates, norm=norm)

@@ -116,13 +116,13 @@ def test_one_pass_clips_and_sums_squares(monkeypatch: pytest.MonkeyPatch) -> Non
     runs = [nn.Parameter(start.to(DEVICE)) for _ in range(2)]
     optimizers = [EightBitOptimizer([run], name="adam8bit", learning_rate=0.01) for run in runs]
     launched: list[bool] = []
-    matrix = EightBitOptimizer._run_matrix
+    matrix = EightBitOptimizer._launch
 
     def spy(*given: object, **options: object) -> object:
         launched.append(True)
         return matrix(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EightBitOptimizer, "_run_matrix", spy)
+    monkeypatch.setattr(EightBitOptimizer, "_launch", spy)
     for run in runs:
         run.grad = gradient.to(DEVICE)
     norm = optimizers[0].clip_and_step("value", 0.3)
