@@ -14,9 +14,9 @@ from torch.optim.nadam import nadam
 from torch.optim.radam import radam
 from torch.optim.rmsprop import rmsprop
 
+from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import FusedOptimizer
 from econmt_ops.optimizers.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizers.updates import Update
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {
     "nadam": nadam,
@@ -72,7 +72,7 @@ class TorchOptimizer(FusedOptimizer):
         for scalars in numbers if self._name == "nadam" else ():
             scalars["mu_before"] = scalars["mu_product"].clone()
 
-    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
+    def _updates(self, parameters: Iterable[Tensor]) -> list[Update]:
         if self._name in self.whole:
             self.make_dense()
         return super()._updates(parameters)

@@ -28,7 +28,6 @@ from econmt.errors import EconmtError
 from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 from scripts.bench import layers
 from scripts.bench.frame import Bench, in_turns, replayed
 

@@ -15,8 +15,8 @@ from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
-from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result
+from econmt_ops.attentional_lstm.reference import DecoderOptions
 from econmt_ops.backends import BACKENDS
 from econmt_ops.backends.protocol import (
     AttentionBackward,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import get_args
 
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import recompute, reference
-from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.attentional_lstm.reference import DecoderOptions
 from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
@@ -20,9 +21,6 @@ from econmt_ops.core.weights import (
     AttentionalLSTMWeights,
     Coverage,
     DecoderLayer,
-    GRUWeights,
-    LayerNormLSTMWeights,
-    LayerNormPerGateLSTMWeights,
     LowRankLSTMWeights,
     LSTMWeights,
     cast_decoder,
@@ -45,13 +43,8 @@ _IMPLEMENTATIONS = implementations(
     ),
 )
 
-_KINDS = (
-    LSTMWeights,
-    LowRankLSTMWeights,
-    GRUWeights,
-    LayerNormLSTMWeights,
-    LayerNormPerGateLSTMWeights,
-)
+_KINDS = get_args(DecoderLayer)
+"""Classes of a layer's weights."""
 
 
 def _check_layers(check: Shapes, layers: tuple[DecoderLayer, ...], feeds: bool) -> None:
@@ -200,12 +193,8 @@ def attentional_lstm(
             all rows are S long.
         state: state returned by an earlier call; zeros if None.
         input_feeding: True if the bottom layer reads o of the previous step beside its input.
-        residual: True if each layer but the bottom one outputs h plus its input; its state remains h.
-        dropout: probability with which values read by the upper layers are dropped, before the residual sum.
-        dropout_seed: seed of the dropout masks, required if dropout is not 0: an int, or an int64 scalar on the device,
-            which a CUDA graph reads again at each replay.
-        variational: True for one mask per row and layer for all steps (Gal and Ghahramani 2016) instead of one per
-            step.
+        residual, dropout, dropout_seed, variational: as for `econmt_ops.lstm`. A CUDA graph reads a seed on the device
+            again at each replay.
         layer_norm: (gain (A,), bias (A,)) of a layer normalisation applied to query + keys before tanh; None: no
             normalisation.
         scale: scale of dot attention; must be 1 for additive attention.
@@ -213,10 +202,7 @@ def attentional_lstm(
             both.
         overwrites: True if nothing else reads the gradient of the outputs, so that a recomputing backward pass may
             overwrite it, which saves memory of its size.
-        stash: tensors that the recomputing implementations save for the backward pass, each level in addition to the
-            previous ones: "least", "outputs" (as much, with a larger workspace, which is faster), "attention"
-            (weights), "cells", "gates". "auto" is the default of the
-            implementation, and "gates" if the implementation is "auto" too. The reference saves what autograd saves.
+        stash: tensors that the recomputing implementations save for the backward pass, as for `econmt_ops.lstm`.
         implementation: "auto" or the name of an implementation.
 
     Returns:
@@ -246,13 +232,16 @@ def attentional_lstm(
     first = None if state is None else state.layers
     names = cell_of(weights.layers[0]).states
     layers = prepare_state(check, names, first, len(weights.layers), like, dtype)
-    output, coverage = layers[0][0], None
+    output, coverage, exact = layers[0][0], None, accumulate_dtype(dtype)
+    if weights.coverage is not None:
+        shape = *keys.shape[:2], check.sizes["W"]
+        coverage = keys.new_zeros(shape, dtype=exact)
     if state is not None:
         check("state.output", state.output, "B H")
         output = state.output.to(dtype)
         if state.coverage is not None and weights.coverage is not None:
             check("state.coverage", state.coverage, "B S W")
-            coverage = state.coverage.to(accumulate_dtype(dtype))
+            coverage = state.coverage.to(exact)
 
     def call(
         candidate: Candidate,

@@ -6,18 +6,26 @@ steps propagates the gradients of the states and of o, and large products then g
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import persistent
-from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
-from econmt_ops.attentional_lstm.cell_layers import BackwardCells
-from econmt_ops.attentional_lstm.lstm_layers import BackwardLSTM
+from econmt_ops.attentional_lstm.block import (
+    BackwardTensors,
+    Block,
+    CellsBlock,
+    LSTMBlock,
+    ProductPair,
+    ShareGradients,
+    bottom_or_input,
+)
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
-from econmt_ops.backends.protocol import AttentionBackward, CoverageStep, OutputStep
-from econmt_ops.core.chunks import rows_of, split_rows
+from econmt_ops.backends.protocol import AttentionBackward, CoverageStep, OutputStep, StepGradients
+from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.dispatch.registration import Gradients, Incoming
@@ -61,52 +69,36 @@ class Backward:
             (
                 gradient_of(layer.input, accumulate),
                 gradient_of(layer.hidden, accumulate),
-                zeros(layer.bias),
-                zeros(getattr(layer, "recurrent_bias", None)),
+                zeros(layer.read_bias),
+                zeros(layer.recurrent_bias),
             )
             for layer in problem.layers
         ]
         self.query = None if problem.query is None else torch.empty_like(problem.query, dtype=accumulate)
         self.combine = torch.empty_like(problem.combine, dtype=accumulate)
         self.combine_bias, self.state = zeros(problem.combine_bias), zeros(call.coverage_state)
-        projected = problem.projected()
-        shape = problem.steps, problem.batch
-        positions = call.keys.shape[1]
-        dothers = inputs.new_zeros(len(call.first_c), problem.batch, problem.hidden, dtype=accumulate)
-        if incoming["last_c"] is not None:
-            dothers.copy_(incoming["last_c"])
-        dcoverage = zeros(call.first_coverage)
-        if dcoverage is not None and incoming["last_coverage"] is not None:
-            dcoverage.copy_(incoming["last_coverage"])
-        self.tensors = tensors = BackwardTensors(
-            problem,
-            stash,
-            projected,
-            problem.attention(projected),
-            stash.attention if problem.keeps("attention") else space(*shape, positions),
-            space(*shape, positions, dtype=accumulate),
-            None if incoming["outputs"] is None else rows_of(incoming["outputs"]),
-            None if incoming["attention"] is None else rows_of(incoming["attention"]),
-            incoming["last_h"],
-            dothers,
-            dcoverage,
-        )
+        self.tensors = tensors = BackwardTensors(problem, stash, incoming)
         doutputs = tensors.doutputs
         # A step's gradient of the context's share may replace that of the output, which no other step reads.
         fits = problem.width_of_share == problem.hidden
         reuses = call.overwrites and fits and doutputs is not None and doutputs.is_contiguous()
         self.dcontexts = (
-            doutputs if reuses and doutputs is not None else space(*shape, problem.width_of_share)
+            doutputs
+            if reuses and doutputs is not None
+            else space(problem.steps, problem.batch, problem.width_of_share)
         )
         sizes = persistent.sizes_of(problem) if tensors.dweights is None else None
         self.steps: BackwardSteps | persistent.BackwardBlocks
-        self.steps = BackwardSteps(tensors) if sizes is None else persistent.BackwardBlocks(tensors, sizes)
+        if sizes is None:
+            self.steps = (BackwardLSTM if problem.is_lstm else BackwardCells)(tensors)
+        else:
+            self.steps = persistent.BackwardBlocks(tensors, sizes)
 
     def run(self) -> Gradients:
         """Runs all blocks, last first; returns the gradients by the names of the operator's arguments."""
         problem, steps = self.problem, self.steps
         for number in steps_of(range(len(problem.blocks))[::-1]):
-            block = Block(problem, self.stash, number)
+            block = (LSTMBlock if problem.is_lstm else CellsBlock)(problem, self.stash, number)
             part = slice(block.begin, block.end)
             weights = self.tensors.weights
             if not problem.keeps("attention"):
@@ -179,31 +171,28 @@ class Backward:
             add_outer(self.query, gradients.query, block.top, fresh)
         if self.state is not None and gradients.state is not None:
             add_outer(self.state, gradients.state, block.top)
-        layers = block.layers
         for layer, totals in enumerate(self.layers):
-            dreads, drecurrents = layers.dreads[layer], layers.drecurrents[layer]
+            dreads, drecurrents = block.dreads[layer], block.drecurrents[layer]
             dinput, dhidden, *dbiases = totals
             weights, width = problem.layers[layer], problem.width
             if sums_biases:
                 for total, rows_of_bias in zip(dbiases, (dreads, drecurrents), strict=True):
                     if total is not None:
                         total += add_rows(rows_of_bias)
-            add_gradient(dhidden, weights.hidden, drecurrents, block.tensors.before[layer], fresh=fresh)
+            add_gradient(dhidden, weights.hidden, drecurrents, block.before[layer], fresh=fresh)
             thin = thin_of(weights.input, dreads)
             if layer > 0:
-                add_gradient(dinput, weights.input, dreads, block.tensors.reads[layer - 1], thin, fresh)
+                add_gradient(dinput, weights.input, dreads, block.reads[layer - 1], thin, fresh)
                 continue
             fed = columns(dinput, width, dinput.shape[1])
-            add_gradient(fed, problem.from_output, dreads, block.tensors.fed, thin, fresh)
+            add_gradient(fed, problem.from_output, dreads, block.fed, thin, fresh)
             if self.table is not None:
-                add_repeated(self.table, block.tensors.inputs, dreads)
+                add_repeated(self.table, block.inputs, dreads)
                 continue
             dinputs = input_gradient(problem.from_input, dreads, thin)
             assert self.dinputs is not None
             self.dinputs[:, block.begin : block.end] = dinputs.transpose(0, 1)
-            add_gradient(
-                columns(dinput, 0, width), problem.from_input, dreads, block.tensors.inputs, thin, fresh
-            )
+            add_gradient(columns(dinput, 0, width), problem.from_input, dreads, block.inputs, thin, fresh)
 
     def _sum_rows(self, table: Tensor) -> None:
         """Computes the gradients of the distinct rows from the gate gradients summed per row, table (1, N, 4H)."""
@@ -225,22 +214,23 @@ class Backward:
         return project(projected, problem.from_values.t())
 
 
-class BackwardSteps:
+class BackwardSteps(ABC):
     """Steps of a backward pass, one after the other, last one first.
 
+    Args:
+        tensors: Tensors of the pass. reads: Memory of the gradient of each layer's input, (B, H) each.
+
     Attributes:
-        dtop: (B, H), gradient of the stack's output.
+        dtop: (B, H), gradient of the stack's output. do: (B, H), that of o before the last step that has run.
         dbias: None; the sums of the gates' gradients are left to the caller.
         dnorm: gradients of gain and shift of the output's layer normalisation, (R, H) each; empty without one.
     """
 
     dbias = None
 
-    def __init__(self, tensors: BackwardTensors) -> None:
-        self.tensors, self.problem = tensors, tensors.problem
-        problem = self.problem
-        kind: type[BackwardLSTM | BackwardCells] = BackwardLSTM if problem.is_lstm else BackwardCells
-        self.layers = kind(problem, tensors.last_dh, tensors.dothers)
+    def __init__(self, tensors: BackwardTensors, reads: list[Tensor]) -> None:
+        self.tensors, self.problem, self.reads = tensors, tensors.problem, reads
+        problem, self.do = self.problem, reads[0]
         self.dtop = problem.inputs.new_empty(problem.batch, problem.hidden)
         # A transposed view: packing a weight for products of this kind takes longer than it saves.
         self.matrix = problem.both()
@@ -249,19 +239,18 @@ class BackwardSteps:
         self.dnorm = [part.new_zeros(rows, len(part)) for part in problem.norm or ()]
 
     @property
+    @abstractmethod
     def dh(self) -> list[Tensor]:
         """Gradients of h before the last step that has run, per layer (B, H)."""
-        return self.layers.dh
-
-    @property
-    def do(self) -> Tensor:
-        """Gradient of o before that step, (B, H)."""
-        return self.layers.do
 
     @property
     def extra(self) -> Sequence[Tensor]:
-        """Gradients of the layers' further weights."""
-        return self.layers.extra
+        """Gradients of the layers' further weights, layer by layer, in the accumulate type."""
+        return ()
+
+    @abstractmethod
+    def _cell(self, block: Any, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+        """Runs a layer backward, given the gradient of its output, to which dropout by ``keep`` is applied."""
 
     def run(self, block: Block, contexts: Tensor, dcontexts: Tensor) -> ShareGradients:
         """Runs the steps of a block, in which the gradients of the layers' products are written.
@@ -276,7 +265,10 @@ class BackwardSteps:
             dboth[..., problem.size + problem.width_of_share + dstate.shape[2] :] = 0
         for step in steps_of(range(steps)[::-1]):
             self._output(block, step, contexts[step], dcontexts[step], dboth[step])
-            self.layers.step(block.layers, step, block.begin + step, self.dtop)
+            above, keep = self.dtop, None
+            for layer in reversed(range(len(self.reads))):
+                self._cell(block, layer, step, above, keep)
+                above, keep = problem.below(layer, block.begin + step, self.reads[layer], above)
         if problem.squashes:
             dcontexts.copy_(dshare)
         return ShareGradients(dboth[..., : problem.size], dshare, dstate)
@@ -321,3 +313,86 @@ class BackwardSteps:
             self.to_top.into(self.dtop, dboth[:, size:], dboth[:, :size])
         else:
             self.to_top.into(self.dtop, dboth)
+
+
+class BackwardLSTM(BackwardSteps):
+    """Steps of LSTMs."""
+
+    def __init__(self, tensors: BackwardTensors) -> None:
+        problem, hidden = tensors.problem, tensors.problem.hidden
+        # Gradients of the inputs of the layers' products, [layer input ; h of the previous step].
+        self.rows = [problem.inputs.new_zeros(problem.batch, 2 * hidden) for _ in problem.layers]
+        super().__init__(tensors, [row[:, :hidden] for row in self.rows])
+        if tensors.last_dh is not None:
+            for dh, part in zip(self.dh, tensors.last_dh, strict=True):
+                dh.copy_(part)
+        # Transposed views: packing a weight for products of this kind takes longer than it saves.
+        self.to_rows = [problem.product(problem.joint(layer).t()) for layer in range(len(problem.layers))]
+
+    @property
+    def dh(self) -> list[Tensor]:
+        """See `BackwardSteps`."""
+        return [row[:, self.problem.hidden :] for row in self.rows]
+
+    def _cell(self, block: LSTMBlock, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+        problem, row, dgates = self.problem, self.rows[layer], block.dreads[layer][number]
+        problem.run.cell_backward(
+            block.gates[layer][number],
+            block.cells[layer][number],
+            block.cells[layer][number + 1],
+            (above, row[:, problem.hidden :]),
+            self.tensors.dothers[layer],
+            dgates,
+            keep=keep,
+            scale=problem.scale,
+        )
+        self.to_rows[layer].into(row, dgates)
+
+
+class BackwardCells(BackwardSteps):
+    """Steps of any other cells."""
+
+    def __init__(self, tensors: BackwardTensors) -> None:
+        problem = tensors.problem
+        zeros, batch, hidden = problem.inputs.new_zeros, problem.batch, problem.hidden
+        # Gradients of the inputs of the layers' products, and of h past them.
+        self.rows = [zeros(2, batch, hidden) for _ in problem.layers]
+        super().__init__(tensors, [row[0] for row in self.rows])
+        self._past = [zeros(batch, hidden) for _ in problem.layers]
+        if tensors.last_dh is not None:
+            for past, part in zip(self._past, tensors.last_dh, strict=True):
+                past.copy_(part)
+        self._to_rows = [
+            ProductPair(problem, bottom_or_input(problem, layer), weights.hidden, back=True)
+            for layer, weights in enumerate(problem.layers)
+        ]
+        count = problem.run.rows_of_sums(batch)
+        self._extra = [
+            [part.new_zeros(count, len(part)) for part in weights.extra] for weights in problem.layers
+        ]
+
+    @property
+    def dh(self) -> list[Tensor]:
+        """See `BackwardSteps`."""
+        return [row[1] + past for row, past in zip(self.rows, self._past, strict=True)]
+
+    @property
+    def extra(self) -> list[Tensor]:
+        """See `BackwardSteps`."""
+        return [total.sum(0) for totals in self._extra for total in totals]
+
+    def _cell(self, block: CellsBlock, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
+        problem, row, each = self.problem, self.rows[layer], block.each
+        gradients = block.gradients[layer][:, number]
+        step = block.step(layer, number)
+        problem.run.step_backward_into(
+            step,
+            (step.before[0], *block.states[layer][number + 1].unbind(0)),
+            (self._past[layer], *self.tensors.dothers[layer * each : (layer + 1) * each].unbind(0)),
+            above,
+            StepGradients(gradients[0], gradients[1], self._extra[layer]),
+            flow=row[1],
+            keep=keep,
+            scale=problem.scale,
+        )
+        self._to_rows[layer].into(row, gradients)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.attentional_lstm.block import BackwardTensors, Block, ShareGradients
-from econmt_ops.attentional_lstm.lstm_layers import BottomGates, RebuiltLSTM
+from econmt_ops.attentional_lstm.block import BackwardTensors, Block, BottomGates, LSTMBlock, ShareGradients
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.backends.protocol import AttentionKernels
@@ -128,7 +127,7 @@ class ForwardBlocks(_DecoderBlocks):
         )
         block = decoder.ForwardBlock(
             self._bottom(begin, end),
-            problem.layers[1].bias if self.sizes.layers > 1 else None,
+            problem.layers[1].read_bias if self.sizes.layers > 1 else None,
             problem.combine_bias,
             first,
             result.outputs[begin:end],
@@ -167,8 +166,7 @@ class BackwardBlocks(_DecoderBlocks):
 
     def run(self, block: Block, contexts: Tensor, dcontexts: Tensor) -> ShareGradients:
         """Runs the steps of a block as `BackwardSteps.run` does."""
-        layers = block.layers
-        assert isinstance(layers, RebuiltLSTM)
+        assert isinstance(block, LSTMBlock)
         steps = slice(block.begin, block.end)
         queries, doutputs = torch.empty_like(block.query), self._pass.doutputs
         tensors = decoder.BackwardBlock(
@@ -177,9 +175,9 @@ class BackwardBlocks(_DecoderBlocks):
             self._pass.stash.outputs[steps],
             self._pass.weights[steps],
             None if doutputs is None else decoder.aligned(doutputs[steps]),
-            layers.gates,
-            [cells for cells in layers.cells if isinstance(cells, Tensor)],
-            layers.dreads,
+            block.gates,
+            [cells for cells in block.cells if isinstance(cells, Tensor)],
+            block.dreads,
             queries,
             dcontexts,
             self._pass.dscores[steps],

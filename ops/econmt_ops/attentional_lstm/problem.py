@@ -8,7 +8,7 @@ axis, (T, B, .), so that the rows of a step are contiguous.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, CoverageInputs, Read
 from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.cells.lstm import LSTM
+from econmt_ops.cells.protocol import Split
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -31,8 +32,7 @@ from econmt_ops.products.low_rank import (
     cast_together,
     columns,
     joined,
-    layers_of_tensors,
-    linear_into,
+    matrices_of_tensors,
     product_of,
     project,
 )
@@ -156,10 +156,13 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     is_lstm = call.cell == LSTM.name
     cells = (steps if is_lstm and reaches(call.stash, "cells") else len(call.blocks())) if keep else 0
     gates = steps if keep and is_lstm and reaches(call.stash, "gates") else 0
+    positions = call.keys.shape[1]
+    # On a GPU rows begin where products read them fast.
+    width = even(positions, inputs.dtype) if device_of(inputs) == "cuda" else positions
     covered = (0, 0, 0) if call.first_coverage is None else call.first_coverage.shape
     return Result(
         inputs.new_empty(steps, batch, hidden),
-        empty_attention(call, inputs.dtype),
+        inputs.new_empty(steps, batch, width)[..., :positions],
         inputs.new_empty(layers, steps if keep else 0, batch, hidden),
         inputs.new_empty(others, cells, batch, hidden, dtype=accumulate),
         inputs.new_empty(layers, gates, batch, 4 * hidden),
@@ -170,38 +173,6 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     )
 
 
-def empty_attention(call: AttentionalArguments, dtype: torch.dtype) -> Tensor:
-    """Allocates attention weights (T, B, S), on a GPU with rows that begin where products read them fast."""
-    inputs, positions = call.inputs, call.keys.shape[1]
-    batch, steps = (inputs if call.places is None else call.places).shape[:2]
-    width = even(positions, dtype) if device_of(inputs) == "cuda" else positions
-    return inputs.new_empty(steps, batch, width, dtype=dtype)[..., :positions]
-
-
-class CellWeights(NamedTuple):
-    """Weights of a layer of any cell but the LSTM; see `econmt_ops.cells.protocol.Split`."""
-
-    input: Tensor
-    hidden: Tensor
-    bias: Tensor | None
-    recurrent_bias: Tensor | None
-    extra: tuple[Tensor, ...]
-
-
-class BlockTensors(NamedTuple):
-    """Inputs of the layers in a block of steps.
-
-    Attributes:
-        inputs: as returned by `AttentionalProblem.read`. fed: (K, B, H), o of the previous step.
-        before: per layer, (K, B, H), h of the previous step. reads: inputs of layers l > 0, (K, B, H).
-    """
-
-    inputs: Tensor
-    fed: Tensor
-    before: list[Tensor]
-    reads: list[Tensor]
-
-
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
@@ -210,8 +181,9 @@ class AttentionalProblem:
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
         padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
-        layers, query, combine, combine_bias: weights in the compute type. context_bias, norm: those of a gate and of
-            the output's layer normalisation (gain and bias), rounded to it, in the accumulate type; or None.
+        layers, query, combine, combine_bias: weights in the compute type. context_bias, norm, and ``extra`` of the
+            layers: those of a gate, of the output's layer normalisation (gain and bias) and of the cell, rounded to it,
+            in the accumulate type; or None.
         from_input, from_output: columns (G H, I) and (G H, H) of the bottom input weight that multiply inputs and o.
         from_top, from_values: columns (P, H) and (P, E) of the combination weight that multiply the stack's output and
             the context.
@@ -231,15 +203,23 @@ class AttentionalProblem:
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
         self.is_lstm = call.cell == LSTM.name
-        self.layers: list[Any] = []
+        self.layers: list[Split] = []
         self._together: list[Tensor | None] = []
-        if self.is_lstm:
-            layers = layers_of_tensors(call.input_weights, call.hidden_weights, call.biases)
-            for layer, both in (cast_together(layer, self.dtype) for layer in layers):
-                self.layers.append(layer)
-                self._together.append(both)
-        else:
-            self.layers = [self._cell_weights(number) for number in range(len(call.first_h))]
+        count = len(call.first_h)
+        each = len(call.extra) // count
+        inputs_of, hiddens = (
+            matrices_of_tensors(part, count) for part in (call.input_weights, call.hidden_weights)
+        )
+        for number in range(count):
+            read, recurrent, both = cast_together(inputs_of[number], hiddens[number], self.dtype)
+            bias, recurrent_bias = (
+                parts[number].to(self.dtype) if parts else None
+                for parts in (call.biases, call.recurrent_biases)
+            )
+            extra = call.extra[number * each : (number + 1) * each]
+            layer = Split(read, recurrent, bias, recurrent_bias, tuple(map(self.rounded, extra)))
+            self.layers.append(layer)
+            self._together.append(both)
         self.hidden, self.size = call.first_output.shape[1], call.keys.shape[2]
         self.width_of_share = len(call.combine)
         self.query = None if call.query is None else call.query.to(self.dtype)
@@ -274,17 +254,6 @@ class AttentionalProblem:
         )
         self.scale = 1.0 / (1.0 - call.dropout)
         self.blocks = call.blocks()
-
-    def _cell_weights(self, number: int) -> CellWeights:
-        """Returns the weights of a layer of another cell in the compute type, ``extra`` in the accumulate type."""
-        call, dtype = self.call, self.dtype
-        each = len(call.extra) // len(call.first_h)
-        bias, recurrent_bias = (
-            parts[number].to(dtype) if parts else None for parts in (call.biases, call.recurrent_biases)
-        )
-        extra = [self.rounded(part) for part in call.extra[number * each : (number + 1) * each]]
-        read, recurrent = call.input_weights[number].to(dtype), call.hidden_weights[number].to(dtype)
-        return CellWeights(read, recurrent, bias, recurrent_bias, tuple(extra))
 
     def rounded(self, weight: Tensor) -> Tensor:
         """Returns a weight in the accumulate type, rounded to the compute type, as all weights are."""
@@ -397,14 +366,14 @@ class AttentionalProblem:
     def bottom_gates(self, inputs: Tensor, gates: Tensor) -> None:
         """Writes inputs' share and bias of the bottom gates (K, B, G H); ``inputs`` as returned by :meth:`read`."""
         if self.places is None:
-            linear_into(gates, inputs, self.from_input, self.layers[0].bias)
+            project(inputs, self.from_input, self.layers[0].read_bias, gates)
         else:
             torch.index_select(self.table, 0, inputs.view(-1), out=gates.view(-1, gates.shape[2]))
 
     @functools.cached_property
     def table(self) -> Tensor:
         """Share of each distinct row in the bottom layer's gates, bias included: (N, 4H)."""
-        return project(self.inputs, self.from_input, self.layers[0].bias)
+        return project(self.inputs, self.from_input, self.layers[0].read_bias)
 
     def mask(self, layer: int, begin: int, end: int) -> Tensor | None:
         """Returns the dropout mask of a layer's input in steps begin to end, (K, B, H) bool; None: no dropout."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,19 +20,18 @@ from econmt_ops.additive_attention.recompute import additive_attention, clean_ke
 from econmt_ops.additive_attention.reference import AttentionArguments, attend
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
-from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
-from econmt_ops.attentional_lstm.reference import combined_output
-from econmt_ops.cells.lstm import LSTM
+from econmt_ops.attentional_lstm.reference import DecoderOptions, combined_output
+from econmt_ops.cells.protocol import Split
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, matmul_tf32
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import (
-    AnyLSTMWeights,
     AttentionalLSTMState,
     AttentionalLSTMWeights,
+    Coverage,
     LowRankLSTMWeights,
     LSTMWeights,
     State,
@@ -43,7 +42,7 @@ from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.products.dropout import split_seed
-from econmt_ops.products.low_rank import tensors_of_layers
+from econmt_ops.products.low_rank import tensors_of_matrices
 from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
@@ -107,20 +106,6 @@ def attentional_lstm(
     return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1], coverage)
 
 
-class _NoCoverage(NamedTuple):
-    """Values of the operator's arguments that stand for no coverage."""
-
-    kind: str = ""
-    key: None = None
-    shares: None = None
-    attention: None = None
-    state: None = None
-    recurrent: None = None
-
-
-_NO_COVERAGE = _NoCoverage()
-
-
 def _arguments(
     inputs: Inputs,
     keys: Tensor,
@@ -133,39 +118,30 @@ def _arguments(
 ) -> AttentionalArguments:
     """Returns the arguments of the operator."""
     cell = cell_of(weights.layers[0])
-    recurrent: list[Tensor] = []
-    extra: list[Tensor] = []
-    if cell is LSTM:
-        matrices, hiddens, biases = tensors_of_layers(cast(tuple[AnyLSTMWeights, ...], weights.layers))
-    else:
-        parts = [cell.split(layer) for layer in weights.layers]
-        matrices, hiddens = [part.input for part in parts], [part.hidden for part in parts]
-        biases = [part.read_bias for part in parts if part.read_bias is not None]
-        recurrent = [part.recurrent_bias for part in parts if part.recurrent_bias is not None]
-        extra = [tensor for part in parts for tensor in part.extra]
+    parts = [
+        Split(layer.input, layer.hidden, layer.bias, None, ())
+        if isinstance(layer, (LSTMWeights, LowRankLSTMWeights))
+        else cell.split(layer)
+        for layer in weights.layers
+    ]
     combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
     if weights.gate is not None and combine_bias is not None:
         combine = torch.cat([weights.gate.weight, combine])
         combine_bias = torch.cat([weights.gate.bias, combine_bias])
         context_bias = weights.gate.context_bias
-    coverage, first = weights.coverage, state.coverage
-    if first is not None:
-        first = first.contiguous()
-    if coverage is not None and first is None:
-        shape = *keys.shape[:2], coverage.key.shape[1]
-        first = keys.new_zeros(shape, dtype=accumulate_dtype(keys.dtype))
-    covered = _NO_COVERAGE if coverage is None else coverage
+    nothing: Any = None
+    covered = weights.coverage or Coverage("", nothing, nothing)
     gain, shift = options.layer_norm or (None, None)
     output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
         values_of(inputs),
         keys,
         values,
-        matrices,
-        hiddens,
-        biases,
-        recurrent,
-        extra,
+        tensors_of_matrices([part.input for part in parts]),
+        tensors_of_matrices([part.hidden for part in parts]),
+        [part.read_bias for part in parts if part.read_bias is not None],
+        [part.recurrent_bias for part in parts if part.recurrent_bias is not None],
+        [tensor for part in parts for tensor in part.extra],
         weights.query,
         weights.score,
         combine,
@@ -175,17 +151,13 @@ def _arguments(
         shift,
         output_gain,
         output_shift,
-        covered.key,
-        covered.shares,
-        covered.attention,
-        covered.state,
-        covered.recurrent,
+        *covered[1:],
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
         [states[0] for states in state.layers],
         [other for states in state.layers for other in states[1:]],
         state.output,
-        first,
+        None if state.coverage is None else state.coverage.contiguous(),
         cell.name,
         covered.kind,
         options.residual,

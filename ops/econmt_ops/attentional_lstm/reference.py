@@ -5,14 +5,13 @@ Without input feeding no attention is recurrent, so the whole stack runs first, 
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.additive_attention.reference import additive_scores, attend
-from econmt_ops.attentional_lstm.options import DecoderOptions
 from econmt_ops.cells import lstm as cell
 from econmt_ops.cells.coverage import CoverageWeights, coverage_forward
 from econmt_ops.cells.output import output_forward
@@ -35,11 +34,31 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
-from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.products.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.products.low_rank import columns
+from econmt_ops.products.stack import StackOptions
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
+
+
+class DecoderOptions(NamedTuple):
+    """Options of a decoder, complete and checked, as `econmt_ops.attentional_lstm` describes them."""
+
+    lengths: Tensor | None
+    input_feeding: bool = True
+    residual: bool = False
+    dropout: float = 0.0
+    seed: Seed | None = None
+    variational: bool = False
+    layer_norm: tuple[Tensor, Tensor] | None = None
+    scale: float = 1.0
+    clean: bool = False
+    overwrites: bool = False
+
+    def stack(self) -> StackOptions:
+        """Returns the options of the LSTM layers alone."""
+        return StackOptions(None, False, self.residual, self.dropout, self.seed, self.variational)
 
 
 class _Attention:
@@ -85,14 +104,6 @@ class _Attention:
             context, attention = attend(scores, self.values, self.padding)
         return combined_output(h, context, self.weights), attention
 
-    def first_coverage(self, state: AttentionalLSTMState) -> Tensor | None:
-        """Returns the coverage (B, S, W) before the first step; None if there is none."""
-        coverage = self.weights.coverage
-        if coverage is None or state.coverage is not None:
-            return state.coverage
-        shape = *self.keys.shape[:2], coverage.key.shape[1]
-        return self.keys.new_zeros(shape, dtype=accumulate_dtype(self.keys.dtype))
-
     def next_coverage(self, before: Tensor | None, attention: Tensor, h: Tensor) -> Tensor | None:
         """Returns the coverage after a step from that before it, the step's weights (B, S) and h (B, H)."""
         coverage = self.weights.coverage
@@ -125,43 +136,6 @@ def combined_output(h: Tensor, context: Tensor, weights: AttentionalLSTMWeights)
     return output_forward(share, read, gate.context_bias, weights.output_norm)
 
 
-class _Recurrence:
-    """Recurrent product of a layer's gates, from its input and its own previous h.
-
-    Several steps use one product per step with a concatenated copy of both weights. A single step without gradients, as
-    in a search, uses two products: the copy would take longer than it saves. Factorised weights use one product per
-    right factor, then those with the left factors.
-    """
-
-    def __init__(self, layer: AnyLSTMWeights, begin: int, steps: int) -> None:
-        """Takes a layer, the first column of its input weight that the recurrence reads, and the number of steps."""
-        fed, hidden = columns(layer.input, begin, layer.input.shape[1]), layer.hidden
-        self.bias, self.right = layer.bias, None
-        if isinstance(fed, LowRank) and isinstance(hidden, LowRank):
-            self.right = fed.right.t(), hidden.right.t()
-            fed, hidden = fed.left, hidden.left
-        assert isinstance(fed, Tensor)
-        assert isinstance(hidden, Tensor)
-        self.fed, self.hidden = fed.t(), hidden.t()
-        concatenates = steps > 1 or torch.is_grad_enabled()
-        self.joined = torch.cat([fed, hidden], 1).t() if concatenates else None
-
-    def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
-        """Returns the gates (B, 4H) from ``fed`` and h (B, H).
-
-        ``start`` is the other inputs' share of the gates with the bias, (B, 4H), or of the right factor's product,
-        (B, r); None: there is none.
-        """
-        if self.right is not None:
-            right, right_h = self.right
-            fed = fed @ right if start is None else torch.addmm(start, fed, right)
-            h, start = h @ right_h, None
-        start = self.bias if start is None else start
-        if self.joined is None:
-            return torch.addmm(start, fed, self.fed).addmm_(h, self.hidden)
-        return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
-
-
 class _CellStep:
     """Step of a layer of any other cell, by a product with its input and one with its own previous h."""
 
@@ -186,13 +160,28 @@ class _CellStep:
 
 
 class _LSTMStep:
-    """Step of an LSTM layer; see `_CellStep`."""
+    """Step of an LSTM layer; see `_CellStep`.
+
+    Several steps use one product per step with a concatenated copy of both weights. A single step without gradients, as
+    in a search, uses two products: the copy would take longer than it saves. Factorised weights use one product per
+    right factor, then those with the left factors.
+    """
 
     def __init__(self, layer: AnyLSTMWeights, begin: int, steps: int) -> None:
-        self.layer, self.gates = layer, _Recurrence(layer, begin, steps)
+        """Takes a layer, the first column of its input weight that the recurrence reads, and the number of steps."""
+        fed, hidden = columns(layer.input, begin, layer.input.shape[1]), layer.hidden
+        self.layer, self.right = layer, None
+        if isinstance(fed, LowRank) and isinstance(hidden, LowRank):
+            self.right = fed.right.t(), hidden.right.t()
+            fed, hidden = fed.left, hidden.left
+        assert isinstance(fed, Tensor)
+        assert isinstance(hidden, Tensor)
+        self.fed, self.hidden = fed.t(), hidden.t()
+        concatenates = steps > 1 or torch.is_grad_enabled()
+        self.joined = torch.cat([fed, hidden], 1).t() if concatenates else None
 
     def shares(self, inputs: Tensor) -> Tensor:
-        """Returns the share (B, T, 4H) of inputs with the bias, or that of the right factor's product."""
+        """Returns the share (B, T, 4H) of inputs with the bias, or that of the right factor's product, (B, T, r)."""
         size = inputs.shape[2]
         if isinstance(self.layer, LowRankLSTMWeights):
             return functional.linear(inputs, self.layer.input.right[:, :size])
@@ -201,7 +190,14 @@ class _LSTMStep:
     def __call__(self, start: Tensor | None, read: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns the states after a step."""
         h, c = state
-        return cell.forward(self.gates(start, read, h), c)
+        if self.right is not None:
+            right, right_h = self.right
+            read = read @ right if start is None else torch.addmm(start, read, right)
+            h, start = h @ right_h, None
+        start = self.layer.bias if start is None else start
+        if self.joined is None:
+            return cell.forward(torch.addmm(start, read, self.fed).addmm_(h, self.hidden), c)
+        return cell.forward(torch.addmm(start, torch.cat([read, h], 1), self.joined), c)
 
 
 def _step_of(layer: DecoderLayer, begin: int, steps: int) -> _CellStep | _LSTMStep:
@@ -238,7 +234,7 @@ def _run_input_feeding(
     bottom, *upper = (
         _step_of(layer, 0 if number else size, steps) for number, layer in enumerate(attention.weights.layers)
     )
-    coverage = attention.first_coverage(state)
+    coverage = state.coverage
     outputs, attentions = [], []
     for step, product in enumerate(bottom.shares(inputs).unbind(1)):
         layers[0] = bottom(product, fed, layers[0])

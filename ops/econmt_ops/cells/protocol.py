@@ -43,13 +43,13 @@ class Split(NamedTuple):
     """Weights of a layer, separated by the operation that reads them.
 
     Attributes:
-        input: (G H, I). hidden: (G H, H).
+        input: (G H, I). hidden: (G H, H). Tensors; of an LSTM, `LowRank` if they are factorized.
         read_bias, recurrent_bias: (G H,), added to the products; or None.
         extra: Further weights of the pointwise part of a step.
     """
 
-    input: Tensor
-    hidden: Tensor
+    input: Any
+    hidden: Any
     read_bias: Tensor | None
     recurrent_bias: Tensor | None
     extra: tuple[Tensor, ...]

@@ -49,3 +49,19 @@ class CrossEntropyArguments(NamedTuple):
 
 RowGradients = tuple[Tensor, Tensor, Tensor | None]
 """Gradients of an output layer: hidden (N, H), weight (V, H) and, if there is one, bias (V,)."""
+
+
+class Update(NamedTuple):
+    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name.
+
+    ``salt`` and ``begin`` are arguments of `econmt_ops.optimizers.stochastic_rounding.round_into`. With ``rows`` the
+    gradient has these rows alone, in ascending order.
+    """
+
+    values: Tensor
+    gradient: Tensor
+    moments: tuple[Tensor, ...]
+    numbers: dict[str, Tensor]
+    salt: int = 0
+    begin: int = 0
+    rows: Tensor | None = None

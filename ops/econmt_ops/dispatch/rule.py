@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -83,29 +83,27 @@ MODE = _Mode()
 
 
 @contextmanager
-def rules_only(device: str | None = None) -> Iterator[None]:
+def _in_mode(**changes: Any) -> Iterator[None]:
+    before = {name: getattr(MODE, name) for name in changes}
+    MODE.__dict__.update(changes)
+    try:
+        yield
+    finally:
+        MODE.__dict__.update(before)
+
+
+def rules_only(device: str | None = None) -> AbstractContextManager[None]:
     """Makes "auto" follow the rule and ignore measurements within the context, as on every machine.
 
     Args:
         device: Device type whose rule to follow, for estimates for another device; None: that of the tensors.
     """
-    before = MODE.rules_only, MODE.device
-    MODE.rules_only, MODE.device = True, device
-    try:
-        yield
-    finally:
-        MODE.rules_only, MODE.device = before
+    return _in_mode(rules_only=True, device=device)
 
 
-@contextmanager
-def captured(whether: bool = True) -> Iterator[None]:
+def captured(whether: bool = True) -> AbstractContextManager[None]:
     """Marks the context as part of a CUDA graph, or its warm-up, where launching kernels costs almost nothing."""
-    before = MODE.captured
-    MODE.captured = whether
-    try:
-        yield
-    finally:
-        MODE.captured = before
+    return _in_mode(captured=whether)
 
 
 def is_forward_mode() -> bool:
@@ -182,57 +180,3 @@ def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
         return False
     # An estimate for another device only traces the implementation.
     return traits.can_be_estimated() if MODE.device is not None else traits.is_available()
-
-
-class CallRequest(NamedTuple):
-    """Request of a call, from which its candidates follow.
-
-    Attributes:
-        available: Implementations of the op by name.
-        implementation: "auto", or the name of one.
-        stash: Stash level, or "auto".
-        options: Options with which every implementation can run, the rule's option first; at least one.
-    """
-
-    available: Mapping[str, Implementation]
-    implementation: str
-    stash: str
-    options: Sequence[Mapping[str, str]]
-
-    def candidate(
-        self, chosen: Implementation, gradients: bool, stash: str, option: Mapping[str, str]
-    ) -> Candidate:
-        """Returns the candidate of an implementation with its stash level.
-
-        Args:
-            chosen: Implementation. If the request names it, it uses its own default level, otherwise the fastest one.
-            gradients: True if a backward pass will follow; otherwise nothing is kept.
-            stash: Stash level, or "auto" for the default.
-            option: One of the options.
-        """
-        level = stash
-        if self.implementation == stash == "auto" and gradients:
-            # Only a model's training and its estimate use rules alone.
-            level = chosen.traits.model_stash if MODE.rules_only else "gates"
-        if not chosen.traits.takes_stash or level == "auto":
-            return Candidate(*chosen, {**option})
-        return Candidate(*chosen, {**option, "stash": level})
-
-    def by_rule(self, problem: Problem) -> Candidate:
-        """Returns the candidate that runs where no measurements exist."""
-        name, gradients = self.implementation, problem.keeps_gradients
-        # A model's training and its estimate use rules only, and one implementation for all shapes.
-        is_light = problem.is_light and self.stash == "auto" and not MODE.rules_only
-        if name == "auto" and (is_light or is_transformed()):
-            name = next(iter(self.available))
-        elif name == "auto":
-            name = rule(
-                problem.op,
-                problem.device_type,
-                problem.dtype,
-                gradients=gradients,
-                among=self.available,
-                sizes=problem.sizes,
-                detail=problem.detail,
-            )
-        return self.candidate(self.available[name], gradients, self.stash, self.options[0])

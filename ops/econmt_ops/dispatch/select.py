@@ -9,8 +9,9 @@ taken on request only:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, CallRequest, Candidate, Problem, can_run, is_transformed
+from econmt_ops.dispatch.rule import MODE, Candidate, Problem, can_run, is_transformed, rule
 from econmt_ops.dispatch.session import current_session, remembered
 from econmt_ops.dispatch.traits import Implementation
 
@@ -57,71 +58,99 @@ def run(
         ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation; the
             message lists the available ones.
     """
-    request = CallRequest(available, implementation, stash, options or [{}])
+    choice = _Choice(problem, available, implementation, stash, options or [{}])
     if implementation != "auto":
-        _check_named(problem, request)
+        choice.check_name()
     if stash != "auto" and stash not in STASHES:
         levels = ", ".join(("auto", *STASHES))
         raise ValueError(f"{problem.op}: unknown stash level {stash!r}; available: {levels}")
-    candidate = request.by_rule(problem)
-    if not torch.compiler.is_compiling() and (implementation == "auto" or len(request.options) > 1):
-        candidate = _measured(problem, call, request, candidate)
+    candidate = choice.by_rule()
+    if not torch.compiler.is_compiling() and (implementation == "auto" or len(choice.options) > 1):
+        candidate = choice.by_measurements(candidate, call)
     return call(candidate, *problem.arguments)
 
 
-def _check_named(problem: Problem, request: CallRequest) -> None:
-    """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
-    available, name = request.available, request.implementation
-    named = available.get(name)
-    if named is not None and (
-        named.traits.is_available() or (MODE.device and named.traits.can_be_estimated())
-    ):
-        return
-    names = ", ".join(("auto", *(each.name for each in available.values() if each.traits.is_available())))
-    reason = "unknown implementation" if named is None else "this machine cannot run the implementation"
-    raise ValueError(f"{problem.op}: {reason} {name!r}; available: {names}")
+class _Choice(NamedTuple):
+    """Choice among an op's implementations; see the arguments of :func:`run`."""
 
+    problem: Problem
+    available: Mapping[str, Implementation]
+    implementation: str
+    stash: str
+    options: Sequence[Mapping[str, str]]
 
-def _measured(
-    problem: Problem, call: Callable[..., Any], request: CallRequest, default: Candidate
-) -> Candidate:
-    """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
-    session = current_session()
-    if (
-        MODE.rules_only
-        or is_transformed()
-        or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments))
-    ):
-        return default
-    where = machine(problem.device) if problem.device.type != "meta" else ""
-    if not where or (session is None and not remembered(where)):
-        return default
-    candidates: dict[str, Candidate] = {}
-    for implementation in request.available.values():
-        if request.implementation == implementation.name or (
-            request.implementation == "auto"
-            and can_run(implementation.traits, problem.device.type, problem.dtype)
-            and implementation.traits.serves(problem.sizes, problem.detail)
+    def check_name(self) -> None:
+        """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
+        named = self.available.get(self.implementation)
+        if named is not None and (
+            named.traits.is_available() or (MODE.device and named.traits.can_be_estimated())
         ):
-            for candidate in _variants(implementation, problem, request):
-                candidates.setdefault(candidate.label, candidate)
-    candidates[default.label] = default
-    known = remembered(where).get(problem.key, {})
-    if session is None:
-        records = {name: record for name, record in known.items() if name in candidates}
-        return candidates[decide(records, default.label)] if default.label in records else default
-    return candidates[session.choose(problem, call, candidates, default.label, known, where)]
+            return
+        able = [each.name for each in self.available.values() if each.traits.is_available()]
+        reason = "unknown implementation" if named is None else "this machine cannot run the implementation"
+        names = ", ".join(("auto", *able))
+        raise ValueError(f"{self.problem.op}: {reason} {self.implementation!r}; available: {names}")
 
+    def _candidate(self, chosen: Implementation, level: str, option: Mapping[str, str]) -> Candidate:
+        """Returns an implementation with an option, and a stash level, of which "auto" is the default.
 
-def _variants(implementation: Implementation, problem: Problem, request: CallRequest) -> list[Candidate]:
-    """Returns an implementation with each of its options; with every stash level if a byte limit is to be met."""
-    session, gradients = current_session(), problem.keeps_gradients
-    limited = session is not None and session.byte_limit is not None
-    levels = [request.stash]
-    if request.stash == "auto" and limited and implementation.traits.takes_stash and gradients:
-        levels = list(STASHES)
-    return [
-        request.candidate(implementation, gradients, level, option)
-        for level in levels
-        for option in request.options
-    ]
+        An implementation that the request names uses its own default level, others the fastest one.
+        """
+        if self.implementation == level == "auto" and self.problem.keeps_gradients:
+            # Only a model's training and its estimate use rules alone.
+            level = chosen.traits.model_stash if MODE.rules_only else "gates"
+        if not chosen.traits.takes_stash or level == "auto":
+            return Candidate(*chosen, {**option})
+        return Candidate(*chosen, {**option, "stash": level})
+
+    def by_rule(self) -> Candidate:
+        """Returns the candidate that runs where no measurements exist."""
+        problem, name = self.problem, self.implementation
+        # A model's training and its estimate use rules only, and one implementation for all shapes.
+        is_light = problem.is_light and self.stash == "auto" and not MODE.rules_only
+        if name == "auto" and (is_light or is_transformed()):
+            name = next(iter(self.available))
+        elif name == "auto":
+            name = rule(
+                problem.op,
+                problem.device_type,
+                problem.dtype,
+                gradients=problem.keeps_gradients,
+                among=self.available,
+                sizes=problem.sizes,
+                detail=problem.detail,
+            )
+        return self._candidate(self.available[name], self.stash, self.options[0])
+
+    def by_measurements(self, default: Candidate, call: Callable[..., Any]) -> Candidate:
+        """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
+        problem, session = self.problem, current_session()
+        if (
+            MODE.rules_only
+            or is_transformed()
+            or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments))
+        ):
+            return default
+        where = machine(problem.device) if problem.device.type != "meta" else ""
+        if not where or (session is None and not remembered(where)):
+            return default
+        limited = session is not None and session.byte_limit is not None and problem.keeps_gradients
+        candidates: dict[str, Candidate] = {}
+        for each in self.available.values():
+            if self.implementation == each.name or (
+                self.implementation == "auto"
+                and can_run(each.traits, problem.device.type, problem.dtype)
+                and each.traits.serves(problem.sizes, problem.detail)
+            ):
+                levels = (
+                    STASHES if limited and self.stash == "auto" and each.traits.takes_stash else (self.stash,)
+                )
+                for level, option in itertools.product(levels, self.options):
+                    candidate = self._candidate(each, level, option)
+                    candidates.setdefault(candidate.label, candidate)
+        candidates[default.label] = default
+        known = remembered(where).get(problem.key, {})
+        if session is None:
+            records = {name: record for name, record in known.items() if name in candidates}
+            return candidates[decide(records, default.label)] if default.label in records else default
+        return candidates[session.choose(problem, call, candidates, default.label, known, where)]

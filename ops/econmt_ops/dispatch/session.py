@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, Store
@@ -37,35 +39,28 @@ def forget() -> None:
     forget_plans()
 
 
+@dataclass
 class Session:
     """Measuring session; see `measuring`.
 
     Attributes:
         measurements: Measurements of all problems met, by key.
         samples: Seconds of each call, by key and candidate; samples with equal index were taken in the same round.
-        byte_limit: Largest number of bytes that an op may keep; see `measuring`.
+        store: File of measurements, or None.
+        allowed, byte_limit, compiled, only, share: Arguments of :func:`measuring`.
         seconds: Seconds spent on measuring so far.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        byte_limit: int | None,
-        compiled: bool,
-        only: Collection[str] | None,
-        store: Store | None,
-        share: float = 1.0,
-    ) -> None:
-        self.measurements: dict[str, Measurement] = {}
-        self.samples: dict[str, dict[str, tuple[float, ...]]] = {}
-        self.byte_limit = byte_limit
-        self.seconds = 0.0
-        self._allowed = seconds
-        self._compiled = compiled
-        self._only = only
-        self._store = store
-        self._share = share
-        self._fresh: dict[str, dict[str, dict[str, MeasurementRecord]]] = {}
+    allowed: float
+    byte_limit: int | None
+    compiled: bool
+    only: Collection[str] | None
+    store: Store | None
+    share: float
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    samples: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    seconds: float = 0.0
+    _fresh: dict[str, dict[str, dict[str, MeasurementRecord]]] = field(default_factory=dict)
 
     def choose(
         self,
@@ -86,14 +81,14 @@ class Session:
         wanted = {
             name: each
             for name, each in candidates.items()
-            if (self._compiled or not each.traits.warms_up) and (self._only is None or name in self._only)
+            if (self.compiled or not each.traits.warms_up) and (self.only is None or name in self.only)
         }
-        if self._store is None or not wanted.keys() <= records.keys():
+        if self.store is None or not wanted.keys() <= records.keys():
             timed = self._measure(problem, call, wanted)
             if timed is None:
                 return rule
             records = {**records, **timed}
-            if self._store is not None:
+            if self.store is not None:
                 self._fresh.setdefault(where, {})[key] = records
         self.measurements[key] = Measurement(problem.op, key, rule, records)
         return self.measurements[key].choice(self.byte_limit)
@@ -102,14 +97,14 @@ class Session:
         self, problem: Problem, call: Callable[..., Any], candidates: Mapping[str, Candidate]
     ) -> dict[str, MeasurementRecord] | None:
         """Returns the records of the candidates, or None if the session's time is used up."""
-        left = self._allowed - self.seconds
+        left = self.allowed - self.seconds
         if left <= 0:
             return None
         began = time.perf_counter()
         sizes: dict[str, int] = {}
         compiling: dict[str, float] = {}
         # Detached, so that the backward pass ends at the op's arguments.
-        alone = problem._replace(arguments=_detached(problem.arguments))
+        alone = problem._replace(arguments=tree_map_only(Tensor, _detached, problem.arguments))
 
         def once(candidate: Candidate) -> None:
             if candidate.label in sizes:
@@ -135,9 +130,9 @@ class Session:
                 synchronize=synchronizer(problem.device),
                 least=_LEAST_SAMPLES,
                 most=_SAMPLES,
-                drop=self._only is None,
+                drop=self.only is None,
                 fits=lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit,
-                enough=self._share * left,
+                enough=self.share * left,
             )
         self.seconds += time.perf_counter() - began
         if timings is None:
@@ -160,10 +155,10 @@ class Session:
     def remember(self) -> None:
         """Adds what was measured to the file."""
         forget_plans()
-        if self._store is None:
+        if self.store is None:
             return
         for where, records in self._fresh.items():
-            self._store.add(where, records)
+            self.store.add(where, records)
             remembered(where).update(records)
         self._fresh = {}
 
@@ -179,14 +174,9 @@ def _backward(problem: Problem, result: Any) -> None:
     torch.autograd.grad(total.sum(), wanted, allow_unused=True)
 
 
-def _detached(arguments: Any) -> Any:
-    """Returns nested tuples with each tensor replaced by a leaf of the autograd graph with the same values."""
-    if isinstance(arguments, Tensor):
-        return arguments.detach().requires_grad_(arguments.requires_grad)
-    if not isinstance(arguments, tuple):
-        return arguments
-    parts = [_detached(part) for part in arguments]
-    return type(arguments)(*parts) if hasattr(arguments, "_fields") else tuple(parts)
+def _detached(tensor: Tensor) -> Tensor:
+    """Returns a leaf of the autograd graph with the same values."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 @contextmanager
@@ -205,18 +195,12 @@ def _counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
         yield kept
 
 
-class _Current(threading.local):
-    """Measuring session of each thread."""
-
-    session: Session | None = None
-
-
-_CURRENT = _Current()
+_SESSION: ContextVar[Session | None] = ContextVar("measuring session", default=None)
 
 
 def current_session() -> Session | None:
     """Returns this thread's measuring session, or None if nothing is measured."""
-    return _CURRENT.session
+    return _SESSION.get()
 
 
 @contextmanager
@@ -247,10 +231,9 @@ def measuring(
         The session, which holds the measurements.
     """
     session = Session(seconds, byte_limit, compiled, only, Store() if remember else None, share)
-    before = _CURRENT.session
-    _CURRENT.session = session
+    before = _SESSION.set(session)
     try:
         yield session
     finally:
-        _CURRENT.session = before
+        _SESSION.reset(before)
         session.remember()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -146,7 +147,7 @@ def _is_promising(own: Sequence[float], first: float, rivals: Sequence[Sequence[
     quick = any(mine <= _HOPELESS * other for mine, other in zip(own, best, strict=True))
     if not (quick or first <= _HOPELESS * min(best)):
         return False
-    return len(own) != _ROUNDS or ratio(own, min(rivals, key=_median)) <= _NEAR
+    return len(own) != _ROUNDS or ratio(own, min(rivals, key=median)) <= _NEAR
 
 
 def ratio(own: Sequence[float], other: Sequence[float]) -> float:
@@ -155,7 +156,7 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> float:
     A slow phase of the machine affects both samples of a round. Over twenty rounds this ratio varied by 3 to 4 %
     between measurements, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
     """
-    return _median([mine / its for mine, its in zip(own, other, strict=False)])
+    return median([mine / its for mine, its in zip(own, other, strict=False)])
 
 
 def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -171,13 +172,9 @@ def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     if longest - alone < _ROUNDS:
         alone = 0
     last = {name: own[alone:] for name, own in samples.items() if len(own) == longest}
-    fastest = min(last, key=lambda name: _median(last[name]))
-    seconds = _median(samples[fastest])
+    fastest = min(last, key=lambda name: median(last[name]))
+    seconds = median(samples[fastest])
     return {
         name: seconds * ratio(last.get(name, own), last[fastest] if name in last else samples[fastest])
         for name, own in samples.items()
     }
-
-
-def _median(values: Sequence[float]) -> float:
-    return quantile(values, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from econmt_ops.core.shapes import Shapes, kind_of
-from econmt_ops.core.weights import State
-from econmt_ops.modules.directions import LayerStack, run_layers
-from econmt_ops.modules.packed import UnpackedBatch
-from econmt_ops.modules.resets import Segments
+from econmt_ops.lstm.call_plans import resets_plan, run_whole
+from econmt_ops.modules.directions import Prepare, StackedLayers
+from econmt_ops.modules.resets import Segments, first_states
 from econmt_ops.products.dropout import Seed, seed_of
 from econmt_ops.products.stack import StackOptions
 
@@ -23,7 +23,7 @@ States = tuple[Tensor, ...]
 """States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
 
 
-class RecurrentModule(nn.RNNBase, ABC):
+class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
     """Stack of recurrent layers with the interface of `torch.nn.LSTM` and `torch.nn.GRU`.
 
     Parameters, initialization, checks of arguments, pickling and `repr` are inherited from PyTorch's own base class. It
@@ -136,32 +136,36 @@ class RecurrentModule(nn.RNNBase, ABC):
             return by_kernels
         segments = Segments(resets, lengths, inputs.device)
         if state is not None:
-            state = segments.first(state, len(self._suffixes(0)))
+            state = first_states(segments.first, state, len(self._suffixes(0)))
         options = options._replace(lengths=segments.lengths)
-        stack = self._stack()
-        outputs, last = run_layers(
-            stack, segments.spread(inputs), _by_layer(state), options, segments.prepare
-        )
-        return segments.collect(outputs), self._stacked(last, outputs)
+        outputs, last = self._run(segments.spread(inputs), state, options, segments.prepare)
+        return segments.collect(outputs), last
 
-    def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
-        """Runs rows that have no resets; see `_run_rows`."""
-        outputs, last = run_layers(self._stack(), inputs, _by_layer(state), options)
-        return outputs, self._stacked(last, outputs)
+    def _run(
+        self, inputs: Tensor, state: States | None, options: StackOptions, prepare: Prepare | None = None
+    ) -> tuple[Tensor, States]:
+        """Runs rows that have no resets; see `_run_rows`. ``prepare``: see `StackedLayers._run_layers`."""
+        by_layer = None if state is None else tuple(zip(*state, strict=True))
+        outputs, last = self._run_layers(inputs, by_layer, options, prepare)
+        return outputs, tuple([torch.stack(part).to(outputs.dtype) for part in zip(*last, strict=True)])
 
     def _run_resets(
-        self,
-        inputs: Tensor,  # noqa: ARG002
-        state: States | None,  # noqa: ARG002
-        resets: Tensor,  # noqa: ARG002
-        options: StackOptions,  # noqa: ARG002
+        self, inputs: Tensor, state: States | None, resets: Tensor, options: StackOptions
     ) -> tuple[Tensor, States] | None:
-        """Runs rows with resets by kernels that heed them; None where none do."""
-        return None
-
-    def _stacked(self, last: State, outputs: Tensor) -> States:
-        """Returns the states of all layers and directions as tensors (D L, B, H) in the type of the outputs."""
-        return tuple([torch.stack(part).to(outputs.dtype) for part in zip(*last, strict=True)])
+        """Runs rows with resets by the kernels of LSTM layers, which heed them; None where none do."""
+        if self.mode != "LSTM" or self.proj_size:
+            return None
+        layers = self._layers()
+        plan = resets_plan(inputs, layers, state, options, self.implementation)
+        if plan is None:
+            return None
+        directions = len(layers[0])
+        begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
+        if state is not None:
+            state = first_states(begins[0], state, directions)
+        flat = [tuple(chain.from_iterable(layer)) for layer in layers]
+        outputs, (h, c) = run_whole(plan, inputs, flat, state, options, directions, begins)
+        return outputs, (h, c.to(h.dtype))
 
     def _options(self, lengths: Tensor | None, seed: Seed | None) -> StackOptions:
         """Returns the options of a call, with a new dropout seed if ``seed`` is None and one is needed."""
@@ -173,16 +177,6 @@ class RecurrentModule(nn.RNNBase, ABC):
         weight: Tensor = self.weight_ih_l0  # type: ignore[assignment]
         return weight.device
 
-    def _chosen(self) -> str:
-        """Returns the implementation; inside torch.export "auto" is the reference, a graph of PyTorch's operators."""
-        # Not is_exporting(): to torch.compile that is True in torch 2.7.
-        is_exported = torch.compiler.is_compiling() and torch.compiler._is_exporting_flag
-        return "reference" if self.implementation == "auto" and is_exported else self.implementation
-
-    @abstractmethod
-    def _stack(self) -> LayerStack:
-        """Returns the layers with their weights."""
-
     @abstractmethod
     def _states(self, hx: Any) -> States:
         """Returns the states of ``hx``."""
@@ -190,9 +184,6 @@ class RecurrentModule(nn.RNNBase, ABC):
     @abstractmethod
     def _hx(self, states: States) -> Any:
         """Returns states in the form of ``hx``."""
-
-    def _suffixes(self, layer: int) -> tuple[str, ...]:
-        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
 
     def _batched(self, state: States, is_batched: bool) -> States:
         """Returns initial states (D L, B, H) from those of the caller, which lack B for one sequence."""
@@ -266,6 +257,36 @@ class RecurrentModule(nn.RNNBase, ABC):
         return text
 
 
-def _by_layer(states: States | None) -> State | None:
-    """Returns states (D L, B, H) as a tuple per layer and direction."""
-    return None if states is None else tuple(zip(*states, strict=True))
+class UnpackedBatch:
+    """Padded batch of a packed sequence, its rows in the packed order (longest first).
+
+    The batch sizes of a packed sequence are on the CPU, so that nothing waits for a GPU.
+
+    Args:
+        packed: Packed sequence with data (N, I).
+        batch: B if it is known, so that torch.compile need not read it from the batch sizes.
+
+    Attributes:
+        inputs: Padded batch, (B, T, I), zero past a row's length. Time comes first in memory.
+        lengths: Lengths of the rows, (B,) int64 on the CPU.
+    """
+
+    def __init__(self, packed: PackedSequence, batch: int | None = None) -> None:
+        self._packed = packed
+        data, sizes, order, _ = packed
+        if batch is None:
+            batch = int(sizes[0]) if order is None else len(order)
+        steps, ends = len(sizes), sizes.cumsum(0)
+        self.lengths = (sizes.unsqueeze(1) > torch.arange(batch, device=sizes.device)).sum(0)
+        number = torch.arange(len(data), device=sizes.device)
+        step = torch.searchsorted(ends, number, right=True)
+        places = step * batch + number - (ends - sizes)[step]
+        self._places = places.to(data.device, non_blocking=True)
+        padded = data.new_zeros(steps * batch, data.shape[1]).index_copy(0, self._places, data)
+        self.inputs = padded.view(steps, batch, -1).transpose(0, 1)
+
+    def pack(self, outputs: Tensor) -> PackedSequence:
+        """Packs outputs (B, T, H) as the inputs were."""
+        rows = outputs.transpose(0, 1).flatten(0, 1).index_select(0, self._places)
+        _, *order = self._packed
+        return PackedSequence(rows, *order)

@@ -14,13 +14,12 @@ from econmt_ops.cells.scan import SRU as SRU_CELL
 from econmt_ops.cells.scan import SSRU as SSRU_CELL
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.weights import State
-from econmt_ops.layers.op import OPS
-from econmt_ops.modules.directions import LayerStack, run_layers
+from econmt_ops.modules.directions import StackedLayers
 from econmt_ops.products.dropout import seed_of
 from econmt_ops.products.stack import StackOptions
 
 
-class CellLayers(nn.Module):
+class CellLayers(StackedLayers, nn.Module):
     """Base class of stacked layers of one cell, in one direction or both; batch-first.
 
     Parameters have the field names of the cell's weights with the suffix ``_l0``, ``_l0_reverse`` and so on. Gains of a
@@ -29,21 +28,13 @@ class CellLayers(nn.Module):
     Args:
         input_size: I, number of input features.
         hidden_size: H, number of features of outputs and states.
-        num_layers: L, number of stacked layers. An upper layer reads the outputs of the layer below, those of both
-            directions if bidirectional.
-        dropout: Dropout probability of the inputs of the upper layers during training.
-        bidirectional: If True, each layer runs in both directions.
-        residual: If True, each upper layer adds its input to its output.
-        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        num_layers, dropout, bidirectional, residual, variational, device, dtype: As of `econmt_ops.LSTM`.
         implementation: "auto" or the name of an implementation of the op.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
 
     Raises:
         ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
-    cell: ClassVar[Any]
     names: ClassVar[dict[str, str]] = {}
     """Parameter names that differ from the field names."""
 
@@ -76,11 +67,6 @@ class CellLayers(nn.Module):
                     weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(name + suffix, weight)
         self.reset_parameters()
-
-    @property
-    def op(self) -> Any:
-        """Operation that runs the layers."""
-        return OPS[self.cell.name]
 
     def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the parameters of a layer that reads ``width`` features, by name without suffix."""
@@ -129,29 +115,15 @@ class CellLayers(nn.Module):
         Shapes(type(self).__name__, input_size=self.input_size)("inputs", inputs, "B T input_size")
         probability, seed = seed_of(self, self.dropout, dropout_seed, inputs.device)
         options = StackOptions(lengths, False, self.residual, probability, seed, self.variational)
-        weights = tuple(
-            tuple(self.layer_weights(layer, bool(reverse)) for reverse in range(len(self._suffixes(layer))))
-            for layer in range(self.num_layers)
-        )
-        return run_layers(LayerStack(self.op, weights, self.implementation), inputs, state, options)
+        return self._run_layers(inputs, state, options)
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""
         text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
-        defaults = {
-            "bias": True,
-            "dropout": 0.0,
-            "bidirectional": False,
-            "residual": False,
-            "variational": False,
-        }
-        for name, default in defaults.items():
-            if getattr(self, name, default) != default:
+        for name in ("dropout", "bidirectional", "residual", "variational"):
+            if getattr(self, name):
                 text += f", {name}={getattr(self, name)}"
         return text
-
-    def _suffixes(self, layer: int) -> tuple[str, ...]:
-        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
 
 
 class LayerNormLSTM(CellLayers):

@@ -45,7 +45,7 @@ class Segments:
 
     Attributes:
         lengths: Lengths of the rows with the empty steps, (B,).
-        steps: S.
+        steps: S. first: (B,) bool, True for rows that begin with a reset.
     """
 
     def __init__(self, resets: Tensor, lengths: Tensor | None, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class Segments:
         added = before[:, -1]
         self.steps = steps + _room(added, steps)
         self.lengths = added + (steps if lengths is None else lengths)
-        self._first = resets[:, 0].to(device, non_blocking=True)
+        self.first = resets[:, 0].to(device, non_blocking=True)
         self._places = (number + before).to(device, non_blocking=True)
 
     def spread(self, rows: Tensor) -> Tensor:
@@ -69,10 +69,6 @@ class Segments:
     def collect(self, outputs: Tensor) -> Tensor:
         """Returns outputs (B, S, H) without the empty steps, (B, T, H)."""
         return outputs.gather(1, self._places.unsqueeze(2).expand(-1, -1, outputs.shape[2]))
-
-    def first(self, state: tuple[Tensor, ...], directions: int) -> tuple[Tensor, ...]:
-        """Returns initial states; see `first_states`."""
-        return first_states(self._first, state, directions)
 
     def prepare(self, read: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         """Returns what a layer reads, (B, S, I), with columns that mark the empty steps, and weights that read them."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules import rnn as torch_rnn
 
+from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.core.shapes import kind_of
-from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights, State
-from econmt_ops.layers.op import OPS
+from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import SplitLSTMWeights, plan_again, resets_plan, run_whole
+from econmt_ops.lstm.call_plans import SplitLSTMWeights, plan_again, run_whole
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.reference import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
-from econmt_ops.modules.directions import LayerStack
-from econmt_ops.modules.resets import first_states
+from econmt_ops.modules.directions import Prepare
 from econmt_ops.products.stack import StackOptions
 
 _PARTS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
@@ -96,44 +94,25 @@ class LSTM(RecurrentModule):
             bias = getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
         return LSTMWeights(weight_ih, weight_hh, bias)
 
-    def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
-        if not self.proj_size and not self.bidirectional and options.dropout < 1.0:
+    def _run(
+        self, inputs: Tensor, state: States | None, options: StackOptions, prepare: Prepare | None = None
+    ) -> tuple[Tensor, States]:
+        if prepare is None and not self.proj_size and not self.bidirectional and options.dropout < 1.0:
             layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
             plan = plan_again(inputs, layers, state, options, self.implementation)
             if plan is not None:
                 outputs, (h, c) = run_whole(plan, inputs, layers, state, options)
                 return outputs, (h, c.to(h.dtype))
-        return super()._run(inputs, state, options)
+        return super()._run(inputs, state, options, prepare)
 
-    def _run_resets(
-        self, inputs: Tensor, state: States | None, resets: Tensor, options: StackOptions
-    ) -> tuple[Tensor, States] | None:
-        if self.proj_size:
-            return None
-        layers = self._layers()
-        plan = resets_plan(inputs, layers, state, options, self.implementation)
-        if plan is None:
-            return None
-        directions = len(layers[0])
-        begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
-        if state is not None:
-            state = first_states(begins[0], state, directions)
-        flat = [tuple(chain.from_iterable(layer)) for layer in layers]
-        outputs, (h, c) = run_whole(plan, inputs, flat, state, options, directions, begins)
-        return outputs, (h, c.to(h.dtype))
+    @property
+    def op(self) -> Any:
+        """Operation that runs the layers."""
+        return projected_lstm if self.proj_size else lstm
 
-    def _layers(self) -> tuple[tuple[Any, ...], ...]:
-        """Returns for each layer the weights of its directions."""
-        return tuple(
-            tuple([self._weights(layer, bool(reverse)) for reverse in range(len(self._suffixes(layer)))])
-            for layer in range(self.num_layers)
-        )
-
-    def _stack(self) -> LayerStack:
-        weights = self._layers()
-        if self.proj_size:
-            return LayerStack(projected_lstm, weights, self._chosen())
-        return LayerStack(lstm, weights, self._chosen(), _both_ways)
+    @property
+    def _both_ways(self) -> Any:
+        return None if self.proj_size else bidirectional_lstm
 
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
@@ -169,6 +148,8 @@ class GRU(RecurrentModule):
         proj_size: Refused, as by `torch.nn.GRU`.
     """
 
+    cell = GRU_CELL
+
     def __init__(
         self,
         input_size: int,
@@ -202,14 +183,6 @@ class GRU(RecurrentModule):
             return GRUWeights(*matrices, *(getattr(self, name + suffix) for name in ("bias_ih", "bias_hh")))
         return GRUWeights(*matrices, *[matrices[0].new_zeros(3 * self.hidden_size)] * 2)
 
-    def _stack(self) -> LayerStack:
-        directions = range(2 if self.bidirectional else 1)
-        weights = tuple(
-            tuple(self.layer_weights(layer, bool(reverse)) for reverse in directions)
-            for layer in range(self.num_layers)
-        )
-        return LayerStack(OPS["gru"], weights, self._chosen())
-
     def _states(self, hx: Any) -> States:
         if not isinstance(hx, Tensor):
             raise ValueError(f"GRU: hx must be a tensor, got {kind_of(hx)}")  # noqa: TRY004  as all of its errors
@@ -217,10 +190,3 @@ class GRU(RecurrentModule):
 
     def _hx(self, states: States) -> Any:
         return states[0]
-
-
-def _both_ways(
-    read: Tensor, weights: tuple[Any, ...], lengths: Tensor | None, implementation: str
-) -> tuple[Tensor, State]:
-    """Runs one LSTM layer in both directions from zero states; see `LayerStack`."""
-    return bidirectional_lstm(read, *weights, lengths=lengths, implementation=implementation)

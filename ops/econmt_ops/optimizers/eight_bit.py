@@ -13,9 +13,7 @@ quantization"), with two differences:
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
+from econmt_ops.backends.cuda.adam import AdamSettings
+from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import fused
 from econmt_ops.optimizers.fused import FusedOptimizer
 from econmt_ops.optimizers.loss_scale import unchanged_by_overflow
-from econmt_ops.optimizers.updates import Update
 
 BLOCK = 256
 """Largest number of columns with a common scale."""
@@ -40,8 +39,8 @@ _MANTISSA = 3
 _SHIFT = 23 - _MANTISSA
 """Bits of a float32 mantissa that are dropped."""
 
-_FIRST, _SECOND = 2.0**-16, 2.0**-32
-"""Smallest numbers of the small floats of 7 and 8 bits."""
+_FIRST, _FIRST_BITS, _SECOND_BITS = 2.0**-16, 111 << 23, 95 << 23
+"""Smallest number of the small floats of 7 bits, its bits as a float32, and those of 2^-32, that of 8 bits."""
 
 _LARGEST_CODED = 1.875 / 2.0
 """Largest value of both codes; a block's largest value is scaled a millionth below it so that it is never rounded up.
@@ -85,98 +84,59 @@ class EightBitOptimizer(FusedOptimizer):
             return super().moment_type(parameter, name)
         return {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}.get(name, torch.float32)
 
-    def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
-        unquantized = [update for update in updates if len(update.moments) == 2]
-        if unquantized:
-            super()._run(unquantized, divisor)
-        for update in updates:
-            if len(update.moments) == 4 and _have_kernel(update):
-                self._run_matrix(update, divisor)
-            elif len(update.moments) == 4:
-                parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-                rows = max(1, fused.BLOCK_BYTES // (parts[0].shape[1] * parts[0].element_size()))
-                for values, gradient, *moments in zip(
-                    *(torch.split(part, rows) for part in parts), strict=True
-                ):
-                    self._run_rows(Update(values, gradient, tuple(moments), update.numbers), divisor)
+    def _has_kernel(self, update: Update) -> bool:
+        if len(update.moments) == 2:
+            return super()._has_kernel(update)
+        values, gradient = update.values, update.gradient
+        return (
+            triton.serves(values)
+            and update.rows is None
+            and not isinstance(gradient, FakeTensor)
+            and values.dtype == gradient.dtype
+            and values.dtype in (torch.float32, torch.bfloat16)
+            and values.is_contiguous()
+            and gradient.is_contiguous()
+        )
 
-    def _have_kernel(self, parameters: Sequence[Tensor]) -> bool:
-        coded = [parameter for parameter in parameters if len(self.moments(parameter)) == 4]
-        others = [parameter for parameter in parameters if len(self.moments(parameter)) == 2]
-        return all(map(_serves, coded)) and (not others or super()._have_kernel(others))
+    def _parts(self, update: Update) -> Iterator[Update] | None:
+        parts = super()._parts(update)
+        if parts is None and len(update.moments) == 4 and not self._has_kernel(update):
+            return self._decoded_parts(update)
+        return parts
 
-    def _run_kernel(
-        self,
-        updates: Sequence[Update],
-        divisor: Tensor | None,
-        bound: float = math.inf,
-        *,
-        norm: bool = False,
-    ) -> list[Tensor]:
-        """See :class:`FusedOptimizer`; a matrix with 8-bit moments is a launch of its own."""
-        others = [update for update in updates if len(update.moments) == 2]
-        squares = iter(super()._run_kernel(others, divisor, bound, norm=norm) if others else ())
-        parts = [
-            next(squares, None)
-            if len(update.moments) == 2
-            else self._run_matrix(update, divisor, bound, norm)
-            for update in updates
-        ]
-        return [part for part in parts if part is not None]
+    def _decoded_parts(self, update: Update) -> Iterator[Update]:
+        """Divides the update of a matrix with 8-bit moments, which are decoded and encoded again."""
+        tensors = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
+        rows = max(1, fused.BLOCK_BYTES // (tensors[0].shape[1] * tensors[0].element_size()))
+        turn = update.numbers["step"].double() * _GOLDEN
+        for values, gradient, *coded in zip(*(torch.split(part, rows) for part in tensors), strict=True):
+            first, first_scale, second, second_scale = coded
+            kind = values.dtype
+            moments = read_first(first, first_scale).to(kind), read_second(second, second_scale).to(kind)
+            yield update._replace(values=values, gradient=gradient.contiguous(), moments=moments)
+            with unchanged_by_overflow(self._overflow, *coded):  # also by another rounding
+                write_first(moments[0], first, first_scale, turn)
+                write_second(moments[1], second, second_scale, turn + 0.5)
 
-    def _run_matrix(
-        self, update: Update, divisor: Tensor | None, bound: float = math.inf, norm: bool = False
-    ) -> Tensor | None:
+    def _launch_of(self, update: Update) -> object:
+        return super()._launch_of(update) if len(update.moments) == 2 else id(update.values)
+
+    def _launch(self, settings: AdamSettings, updates: Sequence[Update], norm: bool) -> list[Tensor]:
+        (update, *_) = updates
+        if len(update.moments) == 2:
+            return super()._launch(settings, updates, norm)
         from econmt_ops.backends.triton import adam_8bit as kernels  # imports triton
 
-        settings = self._adam_settings(update.values.device, divisor, bound)
         parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-        values, gradient, first, first_scale, second, second_scale = parts
-        matrix = kernels.EightBitMatrix(
-            values, gradient, first, first_scale, second, second_scale, update.numbers["step"]
-        )
-        return kernels.run(settings, matrix, update.salt, norm=norm)
-
-    def _rounds(self, update: Update) -> bool:
-        return _have_kernel(update) if len(update.moments) == 4 else super()._rounds(update)
-
-    def _run_rows(self, update: Update, divisor: Tensor | None) -> None:
-        first, first_scale, second, second_scale = update.moments
-        kind = update.values.dtype
-        moments = read_first(first, first_scale).to(kind), read_second(second, second_scale).to(kind)
-        super()._run([update._replace(gradient=update.gradient.contiguous(), moments=moments)], divisor)
-        turn = update.numbers["step"].double() * _GOLDEN
-        with unchanged_by_overflow(self._overflow, *update.moments):  # also by another rounding
-            write_first(moments[0], first, first_scale, turn)
-            write_second(moments[1], second, second_scale, turn + 0.5)
-
-
-def _have_kernel(update: Update) -> bool:
-    """Returns True if a Triton kernel serves a matrix."""
-    return _is_served(update.values, update.gradient)
-
-
-def _serves(parameter: Tensor) -> bool:
-    """Returns True if a Triton kernel updates a matrix by its gradient."""
-    return parameter.grad is not None and _is_served(parameter, parameter.grad)
-
-
-def _is_served(values: Tensor, gradient: Tensor) -> bool:
-    return (
-        triton.serves(values)
-        and gradient.layout == torch.strided
-        and not isinstance(gradient, FakeTensor)
-        and values.dtype == gradient.dtype
-        and values.dtype in (torch.float32, torch.bfloat16)
-        and values.is_contiguous()
-        and gradient.is_contiguous()
-    )
+        matrix = kernels.EightBitMatrix._make([*parts, update.numbers["step"]])
+        squares = kernels.run(settings, matrix, update.salt, norm=norm)
+        return [] if squares is None else [squares]
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:
     """Decodes signed codes (R, C) int8 with scales (R, blocks) to float32 values (R, C)."""
     bits = codes.to(torch.int32)
-    sizes = bits.abs().bitwise_left_shift_(_SHIFT).add_(_bits(_FIRST)).view(torch.float32).sub_(_FIRST)
+    sizes = bits.abs().bitwise_left_shift_(_SHIFT).add_(_FIRST_BITS).view(torch.float32).sub_(_FIRST)
     signed = sizes.view(torch.int32).bitwise_or_(bits.bitwise_and_(_SIGN)).view(torch.float32)
     return _multiply_by_scales(signed, scales)
 
@@ -186,14 +146,14 @@ def write_first(values: Tensor, codes: Tensor, scales: Tensor, turn: Tensor) -> 
     blocks = _split_into_blocks(values.to(torch.float32), scales.shape[1])
     # The offset makes the codes below the smallest normal one evenly spaced down to 0.
     sizes = _scale_blocks(blocks.abs(), scales, _LARGEST_CODED - _FIRST).add_(_FIRST)
-    encoded = sizes.view(torch.int32).add_(_code_offset(turn, _FIRST)).bitwise_right_shift_(_SHIFT)
+    encoded = sizes.view(torch.int32).add_(_code_offset(turn, _FIRST_BITS)).bitwise_right_shift_(_SHIFT)
     negative = blocks.contiguous().view(torch.int32).bitwise_right_shift(31)  # -1, or 0
     codes.copy_(encoded.bitwise_xor_(negative).sub_(negative).flatten(1)[:, : codes.shape[1]])
 
 
 def read_second(codes: Tensor, scales: Tensor) -> Tensor:
     """Decodes codes (R, C) uint8 with scales (R, blocks) to float32 (R, C), nonzero where the scale is."""
-    bits = codes.to(torch.int32).bitwise_left_shift_(_SHIFT).add_(_bits(_SECOND))
+    bits = codes.to(torch.int32).bitwise_left_shift_(_SHIFT).add_(_SECOND_BITS)
     return _multiply_by_scales(bits.view(torch.float32), scales)
 
 
@@ -203,7 +163,10 @@ def write_second(values: Tensor, codes: Tensor, scales: Tensor, turn: Tensor) ->
         _split_into_blocks(values.to(torch.float32), scales.shape[1]).clone(), scales, _LARGEST_CODED
     )
     encoded = (
-        sizes.view(torch.int32).add_(_code_offset(turn, _SECOND)).bitwise_right_shift_(_SHIFT).clamp_(min=0)
+        sizes.view(torch.int32)
+        .add_(_code_offset(turn, _SECOND_BITS))
+        .bitwise_right_shift_(_SHIFT)
+        .clamp_(min=0)
     )
     codes.copy_(encoded.flatten(1)[:, : codes.shape[1]])
 
@@ -212,16 +175,10 @@ _SIGN = -(2**31)
 """Sign bit of a float32, as an int32."""
 
 
-def _bits(value: float) -> int:
-    """Returns the bits of a float32 as an integer."""
-    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
-    return bits
-
-
-def _code_offset(turn: Tensor, least: float) -> Tensor:
-    """Returns the offset from bits of numbers over ``least`` to codes, dithered by the fraction of ``turn``."""
+def _code_offset(turn: Tensor, least: int) -> Tensor:
+    """Returns the offset from bits to codes, the least of which has the bits ``least``; dithered by ``turn``."""
     shares: Tensor = turn.frac() * 2**_SHIFT
-    return shares.to(torch.int32) - _bits(least)
+    return shares.to(torch.int32) - least
 
 
 def _split_into_blocks(values: Tensor, blocks: int) -> Tensor:

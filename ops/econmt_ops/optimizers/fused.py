@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,10 @@ from torch import Tensor, nn
 
 from econmt_ops.backends.cuda import adam
 from econmt_ops.backends.cuda.adam import AdamSettings
+from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers.loss_scale import LossScale
-from econmt_ops.optimizers.stochastic_rounding import salt_of, update_in_float32
+from econmt_ops.optimizers.stochastic_rounding import round_into, salt_of
 from econmt_ops.optimizers.updates import (
-    Update,
-    adam_tensors,
     check_clipping,
     check_settings,
     checked_parameters,
@@ -213,11 +213,7 @@ class FusedOptimizer:
         if self.loss_scale is not None and self.loss_scale.overflow is None:
             self.clip("none", math.inf)
         divisor, self._divisor = self._divisor, None
-        dense, sparse = self._updates(self._with_gradient())
-        if dense:
-            self._apply(dense, divisor)
-        for update, rows in sparse:
-            self._run_in_blocks(update, rows, divisor)
+        self._apply(self._updates(self._with_gradient()), divisor)
         if self.loss_scale is not None:
             self.loss_scale.update()
 
@@ -248,20 +244,15 @@ class FusedOptimizer:
             The gradients' parts of the norm before clipping, in order, for `norm_of_parts`.
         """
         self._divisor = None
-        if not parameters:
-            return []
-        if self._have_kernel(parameters):
-            dense, _ = self._updates(parameters)
-            return self._run_kernel(dense, None, threshold if kind == "value" else math.inf, norm=True)
+        updates = self._updates(parameters)
+        if len(updates) == len(parameters) and all(map(self._has_kernel, updates)):
+            bound = threshold if kind == "value" else math.inf
+            return self._run_kernel(updates, None, bound, norm=True) if updates else []
         values = [gradient_values(parameter) for parameter in parameters]
         parts = norms_of(values)
         for gradient in values if kind == "value" else ():
             gradient.clamp_(-threshold, threshold)
-        dense, sparse = self._updates(parameters)
-        if dense:
-            self._apply(dense, None)
-        for update, rows in sparse:
-            self._run_in_blocks(update, rows, None)
+        self._apply(updates, None)
         return parts
 
     def norm_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
@@ -273,28 +264,25 @@ class FusedOptimizer:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(list(parts)))
         return norm
 
-    def _updates(self, parameters: Iterable[Tensor]) -> tuple[list[Update], list[tuple[Update, Tensor]]]:
-        """Counts a step; returns the updates with dense gradients, and those with sparse ones and their rows."""
-        dense, sparse = [], []
+    def _updates(self, parameters: Iterable[Tensor]) -> list[Update]:
+        """Counts a step; returns the updates of parameters that have gradients."""
+        updates = []
         for parameter in filter(self.owns, parameters):
-            state = self._state(parameter)
+            state, gradient = self._state(parameter), gradient_values(parameter)
+            assert parameter.grad is not None
             update = Update(
                 parameter,
-                gradient_values(parameter),
+                gradient,
                 tuple(state[name] for name in self.moments(parameter)),
                 {name: value for name, value in state.items() if value.dim() == 0},
                 self._salts[parameter],
+                rows=parameter.grad._indices()[0] if parameter.grad.is_sparse else None,
             )
-            assert parameter.grad is not None
-            if parameter.grad.is_sparse:
-                sparse.append((update, parameter.grad._indices()[0]))
-            else:
-                dense.append(update)
-        updates = [*dense, *(update for update, _ in sparse)]
+            updates.append(update)
         self._advance([update.numbers for update in updates])
         # Fused kernels do not tell autograd that they change parameters, which graphs made before may still need.
         torch.autograd.graph.increment_version([update.values for update in updates])
-        return dense, sparse
+        return updates
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
         """Returns the shapes of a parameter's state tensors other than scalars, by name."""
@@ -343,8 +331,32 @@ class FusedOptimizer:
             self.state[parameter] = tensors
         return tensors
 
-    def _run_in_blocks(self, update: Update, rows: Tensor, divisor: Tensor | None) -> None:
-        """Updates a matrix whose gradient is zero except in the given rows, which are in ascending order."""
+    def _apply(self, updates: Iterable[Update], divisor: Tensor | None) -> None:
+        """Does updates, at once those that need not be divided or converted."""
+        ready: list[Update] = []
+        for update in updates:
+            parts = self._parts(update)
+            if parts is None:
+                ready.append(update)
+            for part in parts or ():
+                self._apply([part], divisor)
+        if ready:
+            self._run(ready, divisor)
+
+    def _parts(self, update: Update) -> Iterator[Update] | None:
+        """Yields updates that do a given one and, after each, writes its results back; None if it can run itself."""
+        if update.rows is not None:
+            return self._dense_parts(update, update.rows)
+        tensors = update.values, update.gradient, *update.moments
+        copies = [self._for_kernels(part) for part in tensors]
+        if any(copy is not part for copy, part in zip(copies, tensors, strict=True)):
+            return self._copy(update, *copies)
+        if update.values.dtype == torch.bfloat16 and not self._has_kernel(update):
+            return self._float32_parts(update)
+        return None
+
+    def _dense_parts(self, update: Update, rows: Tensor) -> Iterator[Update]:
+        """Divides the update of a matrix whose gradient is zero except in some rows, in ascending order."""
         matrix = update.values
         size = max(1, BLOCK_BYTES // (matrix[0].numel() * matrix.element_size()))
         blocks = list(zip(*(torch.split(part, size) for part in (matrix, *update.moments)), strict=True))
@@ -354,40 +366,30 @@ class FusedOptimizer:
         begin = 0
         for (block, *moments), indices, block_gradient in zip(blocks, block_rows, values, strict=True):
             gradient = buffer[: len(block)].index_copy_(0, indices, block_gradient)
-            part = Update(block, gradient, tuple(moments), update.numbers, update.salt, begin)
-            self._apply([part], divisor)
+            yield Update(block, gradient, tuple(moments), update.numbers, update.salt, begin)
             gradient.index_fill_(0, indices, 0.0)
             begin += block.numel()
 
-    def _apply(self, updates: list[Update], divisor: Tensor | None) -> None:
-        """Does :meth:`_run`; parameters in bfloat16 are updated in float32 and rounded, unless a kernel does it."""
-        exact: list[Update] = []
-        for update in updates:
-            tensors = update.values, update.gradient, *update.moments
-            copies = [self._for_kernels(part) for part in tensors]
-            if any(copy is not part for copy, part in zip(copies, tensors, strict=True)):
-                values, gradient, *moments = copies
-                part = update._replace(values=values, gradient=gradient, moments=tuple(moments))
-                self._apply([part], divisor)
-                for tensor, copy in zip((update.values, *update.moments), (values, *moments), strict=True):
-                    tensor.copy_(copy)
-                continue
-            if update.values.dtype != torch.bfloat16 or self._rounds(update):
-                exact.append(update)
-                continue
-            count = update.values.numel()
-            rows = len(update.values) if update.values.dim() else 1
-            if self._name not in self.whole:
-                size = GPU_BLOCK_BYTES if update.values.is_cuda else BLOCK_BYTES
-                rows = min(rows, size * rows // (4 * count or 1))
+    def _copy(self, update: Update, values: Tensor, gradient: Tensor, *moments: Tensor) -> Iterator[Update]:
+        """Replaces tensors that kernels cannot read by copies."""
+        yield update._replace(values=values, gradient=gradient, moments=moments)
+        for tensor, copy in zip((update.values, *update.moments), (values, *moments), strict=True):
+            tensor.copy_(copy)
 
-            def run(values: Tensor, gradient: Tensor, moments: list[Tensor], its: Update = update) -> None:
-                self._run([its._replace(values=values, gradient=gradient, moments=tuple(moments))], divisor)
-
-            rounding = update.numbers["step"], update.salt, update.begin
-            update_in_float32(run, (update.values, update.gradient, *update.moments), max(1, rows), rounding)
-        if exact:
-            self._run(exact, divisor)
+    def _float32_parts(self, update: Update) -> Iterator[Update]:
+        """Divides the update of a parameter in bfloat16, whose results are rounded stochastically."""
+        tensors = update.values, update.gradient, *update.moments
+        views = [part.view(1) if part.dim() == 0 else part for part in tensors]
+        rows, begin = len(views[0]), update.begin
+        if self._name not in self.whole:
+            size = GPU_BLOCK_BYTES if update.values.is_cuda else BLOCK_BYTES
+            rows = min(rows, size * rows // (4 * update.values.numel() or 1))
+        parts = (torch.split(part, max(1, rows)) for part in views)
+        for values, gradient, *moments in zip(*parts, strict=True):
+            exact = values.float()
+            yield update._replace(values=exact, gradient=gradient.float(), moments=tuple(moments))
+            round_into(values, exact, update.numbers["step"], update.salt, begin)
+            begin += values.numel()
 
     def _for_kernels(self, tensor: Tensor) -> Tensor:
         """Returns a tensor of an update as kernels can read it: itself, or a copy."""
@@ -396,78 +398,37 @@ class FusedOptimizer:
         # Kernels walk through memory, so that all tensors need the same order of values.
         return tensor.contiguous()
 
-    def _rounds(self, update: Update) -> bool:
-        """Returns True if a kernel updates a parameter in bfloat16 and rounds it."""
-        return self._is_adam and adam.serves(update.values, update.gradient, *update.moments)
+    def _has_kernel(self, update: Update) -> bool:
+        """Returns True if :meth:`_run_kernel` does an update; parameters in bfloat16 it rounds itself."""
+        return (
+            self._is_adam
+            and update.rows is None
+            and adam.serves(update.values, update.gradient, *update.moments)
+        )
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
+        by_kernel = list(filter(self._has_kernel, updates))
+        if by_kernel:
+            self._run_kernel(by_kernel, divisor)
+            if len(by_kernel) < len(updates):
+                self._run(list(itertools.filterfalse(self._has_kernel, updates)), divisor)
+            return
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
-        rate: float | Tensor = self.param_groups[0]["lr"]
+        how: dict[str, Any] = {"lr": self.param_groups[0]["lr"], "weight_decay": self._weight_decay}
+        how |= {"maximize": False, "grad_scale": divisor, "found_inf": self._overflow}
         if self._name in _SGD:
-            torch._fused_sgd_(
-                values,
-                gradients,
-                moments[0] if moments else [],
-                lr=rate,
-                weight_decay=self._weight_decay,
-                momentum=self._momentum,
-                dampening=0.0,
-                nesterov=self._name == "nag",
-                maximize=False,
-                is_first_step=False,
-                grad_scale=divisor,
-                found_inf=self._overflow,
-            )
+            how |= {"momentum": self._momentum, "dampening": 0.0, "nesterov": self._name == "nag"}
+            buffers = moments[0] if moments else []
+            torch._fused_sgd_(values, gradients, buffers, is_first_step=False, **how)
             return
-        if all(adam.serves(part.values, part.gradient, *part.moments) for part in updates):
-            self._run_kernel(updates, divisor)
-            return
-        algorithm = torch._fused_adam_ if self._name == "adam" else torch._fused_adamw_
-        algorithm(
-            values,
-            gradients,
-            moments[0],
-            moments[1],
-            [],
-            [part.numbers["step"] for part in updates],
-            lr=rate,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=self._weight_decay,
-            eps=self._eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor,
-            found_inf=self._overflow,
-        )
+        how |= {"beta1": self._betas[0], "beta2": self._betas[1], "eps": self._eps, "amsgrad": False}
+        algorithm: Any = torch._fused_adam_ if self._name == "adam" else torch._fused_adamw_
+        algorithm(values, gradients, *moments, [], [part.numbers["step"] for part in updates], **how)
 
     @property
     def _is_adam(self) -> bool:
         return self._name in ("adam", "adamw")
-
-    def _have_kernel(self, parameters: Sequence[Tensor]) -> bool:
-        """Returns True if `econmt_ops.backends.cuda.adam` updates these parameters from their gradients."""
-        return (
-            bool(parameters)
-            and self._is_adam
-            and all(
-                adam.serves(parameter, parameter.grad) and len(self.moments(parameter)) == 2
-                for parameter in parameters
-            )
-        )
-
-    def _adam_settings(
-        self, device: torch.device, divisor: Tensor | None, bound: float = math.inf
-    ) -> AdamSettings:
-        """Returns the settings of Adam's kernels."""
-        rate = self.param_groups[0]["lr"]
-        if not isinstance(rate, Tensor):
-            rate = torch.full((), rate, dtype=torch.float32, device=device)
-        decoupled = self._name == "adamw"
-        return AdamSettings(
-            self._betas, self._eps, self._weight_decay, decoupled, rate, divisor, bound, self._overflow
-        )
 
     def _run_kernel(
         self,
@@ -477,15 +438,28 @@ class FusedOptimizer:
         *,
         norm: bool = False,
     ) -> list[Tensor]:
-        """Updates parameters in one launch for each of their types.
+        """Updates parameters that :meth:`_has_kernel`, clipped to ``bound``.
 
         Returns:
             With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
         """
-        settings = self._adam_settings(updates[0].values.device, divisor, bound)
+        rate, device = self.param_groups[0]["lr"], updates[0].values.device
+        if not isinstance(rate, Tensor):
+            rate = torch.full((), rate, dtype=torch.float32, device=device)
+        rules = self._betas, self._eps, self._weight_decay, self._name == "adamw"
+        settings = AdamSettings(*rules, rate, divisor, bound, self._overflow)
+        launches: dict[object, list[int]] = {}
+        for number, update in enumerate(updates):
+            launches.setdefault(self._launch_of(update), []).append(number)
         squares: dict[int, Tensor] = {}
-        for dtype in sorted({part.values.dtype for part in updates}, key=str):
-            of_type = [number for number, part in enumerate(updates) if part.values.dtype == dtype]
-            tensors = [adam_tensors(updates[number]) for number in of_type]
-            squares.update(zip(of_type, adam.run(settings, tensors, norm=norm), strict=norm))
+        for numbers in launches.values():
+            made = self._launch(settings, [updates[number] for number in numbers], norm)
+            squares.update(zip(numbers, made, strict=norm))
         return [squares[number] for number in sorted(squares)]
+
+    def _launch_of(self, update: Update) -> object:
+        """Returns what the updates of one launch have in common."""
+        return update.values.dtype
+
+    def _launch(self, settings: AdamSettings, updates: Sequence[Update], norm: bool) -> list[Tensor]:
+        return adam.run(settings, updates, norm=norm)

@@ -10,8 +10,6 @@ that a resumed run rounds as one that never stopped, and every device in the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
@@ -60,25 +58,3 @@ def round_into(rounded: Tensor, values: Tensor, step: Tensor, salt: int, begin: 
     finite = (bits & _EXPONENT) != _EXPONENT
     cut = ((bits + noise) & -0x10000).view(torch.float32)
     rounded.copy_(torch.where(finite, cut, values))
-
-
-def update_in_float32(
-    run: Callable[[Tensor, Tensor, list[Tensor]], object],
-    tensors: Sequence[Tensor],
-    rows: int,
-    rounding: tuple[Tensor, int, int],
-) -> None:
-    """Updates a parameter in bfloat16 in float32, ``rows`` at a time, and rounds it.
-
-    Args:
-        run: Updates float32 values by a float32 gradient, and their moments, in place.
-        tensors: The parameter, its gradient and its moments, with equal first axes.
-        rounding: Number of the update, salt and begin, as in :func:`round_into`.
-    """
-    step, salt, begin = rounding
-    views = [part.view(1) if part.dim() == 0 else part for part in tensors]
-    for values, gradient, *moments in zip(*(torch.split(part, rows) for part in views), strict=True):
-        exact = values.float()
-        run(exact, gradient.float(), moments)
-        round_into(values, exact, step, salt, begin)
-        begin += values.numel()

@@ -1,35 +1,13 @@
-"""Arguments of an optimizer, checked, and those of its update of one parameter."""
+"""Checks of an optimizer's arguments, and norms of gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.backends.cuda.adam import AdamTensors
 from econmt_ops.core.shapes import kind_of
-
-
-class Update(NamedTuple):
-    """Arguments of one update: values, their gradient, their moments, and the scalars of the state by name.
-
-    ``salt`` and ``begin`` are arguments of `econmt_ops.optimizers.stochastic_rounding.round_into`.
-    """
-
-    values: Tensor
-    gradient: Tensor
-    moments: tuple[Tensor, ...]
-    numbers: dict[str, Tensor]
-    salt: int = 0
-    begin: int = 0
-
-
-def adam_tensors(update: Update) -> AdamTensors:
-    """Returns an update as Adam's kernel takes it."""
-    first, second = update.moments
-    return AdamTensors(update.values, update.gradient, first, second, update.numbers["step"], update.salt)
 
 
 def norms_of(values: Sequence[Tensor]) -> list[Tensor]:

@@ -27,7 +27,6 @@ from econmt_ops.core.weights import (
     LowRankLSTMWeights,
     LSTMWeights,
     Matrix,
-    cast_weights,
 )
 from econmt_ops.products.gemm import MANY, Product, multiply
 from econmt_ops.products.outer import add_outer
@@ -54,19 +53,19 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
     return torch.cat([first, second], 1)
 
 
-def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWeights, Tensor | None]:
-    """Casts a layer; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H).
+def cast_together(first: Matrix, second: Matrix, dtype: torch.dtype) -> tuple[Matrix, Matrix, Tensor | None]:
+    """Casts two weights; if this copies whole matrices, also returns both side by side in one tensor, (4H, I + H).
 
     Its rows, and the last 2H values of each, begin where products are fast.
     """
-    if isinstance(layer, LowRankLSTMWeights) or layer.input.dtype == layer.hidden.dtype == dtype:
-        return cast_weights(layer, dtype), None
-    rows, width = layer.input.shape
-    end, fed = width + layer.hidden.shape[1], width - layer.hidden.shape[1]
+    if isinstance(first, LowRank) or isinstance(second, LowRank) or first.dtype == second.dtype == dtype:
+        return first.to(dtype), second.to(dtype), None
+    rows, width = first.shape
+    end, fed = width + second.shape[1], width - second.shape[1]
     padding = even(fed, dtype) - fed
-    both = layer.input.new_empty(rows, even(padding + end, dtype), dtype=dtype)[:, padding : padding + end]
-    both[:, :width], both[:, width:] = layer.input, layer.hidden
-    return LSTMWeights(both[:, :width], both[:, width:], layer.bias.to(dtype)), both
+    both = first.new_empty(rows, even(padding + end, dtype), dtype=dtype)[:, padding : padding + end]
+    both[:, :width], both[:, width:] = first, second
+    return both[:, :width], both[:, width:], both
 
 
 def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -76,20 +75,22 @@ def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor
     return functional.linear(inputs, weight, bias)
 
 
-def project(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """Computes :func:`linear` without autograd, by the fastest library."""
+def project(
+    inputs: Tensor,
+    weight: Matrix,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    adds: bool = False,
+) -> Tensor:
+    """Computes :func:`linear` without autograd, by the fastest library.
+
+    ``out`` (..., N), contiguous, is written, or with ``adds`` added to, without a bias.
+    """
     if isinstance(weight, LowRank):
         inputs, weight = project(inputs, weight.right), weight.left
-    product = multiply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)
+    rows = None if out is None else out.view(-1, len(weight))
+    product = multiply(inputs.reshape(-1, inputs.shape[-1]), weight, bias, rows, adds)
     return product.view(*inputs.shape[:-1], len(weight))
-
-
-def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor | None) -> None:
-    """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
-    rows = inputs.reshape(-1, inputs.shape[2])
-    if isinstance(weight, LowRank):
-        rows, weight = multiply(rows, weight.right), weight.left
-    multiply(rows, weight, bias, out.view(-1, out.shape[2]))
 
 
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
@@ -131,14 +132,6 @@ class LowRankProduct:
         self._weight, self._bias, self._how = weight, bias, (layout, calls)
         self._transposed: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
-    def _few(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Returns the transposed factors, right before left, in the type for this number of rows."""
-        dtype = few_rows_type(self._weight.left, rows)
-        if dtype not in self._transposed:
-            left, right = self._weight.to(dtype)
-            self._transposed[dtype] = right.t().contiguous(), left.t().contiguous()
-        return self._transposed[dtype]
-
     @functools.cached_property
     def _many(self) -> tuple[Product, Product]:
         layout, calls = self._how
@@ -147,47 +140,48 @@ class LowRankProduct:
             Product(self._weight.left, self._bias, layout, calls),
         )
 
+    def _reduced(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns right x and the transposed left factor, in the type for this number of rows."""
+        dtype = few_rows_type(self._weight.left, len(rows))
+        if dtype not in self._transposed:
+            left, right = self._weight.to(dtype)
+            self._transposed[dtype] = right.t().contiguous(), left.t().contiguous()
+        right, left = self._transposed[dtype]
+        return torch.mm(rows.to(dtype), right), left
+
     def __call__(self, inputs: Tensor, thin: Tensor | None = None) -> Tensor:
         """Returns the product of inputs (..., K), a new tensor (..., N); ``thin`` (..., r) receives right x."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if len(rows) >= _MANY_ROWS:
             first, second = self._many
-            reduced = first(inputs)
-            if thin is not None:
-                thin.copy_(reduced)
-            return second(reduced)
-        right, left = self._few(len(rows))
-        reduced = torch.mm(rows.to(right.dtype), right)
+            reduced = first(rows)
+            product = second(reduced)
+        else:
+            reduced, left = self._reduced(rows)
+            bias = self._bias
+            product = (
+                torch.mm(reduced, left) if bias is None else torch.addmm(bias.to(left.dtype), reduced, left)
+            )
         if thin is not None:
             thin.view(reduced.shape).copy_(reduced)
-        product = (
-            torch.mm(reduced, left)
-            if self._bias is None
-            else torch.addmm(self._bias.to(left.dtype), reduced, left)
-        )
         return product.to(inputs.dtype).view(*inputs.shape[:-1], product.shape[1])
 
     def share(self, start: Tensor, inputs: Tensor) -> None:
         """Adds the product of inputs (M, K) to ``start`` (M, N) in place. Needs a bias of None."""
         assert self._bias is None
-        right, left = self._few(len(inputs))
-        if right.dtype == start.dtype:
-            start.addmm_(torch.mm(inputs, right), left)
-        else:
-            start += torch.mm(torch.mm(inputs.to(right.dtype), right), left)
+        self.into(start, inputs, start)
 
     def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
         """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.products.gemm.Product.into`."""
         start = self._bias if start is None else start
-        right, left = self._few(len(inputs))
-        thin = torch.mm(inputs.to(right.dtype), right)
-        if right.dtype != out.dtype:
-            product = torch.mm(thin, left)
+        reduced, left = self._reduced(inputs)
+        if left.dtype != out.dtype:
+            product = torch.mm(reduced, left)
             out.copy_(product if start is None else product + start)
         elif start is None:
-            torch.mm(thin, left, out=out)
+            torch.mm(reduced, left, out=out)
         else:
-            torch.addmm(start, thin, left, out=out)
+            torch.addmm(start, reduced, left, out=out)
 
 
 AnyProduct = Union[Product, LowRankProduct]
@@ -209,14 +203,6 @@ def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
     if isinstance(weight, LowRank):
         return LowRank(*(torch.zeros_like(part, dtype=dtype, memory_format=contiguous) for part in weight))
     return torch.empty_like(weight, dtype=dtype, memory_format=contiguous)
-
-
-def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
-    """Adds inputs (K, B, M) weight^T to total (K, B, N), contiguous, in place."""
-    if isinstance(weight, LowRank):
-        inputs, weight = project(inputs, weight.right), weight.left
-    multiply(inputs.reshape(-1, inputs.shape[2]), weight, out=total.view(-1, total.shape[2]), adds=True)
-    return total
 
 
 def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:

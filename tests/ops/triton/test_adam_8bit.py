@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt_ops.optimizers import eight_bit as optimizer_8bit
 from econmt_ops.optimizers.eight_bit import EightBitOptimizer
 from econmt_ops.optimizers.loss_scale import LossScale
 from tests.ops.triton.kernel_device import DEVICE
@@ -20,7 +19,7 @@ def steps(
     """Three clipped steps, of which the second one has a gradient with zeros and small numbers."""
     with monkeypatch.context() as patch:
         if not kernel:
-            patch.setattr(optimizer_8bit, "_have_kernel", lambda update: False)
+            patch.setattr(EightBitOptimizer, "_has_kernel", lambda *_: False)
         draw = torch.Generator().manual_seed(sum(shape))
         parameter = nn.Parameter(torch.randn(shape, generator=draw).to(DEVICE))
         ours = EightBitOptimizer(
@@ -95,7 +94,7 @@ def test_a_matrix_in_bfloat16_is_rounded_as_defined(monkeypatch: pytest.MonkeyPa
     for kernel in (True, False):
         with monkeypatch.context() as patch:
             if not kernel:
-                patch.setattr(optimizer_8bit, "_is_served", lambda *_: False)
+                patch.setattr(EightBitOptimizer, "_has_kernel", lambda *_: False)
             draw = torch.Generator().manual_seed(5)
             parameter = nn.Parameter(torch.randn(14, 300, generator=draw).to(DEVICE, torch.bfloat16))
             ours = EightBitOptimizer([parameter], name="adam8bit", learning_rate=0.01, rounding_seed=9)
@@ -117,13 +116,13 @@ def test_one_pass_clips_and_sums_squares(monkeypatch: pytest.MonkeyPatch) -> Non
     runs = [nn.Parameter(start.to(DEVICE)) for _ in range(2)]
     optimizers = [EightBitOptimizer([run], name="adam8bit", learning_rate=0.01) for run in runs]
     launched: list[bool] = []
-    matrix = EightBitOptimizer._run_matrix
+    matrix = EightBitOptimizer._launch
 
     def spy(*given: object, **options: object) -> object:
         launched.append(True)
         return matrix(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EightBitOptimizer, "_run_matrix", spy)
+    monkeypatch.setattr(EightBitOptimizer, "_launch", spy)
     for run in runs:
         run.grad = gradient.to(DEVICE)
     norm = optimizers[0].clip_and_step("value", 0.3)

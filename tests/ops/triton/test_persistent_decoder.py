@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import reference
-from econmt_ops.attentional_lstm.options import DecoderOptions
+from econmt_ops.attentional_lstm.reference import DecoderOptions
 from econmt_ops.backends.cuda import decoder
 from econmt_ops.core import chunks
 from econmt_ops.core.precision import MatmulTF32

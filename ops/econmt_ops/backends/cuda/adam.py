@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.backends.cuda.library import Kernel, compiled, is_available, structure
+from econmt_ops.core.arguments import Update
 
 _THREADS = 256
 _TILE = 1024
@@ -47,24 +48,11 @@ class AdamSettings(NamedTuple):
     skip: Tensor | None = None
 
 
-class AdamTensors(NamedTuple):
-    """A parameter, its gradient, its moments and the number of its step, on one device.
-
-    Parameter and gradient are float32 or bfloat16, all others float32; ``salt`` is that of the stochastic rounding.
-    """
-
-    values: Tensor
-    gradient: Tensor
-    first: Tensor
-    second: Tensor
-    step: Tensor
-    salt: int = 0
-
-
 def serves(values: Tensor, gradient: Tensor | None, *moments: Tensor) -> bool:
     """Returns True if `run` accepts these tensors of an update."""
     return (
         gradient is not None
+        and values.is_cuda
         and values.dtype == gradient.dtype
         and values.dtype in (torch.float32, torch.bfloat16)
         and all(moment.dtype == torch.float32 for moment in moments)
@@ -90,7 +78,7 @@ def prepare(parameter: Tensor) -> None:
         _kernel(parameter.device.index or 0, parameter.dtype == torch.bfloat16)
 
 
-def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -> list[Tensor]:
+def run(settings: AdamSettings, updates: Sequence[Update], *, norm: bool) -> list[Tensor]:
     """Updates parameters of one type whose tensors `serves` accepts, and their moments; the gradients are left.
 
     Returns:
@@ -115,15 +103,18 @@ def run(settings: AdamSettings, updates: Sequence[AdamTensors], *, norm: bool) -
 
 
 def _arguments(
-    settings: AdamSettings, updates: Sequence[AdamTensors], blocks: Sequence[int], squares: Tensor | None
+    settings: AdamSettings, updates: Sequence[Update], blocks: Sequence[int], squares: Tensor | None
 ) -> Any:
     argument: Any = structure("adam.cu", "AdamArguments", _MOST)()
     end = 0
     for number, (update, count) in enumerate(zip(updates, blocks, strict=True)):
         argument.values[number] = update.values.data_ptr()
         argument.gradients[number] = update.gradient.data_ptr()
-        argument.first[number], argument.second[number] = update.first.data_ptr(), update.second.data_ptr()
-        argument.steps[number], argument.sizes[number] = update.step.data_ptr(), update.values.numel()
+        argument.first[number], argument.second[number] = (part.data_ptr() for part in update.moments)
+        argument.steps[number], argument.sizes[number] = (
+            update.numbers["step"].data_ptr(),
+            update.values.numel(),
+        )
         end += count
         argument.ends[number], argument.salts[number] = end, update.salt
     argument.count = len(updates)

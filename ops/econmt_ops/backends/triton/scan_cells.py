@@ -400,8 +400,7 @@ def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tenso
             last, to = (-1 - chunk, -2 - chunk) if reverse else (chunk, chunk + 1)
             states[:, to] = decays[:, last] * states[:, last] + ends[:, last]
         return states
-    call = RecurrenceArguments(decays, ends, first, None, reverse, "outputs", "triton")
-    after, _ = recurrence.forward(call, _TILE, False)
+    after = recurrence.forward(RecurrenceArguments(decays, ends, first, None, reverse, "triton"))
     return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
 
 
