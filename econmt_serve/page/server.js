@@ -11,8 +11,8 @@ export class Failed extends Error {
 const REASONS = [
   [/api_key is none/, () => "This key is not one of the server's. Check the key under “Wishes”."],
   [/wants an api_key/, () => "This server wants a key. Enter it under “Wishes”; whoever runs the server has it."],
-  [/constraint '(.+?)' has characters/, (word) => `The model cannot write “${word}”, which the glossary wants. Change or remove that term.`],
-  [/constraint '(.+?)' contains an avoided/, (word) => `“${word}” is in the glossary and among the words to avoid. Remove it from one of them.`],
+  [/(?:constraint|the glossary's translation) ['"](.+?)['"] has characters/, (word) => `The model cannot write “${word}”, which the glossary wants. Change or remove that term.`],
+  [/(?:constraint|the glossary's translation) ['"](.+?)['"] contains an avoided/, (word) => `“${word}” is in the glossary and among the words to avoid. Remove it from one of them.`],
   [/glossary:(\d+): .* has another translation/, (line) => `Line ${line} of the glossary gives another translation to a term that has one already.`],
   [/glossary:(\d+): /, (line) => `Line ${line} of the glossary cannot be read. Write a term and its translation as “dog = Hund”.`],
   [/([\d,]+) characters, this server takes ([\d,]+)/, (many, most) => `The text has ${many} characters, and this server takes ${most} at a time. Translate it in parts.`],
