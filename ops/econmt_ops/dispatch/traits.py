@@ -49,7 +49,6 @@ class Traits:
             "gates", the fastest level; kernels that recompute gates quickly keep less in a model.
         casts: True if it casts weights and looks up repeated rows itself, so that no copies are kept until the backward
             pass; other implementations get both done.
-        capturable: True if its calls can be captured in a CUDA graph.
         warms_up: True if its first call compiles for seconds; it is then measured on request only.
         has_kernels: True if it has kernels of its own for its devices, where it then precedes all other
             implementations.
@@ -71,7 +70,6 @@ class Traits:
     takes_stash: bool = False
     model_stash: str = "gates"
     casts: bool = False
-    capturable: bool = True
     warms_up: bool = False
     has_kernels: bool = False
     is_last: bool = False

@@ -13,9 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from econmt_ops.core.shapes import Shapes, kind_of
-from econmt_ops.core.weights import State
 from econmt_ops.lstm.call_plans import resets_plan, run_planned
-from econmt_ops.modules.directions import StackedLayers
+from econmt_ops.modules.directions import Prepare, StackedLayers
 from econmt_ops.modules.resets import Segments, first_states
 from econmt_ops.products.dropout import Seed, seed_of
 from econmt_ops.products.stack import StackOptions
@@ -139,13 +138,16 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
         if state is not None:
             state = first_states(segments.first, state, len(self._suffixes(0)))
         options = options._replace(lengths=segments.lengths)
-        outputs, last = self._run_layers(segments.spread(inputs), _by_layer(state), options, segments.prepare)
-        return segments.collect(outputs), self._stacked(last, outputs)
+        outputs, last = self._run(segments.spread(inputs), state, options, segments.prepare)
+        return segments.collect(outputs), last
 
-    def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
-        """Runs rows that have no resets; see `_run_rows`."""
-        outputs, last = self._run_layers(inputs, _by_layer(state), options)
-        return outputs, self._stacked(last, outputs)
+    def _run(
+        self, inputs: Tensor, state: States | None, options: StackOptions, prepare: Prepare | None = None
+    ) -> tuple[Tensor, States]:
+        """Runs rows that have no resets; see `_run_rows`. ``prepare``: see `StackedLayers._run_layers`."""
+        by_layer = None if state is None else tuple(zip(*state, strict=True))
+        outputs, last = self._run_layers(inputs, by_layer, options, prepare)
+        return outputs, tuple([torch.stack(part).to(outputs.dtype) for part in zip(*last, strict=True)])
 
     def _run_resets(
         self, inputs: Tensor, state: States | None, resets: Tensor, options: StackOptions
@@ -167,10 +169,6 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
         outputs, last = run_planned(plan, inputs, flat, pairs, options, begins, one_type=True)
         h, c = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*last, strict=True))
         return outputs, (h, c.to(h.dtype))
-
-    def _stacked(self, last: State, outputs: Tensor) -> States:
-        """Returns the states of all layers and directions as tensors (D L, B, H) in the type of the outputs."""
-        return tuple([torch.stack(part).to(outputs.dtype) for part in zip(*last, strict=True)])
 
     def _options(self, lengths: Tensor | None, seed: Seed | None) -> StackOptions:
         """Returns the options of a call, with a new dropout seed if ``seed`` is None and one is needed."""
@@ -260,11 +258,6 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
             if getattr(self, name):
                 text += f", {name}=True"
         return text
-
-
-def _by_layer(states: States | None) -> State | None:
-    """Returns states (D L, B, H) as a tuple per layer and direction."""
-    return None if states is None else tuple(zip(*states, strict=True))
 
 
 class UnpackedBatch:

@@ -16,6 +16,7 @@ from econmt_ops.lstm.call_plans import run_again, split_weights
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.projected import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
+from econmt_ops.modules.directions import Prepare
 from econmt_ops.products.stack import StackOptions
 
 
@@ -90,15 +91,17 @@ class LSTM(RecurrentModule):
             bias = getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
         return LSTMWeights(weight_ih, weight_hh, bias)
 
-    def _run(self, inputs: Tensor, state: States | None, options: StackOptions) -> tuple[Tensor, States]:
-        if not self.proj_size and not self.bidirectional and options.dropout < 1.0:
+    def _run(
+        self, inputs: Tensor, state: States | None, options: StackOptions, prepare: Prepare | None = None
+    ) -> tuple[Tensor, States]:
+        if prepare is None and not self.proj_size and not self.bidirectional and options.dropout < 1.0:
             layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
             pair: Any = state
             planned = run_again(inputs, layers, pair, options, self.implementation)
             if planned is not None:
                 outputs, (h, c) = planned
                 return outputs, (h, c.to(h.dtype))
-        return super()._run(inputs, state, options)
+        return super()._run(inputs, state, options, prepare)
 
     @property
     def op(self) -> Any:
