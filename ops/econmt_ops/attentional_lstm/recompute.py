@@ -127,8 +127,6 @@ def _arguments(
         context_bias = weights.gate.context_bias
     nothing: Any = None
     covered = weights.coverage or Coverage("", nothing, nothing)
-    gain, shift = options.layer_norm or (None, None)
-    output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
         values_of(inputs),
         keys,
@@ -143,10 +141,8 @@ def _arguments(
         combine,
         combine_bias,
         context_bias,
-        gain,
-        shift,
-        output_gain,
-        output_shift,
+        list(options.layer_norm or ()),
+        list(weights.output_norm or ()),
         *covered[1:],
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,
