@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import get_args
 
 from torch import Tensor
@@ -28,7 +27,6 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
 from econmt_ops.lstm import check_layers, hidden_size
-from econmt_ops.lstm import triton as lstm_on_gpu
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 
@@ -36,11 +34,7 @@ _IMPLEMENTATIONS = implementations(
     "attentional_lstm",
     reference,
     recompute,
-    triton=on_kernels(
-        functools.partial(recompute.attentional_lstm, run_stack=lstm_on_gpu.lstm),
-        recompute.TRAITS,
-        model_stash="attention",
-    ),
+    triton=on_kernels(recompute.attentional_lstm, recompute.TRAITS, model_stash="attention"),
 )
 
 _KINDS = get_args(DecoderLayer)

@@ -119,7 +119,7 @@ class Backward:
                 assert total is not None
                 total += part_of_layer
         extra, covered = steps.extra, self.tensors.attention.coverage_gradients()
-        dnorm = [total.sum(0) for total in steps.dnorm]
+        output_norm = [total.sum(0) for total in steps.dnorm]
         context_bias = None
         if problem.context_bias is not None:
             context_bias = add_rows(self.dcontexts[..., problem.hidden :])
@@ -132,7 +132,6 @@ class Backward:
         del dprojected
         _, top = problem.stack(self.stash.h, 0, problem.steps)
         sums = attention.gradients(problem.queries(top), dscores)
-        gain, shift = (None, None) if sums.norm is None else sums.norm
         inputs, hiddens, biases, recurrent_biases = zip(*self.layers, strict=True)
         return {
             "inputs": self.dinputs,
@@ -148,10 +147,8 @@ class Backward:
             "combine": self.combine,
             "combine_bias": self.combine_bias,
             "context_bias": context_bias,
-            "gain": gain,
-            "shift": shift,
-            "output_gain": dnorm[0] if dnorm else None,
-            "output_shift": dnorm[1] if dnorm else None,
+            "norm": sums.norm or (),
+            "output_norm": output_norm,
             "coverage_state": self.state,
             **covered,
             "first_h": list(dh),

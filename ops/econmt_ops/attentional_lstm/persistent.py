@@ -30,7 +30,7 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
         or type(call.inputs) is not Tensor
         or call.query is None
         or call.score is None
-        or call.gain is not None
+        or call.norm
         or reaches(call.stash, "cells")
         or (problem.dtype == torch.float32 and not (call.tf32 and matmul_tf32()))
         or not all(isinstance(layer.hidden, Tensor) for layer in problem.layers)

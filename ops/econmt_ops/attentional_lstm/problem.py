@@ -57,8 +57,8 @@ class AttentionalArguments(NamedTuple):
         query, score: see `AttentionalLSTMWeights`.
         combine: (P, H + E), P is H or, with a context gate, 2H, the gate first. combine_bias: (P,), or None.
             context_bias: (H,), see `ContextGate`.
-        gain, shift: (A,), gain and bias of the layer normalisation of the scores. output_gain, output_shift: (H,), of
-            that of the output.
+        norm: gain and bias (A,) of the layer normalisation of the scores, or empty. output_norm: (H,), those of the
+            output.
         coverage_key, coverage_shares, coverage_attention, coverage_state, coverage_recurrent: see `Coverage`.
         lengths: (B,) int64, lengths of the keys. clean: True if keys and values are finite past them.
         places: (B, T) int64, row index into ``inputs`` of each position.
@@ -83,10 +83,8 @@ class AttentionalArguments(NamedTuple):
     combine: Tensor
     combine_bias: Tensor | None
     context_bias: Tensor | None
-    gain: Tensor | None
-    shift: Tensor | None
-    output_gain: Tensor | None
-    output_shift: Tensor | None
+    norm: list[Tensor]
+    output_norm: list[Tensor]
     coverage_key: Tensor | None
     coverage_shares: Tensor | None
     coverage_attention: Tensor | None
@@ -173,6 +171,11 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     )
 
 
+def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Returns gain and bias of a layer normalisation; None if there is none."""
+    return (norm[0], norm[1]) if norm else None
+
+
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
@@ -226,9 +229,7 @@ class AttentionalProblem:
         self.combine = call.combine.to(self.dtype)
         self.combine_bias = None if call.combine_bias is None else call.combine_bias.to(self.dtype)
         self.context_bias = None if call.context_bias is None else self.rounded(call.context_bias)
-        self.norm = None
-        if call.output_gain is not None and call.output_shift is not None:
-            self.norm = self.rounded(call.output_gain), self.rounded(call.output_shift)
+        self.norm = pair_of(list(map(self.rounded, call.output_norm)))
         self.squashes = self.norm is None and self.context_bias is None
         self.from_state = None
         if call.coverage_state is not None:
@@ -319,9 +320,10 @@ class AttentionalProblem:
         call = self.call
         # Additive attention receives clean keys; the keys of dot attention may be the values.
         keys = zero_padding(call.keys, self.padding) if call.score is None else call.keys
-        norm = None if call.gain is None or call.shift is None else (call.gain, call.shift)
         score = None if call.score is None else call.score.to(self.dtype)
-        inputs = AttentionInputs(keys, projected, score, norm, call.scale, call.lengths, self.squashes)
+        inputs = AttentionInputs(
+            keys, projected, score, pair_of(call.norm), call.scale, call.lengths, self.squashes
+        )
         return self.run.attention(inputs, self.coverage())
 
     def coverage(self) -> CoverageInputs | None:

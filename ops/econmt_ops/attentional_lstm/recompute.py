@@ -9,7 +9,6 @@ of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.registration import Operator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
+from econmt_ops.lstm import triton as lstm_on_gpu
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.products.dropout import split_seed
 from econmt_ops.products.low_rank import tensors_of_matrices
@@ -73,16 +73,12 @@ def attentional_lstm(
     *,
     stash: str = "attention",
     backend: str = "eager",
-    run_stack: Callable[..., tuple[Tensor, State]] | None = None,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """Implements `econmt_ops.attentional_lstm` for checked arguments, cast except for matrices and biases.
-
-    ``run_stack`` is the implementation of `econmt_ops.lstm` that runs the stack when there is no input feeding; the
-    recomputing one by default.
-    """
+    """Implements `econmt_ops.attentional_lstm` for checked arguments, cast except for matrices and biases."""
     if not options.input_feeding:
         if isinstance(weights.layers[0], (LSTMWeights, LowRankLSTMWeights)):
-            run_stack = run_stack or functools.partial(lstm, backend=backend)
+            by_kernels = backend == "triton"
+            run_stack: Any = lstm_on_gpu.lstm if by_kernels else functools.partial(lstm, backend=backend)
             stack = run_stack(inputs, weights.layers, state.layers, options.stack(), stash=stash)
         else:
             stack = stepped.recompute(
@@ -131,8 +127,6 @@ def _arguments(
         context_bias = weights.gate.context_bias
     nothing: Any = None
     covered = weights.coverage or Coverage("", nothing, nothing)
-    gain, shift = options.layer_norm or (None, None)
-    output_gain, output_shift = weights.output_norm or (None, None)
     return AttentionalArguments(
         values_of(inputs),
         keys,
@@ -147,10 +141,8 @@ def _arguments(
         combine,
         combine_bias,
         context_bias,
-        gain,
-        shift,
-        output_gain,
-        output_shift,
+        list(options.layer_norm or ()),
+        list(weights.output_norm or ()),
         *covered[1:],
         options.lengths,
         inputs.places if isinstance(inputs, UniqueRows) else None,

@@ -176,7 +176,7 @@ def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:
 
 def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
     """Returns True if an implementation may be selected for a device type: this machine's, or that of an estimate."""
-    if not traits.runs_on(device, dtype) or (MODE.captured and not traits.capturable):
+    if not traits.runs_on(device, dtype):
         return False
     # An estimate for another device only traces the implementation.
     return traits.can_be_estimated() if MODE.device is not None else traits.is_available()

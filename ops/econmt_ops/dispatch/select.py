@@ -150,7 +150,7 @@ class _Choice(NamedTuple):
                     candidates.setdefault(candidate.label, candidate)
         candidates[default.label] = default
         known = remembered(where).get(problem.key, {})
+        records = {name: record for name, record in known.items() if name in candidates}
         if session is None:
-            records = {name: record for name, record in known.items() if name in candidates}
             return candidates[decide(records, default.label)] if default.label in records else default
-        return candidates[session.choose(problem, call, candidates, default.label, known, where)]
+        return candidates[session.choose(problem, call, candidates, default.label, records, where)]

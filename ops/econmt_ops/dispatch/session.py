@@ -68,16 +68,15 @@ class Session:
         call: Callable[..., Any],
         candidates: Mapping[str, Candidate],
         rule: str,
-        known: Mapping[str, MeasurementRecord],
+        records: dict[str, MeasurementRecord],
         where: str,
     ) -> str:
-        """Returns the label of the candidate to run, after measuring if this problem has no measurement yet."""
+        """Returns the label of the candidate to run, after measuring those of which there are no ``records`` yet."""
         key = problem.key
         before = self.measurements.get(key)
         if before is not None:
             self.measurements[key] = before._replace(calls=before.calls + 1)
             return before.choice(self.byte_limit)
-        records = {name: record for name, record in known.items() if name in candidates}
         wanted = {
             name: each
             for name, each in candidates.items()

@@ -49,7 +49,6 @@ class Traits:
             "gates", the fastest level; kernels that recompute gates quickly keep less in a model.
         casts: True if it casts weights and looks up repeated rows itself, so that no copies are kept until the backward
             pass; other implementations get both done.
-        capturable: True if its calls can be captured in a CUDA graph.
         warms_up: True if its first call compiles for seconds; it is then measured on request only.
         has_kernels: True if it has kernels of its own for its devices, where it then precedes all other
             implementations.
@@ -71,7 +70,6 @@ class Traits:
     takes_stash: bool = False
     model_stash: str = "gates"
     casts: bool = False
-    capturable: bool = True
     warms_up: bool = False
     has_kernels: bool = False
     is_last: bool = False
@@ -105,40 +103,23 @@ def implementations(
 
     Args:
         op: Name of the op, which is the name of the function in every implementation.
-        modules: Modules with a name from `NAMES`, the function and its `TRAITS`. A recomputing function that takes
-            ``backend`` is the implementation "compiled", too.
+        modules: Modules with a name from `NAMES`, the function and its `TRAITS`.
         others: Functions and traits of further implementations by name.
+
+    A recomputing function that takes ``backend`` (see `econmt_ops.backends.steps_for`) is also the implementation
+    "compiled", with steps compiled by torch.compile.
 
     Returns:
         The implementations by name, in the order of `NAMES`; later calls of `register` add to it.
     """
     made = {module.__name__.rpartition(".")[2]: (getattr(module, op), module.TRAITS) for module in modules}
+    made |= others
     if "recompute" in made and "backend" in inspect.signature(made["recompute"][0]).parameters:
-        made["compiled"] = compiled(*made["recompute"])
-    return add_op(op, made | others)
-
-
-def compiled(recompute: Callable[..., Any], traits: Traits) -> tuple[Callable[..., Any], Traits]:
-    """Returns a recomputing implementation and its traits with steps compiled by torch.compile.
-
-    Args:
-        recompute: Implementation that takes ``backend``; see `econmt_ops.backends.steps_for`.
-        traits: Traits of ``recompute``.
-    """
-    function = functools.partial(recompute, backend="compiled")
-    return function, replace(traits, warms_up=True, fake_implementation="recompute")
-
-
-def add_op(
-    op: str, functions: Mapping[str, tuple[Callable[..., Any], Traits]]
-) -> Mapping[str, Implementation]:
-    """Adds an op with its implementations by name, each a function and its traits.
-
-    Returns:
-        The implementations; those that `register` adds later appear in it.
-    """
+        function, traits = made["recompute"]
+        traits = replace(traits, warms_up=True, fake_implementation="recompute")
+        made["compiled"] = functools.partial(function, backend="compiled"), traits
     _OPS[op] = {}
-    for name, (function, traits) in functions.items():
+    for name, (function, traits) in made.items():
         register(op, name, function, traits)
     return _OPS[op]
 

@@ -19,7 +19,7 @@ from econmt_ops.core.stack_checks import as_layers, prepare_state
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import Traits, add_op, compiled
+from econmt_ops.dispatch.traits import Traits, implementations
 from econmt_ops.layers import fused, scanned, stepped
 from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.dropout import Seed
@@ -44,7 +44,7 @@ class LayerOp:
         self.cells, self.__name__ = cells, cell.name
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
-        self._implementations = add_op(cell.name, _implementations_for(cells))
+        self._implementations = implementations(cell.name, **_implementations_for(cells))
         CELLS[cell.name], OPS[cell.name] = cell, self
 
     def __call__(
@@ -145,7 +145,6 @@ def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..
     functions: dict[str, tuple[Callable[..., Any], Traits]] = {
         "reference": (functools.partial(stepped.reference, cell), stepped.REFERENCE),
         "recompute": (recompute, stepped.RECOMPUTE),
-        "compiled": compiled(recompute, stepped.RECOMPUTE),
     }
     if cell.name in STEP_CELLS:
         kernels = functools.partial(recompute, backend="triton")
