@@ -17,7 +17,7 @@ from econmt_ops.attentional_lstm.problem import AttentionalProblem, BlockTensors
 from econmt_ops.attentional_lstm.stack import BackwardLayers, ForwardLayers
 from econmt_ops.backends.protocol import CellStep, Read, StepGradients
 from econmt_ops.cells.protocol import StepCell
-from econmt_ops.cells.table import CELLS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.loops import steps_of
 from econmt_ops.dispatch.rule import device_of
 from econmt_ops.products.gemm import multiply
@@ -53,7 +53,7 @@ class _Pair:
 
 
 def _cell(problem: AttentionalProblem) -> StepCell:
-    return cast(StepCell, CELLS[problem.call.cell])
+    return cast(StepCell, KINDS[problem.call.cell])
 
 
 def _read(problem: AttentionalProblem, layer: int) -> Tensor:

@@ -12,7 +12,7 @@ from econmt_ops.backends.triton import STEP_CELLS, with_kernels
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
-from econmt_ops.cells.table import CELLS, KINDS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack_checks import as_layers, prepare_state
@@ -45,7 +45,7 @@ class LayerOp:
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
         self._implementations = add_op(cell.name, _implementations_for(cells))
-        CELLS[cell.name], OPS[cell.name] = cell, self
+        OPS[cell.name] = self
 
     def __call__(
         self,
