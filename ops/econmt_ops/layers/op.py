@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from econmt_ops.backends.triton import STEP_CELLS, with_kernels
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
@@ -142,15 +142,12 @@ def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..
         }
     cell = cast(StepCell, cells[0])
     recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
-    functions: dict[str, tuple[Callable[..., Any], Traits]] = {
+    return {
         "reference": (functools.partial(stepped.reference, cell), stepped.REFERENCE),
         "recompute": (recompute, stepped.RECOMPUTE),
         "compiled": compiled(recompute, stepped.RECOMPUTE),
+        "triton": on_kernels(recompute, stepped.RECOMPUTE),
     }
-    if cell.name in STEP_CELLS:
-        kernels = functools.partial(recompute, backend="triton")
-        functions["triton"] = kernels, with_kernels(stepped.RECOMPUTE)
-    return functions
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
