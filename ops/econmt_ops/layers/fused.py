@@ -97,7 +97,7 @@ def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incomin
         dread,
     )
     rows = flat(dproducts)
-    sources = []
+    sources: list[Tensor] = []
     for source, weight in zip(read, problem.weights, strict=True):
         if dread is not None and not sources:
             flat(dread).addmm_(rows, weight)

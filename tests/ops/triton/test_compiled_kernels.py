@@ -77,7 +77,7 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
 }
 SPILLED = {"adam 512 bfloat16": 16, "tiles bfloat16": 48, "tiles float64": 48}
 """Bytes of a thread's registers that may be kept in memory: capability 8.6 and 8.9 have registers for fewer threads; tiles
-whose states are made again with all options."""
+of all options."""
 
 
 def held(name: str, kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
