@@ -48,9 +48,9 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
     "compiling_recurrence": {
         "tiles float32": [(144, 0), (248, 0)],
         "walk float32": [(72, 0), (80, 0)],
-        "tiles bfloat16": [(255, 0), (255, 0)],
+        "tiles bfloat16": [(176, 0), (224, 0)],
         "walk bfloat16": [(64, 0), (80, 0)],
-        "tiles float64": [(255, 0), (255, 0)],
+        "tiles float64": [(224, 0), (255, 0)],
         **{
             f"gluon {kind}": [(128, 1 << 20)] * 2
             for kind in ("float32", "float32 options", "bfloat16", "bfloat16 options")
@@ -75,9 +75,8 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "lnlstm per gate bfloat16": [(64, 2048), (112, 2048)],
     },
 }
-SPILLED = {"adam 512 bfloat16": 16, "tiles bfloat16": 48, "tiles float64": 48}
-"""Bytes of a thread's registers that may be kept in memory: capability 8.6 and 8.9 have registers for fewer threads; tiles
-of all options."""
+SPILLED = {"adam 512 bfloat16": 16, "tiles float64": 48}
+"""Bytes of a thread's registers that may be kept in memory: capability 8.6 and 8.9 have registers for fewer threads."""
 
 
 def held(name: str, kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
