@@ -35,9 +35,10 @@ import econmt_ops
 from econmt.bench.rows import Row
 from econmt_ops import LowRank, LowRankLSTMWeights
 from econmt_ops.backends.compiled import has_compiler
-from econmt_ops.cells.table import CELLS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
+from econmt_ops.layers.op import OPS
 from scripts.bench.choices import grid
 from scripts.bench.frame import CPU, Bench, Call, in_turns, milliseconds
 from scripts.bench.layers import passes, relative, torch_lstm
@@ -83,8 +84,8 @@ class Layer:
     def __init__(self, kind: Kind, size: Size, dtype: torch.dtype, device: torch.device) -> None:
         torch.manual_seed(1)
         hidden, rank = size.hidden, kind.rank
-        shapes = list(CELLS[kind.cell].parameter_shapes(hidden, hidden).values())
-        scale, self._weights = 0.03, cast("Call", CELLS[kind.cell].weights)
+        shapes = list(KINDS[kind.cell].parameter_shapes(hidden, hidden).values())
+        scale, self._weights = 0.03, cast("Call", KINDS[kind.cell].weights)
         if rank:
             shapes = [(4 * hidden, rank), (rank, hidden), (4 * hidden, rank), (rank, hidden), (4 * hidden,)]
             scale, self._weights = (hidden * rank) ** -0.25, low_rank_weights
@@ -251,7 +252,8 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
     add("--grid", action="store_true", help="all shapes of econmt's grid, instead of --sizes")
     add("--named", action="store_true", help="on a GPU: every implementation and stash level beside auto")
-    add("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="cells to time")
+    cells = ["lstm", *OPS]
+    add("--cells", nargs="+", choices=cells, default=cells, help="cells to time")
     add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
     add("--only", nargs="+", default=[""], metavar="PART", help="only rows whose names contain one of these")
     add("--dtype", nargs="+", choices=types, help="types of weights and inputs (both, on a CPU float32)")

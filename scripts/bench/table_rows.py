@@ -27,8 +27,9 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import task_of_sizes
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
-from econmt_ops.cells.table import CELLS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.dispatch.rule import rules_only
+from econmt_ops.layers.op import OPS
 from scripts.bench import buckets, filters
 from scripts.bench.frame import ROOT
 
@@ -176,7 +177,9 @@ def operation_rows() -> Rows:
     yield "layer", "products, 10^9 operations of both passes", "speed-up that products alone allow"
     work = {
         name: 6 * 64 * 100 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-        for name, shapes in ((name, cell.parameter_shapes(512, 512).values()) for name, cell in CELLS.items())
+        for name, shapes in (
+            (name, KINDS[name].parameter_shapes(512, 512).values()) for name in ("lstm", *OPS)
+        )
     }
     for name, operations in work.items():
         yield f"`{name}`", f"{operations / 1e9:.1f}", f"{work['lstm'] / operations:.1f}"

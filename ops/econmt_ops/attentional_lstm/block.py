@@ -10,7 +10,7 @@ from torch import Tensor
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import CellStep
 from econmt_ops.cells.protocol import StepCell
-from econmt_ops.cells.table import CELLS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.chunks import previous
 from econmt_ops.core.loops import steps_of
 from econmt_ops.dispatch.registration import Incoming
@@ -157,7 +157,7 @@ class LSTMBlock(Block):
 
 def cell_of_call(problem: AttentionalProblem) -> StepCell:
     """Returns the cell of a call's layers, which are no LSTMs."""
-    return cast(StepCell, CELLS[problem.call.cell])
+    return cast(StepCell, KINDS[problem.call.cell])
 
 
 def bottom_or_input(problem: AttentionalProblem, layer: int) -> Tensor:

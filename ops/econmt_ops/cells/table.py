@@ -10,12 +10,9 @@ from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.weights import LowRankLSTMWeights
 
-CELLS: dict[str, Cell] = {"lstm": LSTM}
-"""Cells by name: that of `econmt_ops.lstm`, and those that `econmt_ops.layers.op.LayerOp` adds. For an operation with
-several kinds of weights it is the first kind (gates normalized together, a window of one step)."""
-
 KINDS: dict[str, Cell] = {"lstm": LSTM}
-"""Cells by name, with a name of its own for every further kind of weights."""
+"""Cells by name: that of `econmt_ops.lstm`, and those that `econmt_ops.layers.op.LayerOp` adds. The first kind of an
+operation's weights (gates normalized together, a window of one step) has its name, every other a name of its own."""
 
 _CELL_OF: dict[type[Any], Any] = {
     **{cell.weights: cell for cell in (LSTM, GRU, LNLSTM, LNLSTM_PER_GATE)},

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from econmt_ops.backends.triton import STEP_CELLS, with_kernels
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanLayer
-from econmt_ops.cells.table import CELLS, KINDS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack_checks import as_layers, prepare_state
@@ -45,7 +45,7 @@ class LayerOp:
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
         self._implementations = implementations(cell.name, **_implementations_for(cells))
-        CELLS[cell.name], OPS[cell.name] = cell, self
+        OPS[cell.name] = self
 
     def __call__(
         self,
@@ -142,14 +142,11 @@ def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..
         }
     cell = cast(StepCell, cells[0])
     recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
-    functions: dict[str, tuple[Callable[..., Any], Traits]] = {
+    return {
         "reference": (functools.partial(stepped.reference, cell), stepped.REFERENCE),
         "recompute": (recompute, stepped.RECOMPUTE),
+        "triton": on_kernels(recompute, stepped.RECOMPUTE),
     }
-    if cell.name in STEP_CELLS:
-        kernels = functools.partial(recompute, backend="triton")
-        functions["triton"] = kernels, with_kernels(stepped.RECOMPUTE)
-    return functions
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:

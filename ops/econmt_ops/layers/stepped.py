@@ -24,7 +24,7 @@ from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
-from econmt_ops.cells.table import CELLS
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.chunks import previous, rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
@@ -138,7 +138,7 @@ class _SteppedCall:
     """Call divided into blocks of steps."""
 
     def __init__(self, call: SteppedArguments) -> None:
-        self.call, self.cell = call, cast(StepCell, CELLS[call.cell])
+        self.call, self.cell = call, cast(StepCell, KINDS[call.cell])
         self.steps = call.inputs.shape[0]
         dtype = call.inputs.dtype
         self.exact = accumulate_dtype(dtype)

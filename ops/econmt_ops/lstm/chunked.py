@@ -30,11 +30,6 @@ from econmt_ops.products.outer import add_outer
 from econmt_ops.products.reversal import reverse_rows
 
 
-def leaves_gradients(implementation: str) -> bool:
-    """True if an implementation of `econmt_ops.lstm` can expose dz_t; torch.lstm cannot."""
-    return implementation != "reference"
-
-
 class _TimeChunk(NamedTuple):
     """Tensors of a chunk that the gradients of the weights need; time is the first axis.
 
@@ -112,7 +107,7 @@ class ChunkedLSTM:
         if isinstance(self._leaves, LowRankLSTMWeights) or not torch.is_grad_enabled():
             return False
         if implementation != "auto":
-            return leaves_gradients(implementation)
+            return implementation != "reference"
         if stash != "auto" or MODE.rules_only:
             return True
         rows, steps = inputs.shape[:2]

@@ -11,7 +11,6 @@ tests/ops/triton/test_persistent_sizes.py compares these sizes with float64.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -55,13 +54,13 @@ def cudnn(batch: int, hidden: int, dtype: torch.dtype, layers: int) -> dict[str,
     return torch_lstm(batch, STEPS, hidden, dtype, CUDA, layers)
 
 
-def directions(batch: int, hidden: int, together: str, steps: int = STEPS) -> dict[str, Call]:
-    """Returns the passes of a bidirectional layer, in one launch ("yes") or one direction after the other ("no")."""
+def directions(batch: int, hidden: int, steps: int = STEPS) -> dict[str, Call]:
+    """Returns the passes of a bidirectional layer."""
     ahead, back = (lstm_weights(hidden, torch.float32, CUDA) for _ in range(2))
     inputs = torch.randn(batch, steps, hidden, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
 
     def run() -> Tensor:
-        return triton.bidirectional_lstm(inputs, ahead, back, lengths=None, together=together)[0]
+        return triton.bidirectional_lstm(inputs, ahead, back, lengths=None)[0]
 
     incoming = torch.randn(batch, steps, 2 * hidden, device=CUDA, dtype=torch.bfloat16)
     return passes(run, [inputs, *ahead, *back], incoming)
@@ -118,7 +117,7 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Call]:
     made: list[Call] = []
     for batch, hidden in sizes:
         made += [lambda sizes=(batch, hidden, each, 1, 2): layer(*sizes)["both"]() for each in TYPES.values()]
-    return made + [lambda together=each: directions(64, 512, together, 2)["both"]() for each in ("yes", "no")]
+    return [*made, lambda: directions(64, 512, 2)["both"]()]
 
 
 def rows(sizes: list[tuple[int, int]]) -> Iterator[Row]:
@@ -128,9 +127,8 @@ def rows(sizes: list[tuple[int, int]]) -> Iterator[Row]:
         yield recurrence_row(batch, hidden)
     if (64, 512) in sizes:
         yield from layer_rows(64, 512, 4)
-        for batch, together in itertools.product((64, 128), ("yes", "no")):
-            name = f"both directions, together={together}"
-            yield {"layers": 1, "B": batch, "H": 512, **attempt(name, directions, batch, 512, together)}
+        for batch in (64, 128):
+            yield {"layers": 1, "B": batch, "H": 512, **attempt("both directions", directions, batch, 512)}
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -30,9 +30,6 @@ _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 MOST_UNITS = 1600
 """Maximum units of a persistent LSTM layer: the weights of more do not fit the shared memory of any device."""
 
-STEP_CELLS = ("gru", "lnlstm")
-"""Cells whose steps have kernels in `step_cells`."""
-
 
 def interpreted() -> bool:
     """Returns True if Triton's interpreter runs the kernels on the CPU: TRITON_INTERPRET=1 at import of triton."""
