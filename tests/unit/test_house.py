@@ -28,9 +28,9 @@ MOST_LINES = {
     "econmt_distill": 1949,
     "memory": 5833,
     "runtime": 2261,
-    "ops": 26707,
-    "scripts": 15368,
-    "tests": 61128,
+    "ops": 25172,
+    "scripts": 15341,
+    "tests": 60752,
 }
 """Lines of Python below each folder; they may only fall."""
 
