@@ -20,7 +20,7 @@ from econmt_runtime.errors import RuntimeInputError
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-VERSION = 9
+VERSION = 10
 """Version of the C interface, which equals econmt_version in kernels.c."""
 
 MOST_WORDS = 64

@@ -138,7 +138,7 @@ class ForwardBlocks(_DecoderBlocks):
             self.mask(begin, end),
             problem.scale,
         )
-        decoder.run_forward(self.sizes, self.tensors, block)
+        decoder.run(self.sizes, self.tensors, block)
 
     def finish(self) -> None:
         """Ends the pass; the state is already where it belongs."""
@@ -188,5 +188,5 @@ class BackwardBlocks(_DecoderBlocks):
             self.mask(block.begin, block.end),
             self.problem.scale,
         )
-        decoder.run_backward(self.sizes, self.tensors, tensors)
+        decoder.run(self.sizes, self.tensors, tensors)
         return ShareGradients(queries, dcontexts, None)

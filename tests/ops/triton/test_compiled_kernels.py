@@ -38,7 +38,7 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "table": [(32, 0)],
         "operands": [(64, 0)],
         "sums": [(64, 1024)],
-        "search": [(128, 64)],
+        "search": [(128, 64), (128, 64)],
     },
     "compiling_recurrence": {
         **{

@@ -149,7 +149,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here, in library.py and in econmt_runtime when the meaning of a function or field changes, so that a library built
  * earlier is not called. */
-EXPORT int econmt_version(void) { return 9; }
+EXPORT int econmt_version(void) { return 10; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as native
+from econmt_ops.core.int8 import grouped, padded, rounded
 
 MOST_PLACES = 64
 """Maximum beam size, as in search_room.h."""
@@ -35,9 +36,6 @@ class SearchWeight:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        # Imported here to avoid an import cycle: `econmt_ops.core` imports this package.
-        from econmt_ops.core.int8 import rounded
-
         self._bias = None if bias is None else bias.detach().float().contiguous()
         self._steps: Tensor | None = None
         if dtype == torch.int8:
@@ -68,8 +66,6 @@ class SearchWeight:
 
     def structure(self) -> Any:
         """Returns the structure for the library; it is valid while this object exists."""
-        from econmt_ops.core.int8 import grouped, padded
-
         rows = self._rows
         if self._prepacked is None:
             filled = padded(rows)

@@ -295,19 +295,9 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
     return exchange, zeros[:counters], zeros[counters:]
 
 
-def run_forward(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock) -> None:
-    """Runs the steps of a block. `serves` has returned True for the sizes."""
-    _run("forward", sizes, tensors, block)
-
-
-def run_backward(sizes: DecoderSizes, tensors: DecoderTensors, block: BackwardBlock) -> None:
-    """Runs the steps of a block backward, last one first. `serves` has returned True for the sizes."""
-    _run("backward", sizes, tensors, block)
-
-
-def _run(
-    kernel: str, sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock | BackwardBlock
-) -> None:
+def run(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock | BackwardBlock) -> None:
+    """Runs the steps of a block, backward the last one first. `serves` has returned True for the sizes."""
+    kernel = "forward" if isinstance(block, ForwardBlock) else "backward"
     launch = _launch_of(kernel, sizes, block.outputs.device.index or 0)
     assert launch is not None
     argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
