@@ -20,8 +20,9 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,10 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
 from econmt_ops.backends import triton as kernels
-from econmt_ops.dispatch.capture import Capturer, first_error, release_workspaces
+from econmt_ops.dispatch.capture import CapturedGraph, GraphCache, release_workspaces
+
+_UPDATE = "update"
+"""Key of the graph that ends an update from several batches."""
 
 _HOST_BUFFERS = 4
 """Pinned buffers, so that a batch can be written while earlier ones are still copied to the device."""
@@ -78,14 +82,6 @@ class _Inputs:
         copied.record()
 
 
-class _Captured(NamedTuple):
-    """A captured graph, its input buffers and its result."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: _Inputs
-    result: StepResult | None
-
-
 def _tensors(batch: AnyBatch) -> dict[str, Tensor]:
     """Returns the tensors of a batch that are copied to the device: all but the row indices."""
     return {
@@ -126,20 +122,14 @@ class GraphedStep:
         self._several = step.keeps_gradients = several
         self._note = note
         self._most_rows = most_rows
-        self._capturer = Capturer(step.device, threads=step.communicator.size > 1)
-        self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
-        self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
-        self._warm: set[tuple[Implementations, tuple[int, int], int]] = set()
-        self._made_room: set[tuple[Implementations, tuple[int, int], int]] = set()
-        self._releases = 0
-        self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
+        self._graphs = GraphCache(step.device, threads=step.communicator.size > 1)
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
 
     @property
     def captured(self) -> int:
         """Number of captured graphs."""
-        return sum(map(len, self._graphs.values())) + (self._update is not None)
+        return len(self._graphs.graphs)
 
     def __call__(
         self,
@@ -168,15 +158,13 @@ class GraphedStep:
             return result
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
-        for entry, batch in zip(graphs, batches, strict=True):
+        for entry, batch in itertools.zip_longest(graphs, batches):
             assert entry is not None
-            entry.inputs.fill(batch, tokens)
+            inputs, result = entry.result
+            if inputs is not None:
+                inputs.fill(batch, tokens)
             entry.graph.replay()
-            if entry.result is not None:
-                return entry.result
-        assert self._update is not None
-        graph, result = self._update
-        graph.replay()
+        assert isinstance(result, StepResult)
         return result
 
     def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> list[AnyBatch]:
@@ -196,8 +184,8 @@ class GraphedStep:
             compiling = compilation.compiling_only(device)
         with compiling as compiler:
             for batch, implementations in batches:
-                shape = implementations, batch.positions, self._capacity(batch)
-                if shape in self._warm:
+                key = self._key(batch, implementations)
+                if key in self._graphs.warm:
                     continue
                 try:
                     run = self._inputs(batch), implementations
@@ -209,9 +197,9 @@ class GraphedStep:
                     too_large.append(batch)
                     continue
                 last = run
-                self._warm.add(shape)
+                self._graphs.warm.add(key)
         if compiler is not None and compiler.failed:
-            self._warm.clear()  # the first run of a shape raises the error, which its capture would hide
+            self._graphs.warm.clear()  # the first run of a shape raises the error, which its capture would hide
         if last is not None:
             # Once with launches, in autograd's own thread, which needs handles of libraries, too.
             self._warm_up(*last)
@@ -226,134 +214,87 @@ class GraphedStep:
             RuntimeError: There is too little memory.
         """
         chosen = implementations or self.step.implementations
-        self._common([batch], [chosen], [self._find(batch, chosen)])
+        self._common([self._find(batch, chosen)], [batch], [chosen])
 
     def accumulate(self) -> None:
         """Captures batches that add to the gradients of an update from now on, and releases the graphs there are."""
         self.release()
-        self._warm.clear()
+        self._graphs.warm.clear()
         self._several = self.step.keeps_gradients = True
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory and that of gradients."""
         self.step.optimizer.zero_grad(set_to_none=True)  # the next capture makes them
-        self._release()
-        self._made_room.clear()
-
-    def _release(self) -> None:
-        """Does :meth:`release`, but no shape may make room a second time."""
-        self._releases += 1
-        torch.cuda.synchronize(self.step.device)
-        for captured in itertools.chain.from_iterable(self._graphs.values()):
-            captured.graph.reset()
-        self._graphs.clear()
-        self._drop_update()
-        torch.cuda.synchronize(self.step.device)
-        torch.cuda.empty_cache()
-
-    def _drop_update(self) -> None:
-        if self._update is not None:
-            self._update[0].reset()
-            self._update = None
+        self._graphs.release()
 
     def _find_all(
         self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations]
-    ) -> list[_Captured | None]:
-        """Returns a graph for each batch of an update, None if it cannot be captured; captures the update's, too.
+    ) -> list[CapturedGraph | None]:
+        """Returns the graphs of an update: one for each batch, None if it cannot be captured, and the update's.
 
         All ranks have graphs of the same shapes afterwards, also after an error: ranks exchange something only if there
         are new ones.
         """
-        known = {id(entry) for entry in itertools.chain.from_iterable(self._graphs.values())}
-        refused, had_update = set(self._refused), self._update is not None
-        before, releases = self.captured + len(self._refused), -1
-        graphs: list[_Captured | None] = []
+        cache, known, refused = self._graphs, set(self._graphs.graphs), set(self._graphs.refused)
+        releases, graphs = -1, list[CapturedGraph | None]()
         try:
             # A batch may have made room by releasing the graphs of those before it.
-            while releases != self._releases:
-                releases, graphs = self._releases, []
+            while releases != cache.releases:
+                releases, graphs = cache.releases, []
                 for number, pair in enumerate(zip(batches, implementations, strict=True)):
                     self.step.number = number
                     graphs.append(self._find(*pair))
             self.step.number = None
-            if self._several and not self._update and None not in graphs:
+            if self._several:
                 # Before replays, so that a capture that fails has changed nothing.
-                self._update = self._capture_update()
-            if self.captured + len(self._refused) != before:
+                note = partial(self._refused, None)
+                graphs.append(cache.find(_UPDATE, lambda: self._run_update, note, makes_room=False))
+            if cache.graphs.keys() != known or cache.refused != refused:
                 self.step.agree()
-                graphs = self._common(batches, implementations, graphs)
-                if None in graphs and not had_update:
-                    self._drop_update()
+                graphs = self._common(graphs, batches, implementations)
         except RuntimeError:
             if self.step.communicator.size > 1:
-                for entry in itertools.chain.from_iterable(self._graphs.values()):
-                    if id(entry) not in known:
-                        entry.graph.reset()
-                for entries in self._graphs.values():
-                    entries[:] = [entry for entry in entries if id(entry) in known]
-                self._refused = refused
-                if not had_update:
-                    self._drop_update()
+                cache.keep(known)
+                cache.refused = refused
             raise
         return graphs
 
-    def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
-        """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured.
+    def _find(self, batch: AnyBatch, implementations: Implementations) -> CapturedGraph | None:
+        """Returns the graph of a batch, captured if needed; None if its shape cannot be captured.
 
-        A first run of the shape takes memory beside that of the graphs. If there is none, all graphs are released; they
-        are captured again when they are needed, without such a run. With several ranks they are kept, since all ranks
-        capture in the same order.
+        A first run of the shape takes memory beside that of the graphs; if there is none, all graphs are released. With
+        several ranks they are kept, since all ranks capture in the same order.
         """
-        key = implementations, batch.positions
-        if key in self._refused:
-            return None
-        rows = self._capacity(batch)
-        fitting = [entry for entry in self._graphs.get(key, ()) if entry.inputs.rows >= rows]
-        if fitting:
-            return min(fitting, key=lambda entry: entry.inputs.rows)
-        can_release = (
-            self.captured and self.step.communicator.size == 1 and (*key, rows) not in self._made_room
-        )
-        try:
-            new_graph = self._capture(batch, implementations)
-        except RuntimeError as error:
-            first = first_error(error)
-            if not is_out_of_memory(first):
-                self._refuse(batch, implementations, str(first).strip().splitlines()[0])
-                return None
-            if not can_release:
-                raise first from None
-        else:
-            self._graphs.setdefault(key, []).append(new_graph)
-            return new_graph
-        # The tensors of the failed run are released only now, after its exception.
-        self._made_room.add((*key, rows))
-        self._release()
-        return self._find(batch, implementations)
+        key, alone = self._key(batch, implementations), self.step.communicator.size == 1
+        prepare, note = partial(self._prepare, batch, implementations), partial(self._refused, batch)
+        return self._graphs.find(key, prepare, note, makes_room=alone)
 
-    def _refuse(self, batch: AnyBatch, implementations: Implementations, reason: str) -> None:
-        """Runs batches of this shape eagerly from now on, and reports why."""
-        self._refused.add((implementations, batch.positions))
+    def _refused(self, batch: AnyBatch | None, reason: str) -> None:
+        """Reports why batches of this shape, or updates from several batches, run eagerly from now on."""
         if self._note is not None:
-            self._note(f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}")
+            what = "updates from several batches" if batch is None else f"batches of {batch.size_text}"
+            self._note(f"{what} run without a CUDA graph, which is slower: {reason}")
 
     def _common(
         self,
+        graphs: list[CapturedGraph | None],
         batches: Sequence[AnyBatch],
         implementations: Sequence[Implementations],
-        graphs: list[_Captured | None],
-    ) -> list[_Captured | None]:
+    ) -> list[CapturedGraph | None]:
         """Returns the graphs that all ranks have captured, since an eager step makes other exchanges than a graph."""
         communicator = self.step.communicator
         if communicator.size == 1:
             return graphs
-        common = list(graphs)
         refused = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
-        for number in range(len(graphs)):
-            if refused[number] and common[number] is not None:
-                self._refuse(batches[number], implementations[number], "another rank cannot capture them")
-                common[number] = None
-        return common
+        for elsewhere, batch, how in itertools.zip_longest(refused, batches, implementations):
+            key = _UPDATE if batch is None else self._key(batch, how)
+            if elsewhere and key not in self._graphs.refused:
+                self._graphs.refused.add(key)
+                self._refused(batch, "another rank cannot capture them")
+        return [None if elsewhere else graph for graph, elsewhere in zip(graphs, refused, strict=True)]
+
+    def _key(self, batch: AnyBatch, implementations: Implementations) -> Hashable:
+        return implementations, batch.positions, self._capacity(batch)
 
     def _capacity(self, batch: AnyBatch) -> int:
         """Returns the number of rows of the graph that a batch runs in."""
@@ -365,45 +306,39 @@ class GraphedStep:
         inputs.fill(batch, batch.target_tokens)
         return inputs
 
-    def _capture(self, batch: AnyBatch, implementations: Implementations) -> _Captured:
-        step, inputs = self.step, self._inputs(batch)
+    def _prepare(self, batch: AnyBatch, implementations: Implementations) -> Callable[[], object]:
+        """Returns the function to capture for a batch, after its first run; it returns its inputs and its result."""
+        step, inputs, key = self.step, self._inputs(batch), self._key(batch, implementations)
         step.prepare(gradients=self._several)
-        shape = implementations, batch.positions, inputs.rows
-        if shape not in self._warm:
+        if key not in self._graphs.warm:
             self._warm_up(inputs, implementations)
-            self._warm.add(shape)
+            self._graphs.warm.add(key)
             torch.cuda.empty_cache()
 
-        def run() -> StepResult | None:
+        def run() -> tuple[_Inputs, StepResult | None]:
             if self._several:
                 self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
-                return None
-            result = step.run([inputs.batch], inputs.tokens, [implementations], _free_workspaces)
+                return inputs, None
+            try:
+                result = step.run([inputs.batch], inputs.tokens, [implementations], _free_workspaces)
+            except RuntimeError:
+                if step.backward_updates is not None:
+                    step.backward_updates.started = False  # a capture executes nothing
+                raise
             step.clear()
-            return result
+            return inputs, result
 
-        try:
-            graph, result = self._capturer.capture(run)
-        except RuntimeError:
-            if step.backward_updates is not None:
-                step.backward_updates.started = False  # a capture executes nothing
-            raise
-        return _Captured(graph, inputs, result)
+        return run
 
-    def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
-        """Captures the end of an update from several batches: clipping, update, and zeroing of the gradients."""
-        step = self.step
-
-        def run() -> StepResult:
-            result = step.finish_and_update(self._total.clone())
-            step.clear()
-            self._total.zero_()
-            return result
-
-        return self._capturer.capture(run)
+    def _run_update(self) -> tuple[None, StepResult]:
+        """Ends an update from several batches: clipping, update, and zeroing of the gradients."""
+        result = self.step.finish_and_update(self._total.clone())
+        self.step.clear()
+        self._total.zero_()
+        return None, result
 
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
-        """Runs forward and backward pass once before capture, see `Capturer.warming_up`.
+        """Runs forward and backward pass once before capture, see `GraphCache.warming_up`.
 
         Seeds, carried states and gradients, which are zeros if updates consist of several batches, are restored
         afterwards; parameters are not touched.
@@ -417,7 +352,7 @@ class GraphedStep:
         try:
             updates = None if self._several else step.backward_updates
             drops = contextlib.nullcontext() if updates is None else updates.discarding()
-            with self._capturer.warming_up(), drops:
+            with self._graphs.warming_up(), drops:
                 step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
         finally:
             for parameter, gradient in zip(parameters, gradients, strict=True):
