@@ -13,7 +13,8 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.parallel.pipeline.costs import PipelinePlan, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.costs import divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.tasks.protocol import Shape, Task, device_of

@@ -15,10 +15,10 @@ from econmt.model.decoder import ParallelDecoder
 from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
 from econmt.parallel.pipeline.language_model import divide_language_model
-from econmt.parallel.pipeline.partition import Link, Piece, divide
+from econmt.parallel.pipeline.partition import Link, Piece, PipelinePlan, divide
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import Divided
-from econmt.parallel.pipeline.translation import StagePlacement, divide_translation
+from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import MODE, rules_only
@@ -28,17 +28,6 @@ _REPEATS = 3
 
 _SHORT = 8
 """Divisor of the number of steps for a second, shorter timing; the difference gives the time per step."""
-
-
-class PipelinePlan(NamedTuple):
-    """Division of a model over pipeline stages, which a run saves in its state.
-
-    ``homes`` are the stages of the layers, see :func:`divided`; ``chunks`` are numbers, of the text or of each side.
-    """
-
-    homes: list[list[int]]
-    chunks: list[int]
-    note: str
 
 
 class _Stack(NamedTuple):
@@ -118,18 +107,11 @@ def _planned(
 
 
 def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
-    """Divides a model over the stages as planned.
-
-    Args:
-        plan: Its stages are those of a language model's layers; or, of a translation model, those of the encoder's
-            bidirectional layers (two each), of its other layers and of the decoder's layers.
-    """
+    """Divides a model over the stages as planned."""
     if isinstance(model, LanguageModel):
-        return divide_language_model(model, plan.homes[0], plan.chunks[0])
+        return divide_language_model(model, plan)
     assert isinstance(model, TranslationModel)
-    both, upper, decoder = plan.homes
-    pairs = tuple(zip(both[::2], both[1::2], strict=True))
-    return divide_translation(model, StagePlacement(pairs, (*upper,), (*decoder,), *plan.chunks))
+    return divide_translation(model, plan)
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:

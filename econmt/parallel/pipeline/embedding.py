@@ -10,8 +10,6 @@ Shapes: N words looked up, in any shape (...), E embedding size, V vocabulary, v
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,20 +42,6 @@ class LookUp:
         vectors, self._vectors = self._vectors, None
         assert vectors is not None
         return vectors
-
-
-def reader(
-    table: nn.Embedding, divided: Tensor, ids: Tensor, rank: int, look_ups: list[LookUp]
-) -> Callable[[], Tensor]:
-    """Returns a function that gives the reading rank the embeddings (..., E) of ids (...).
-
-    The rows of the matrix ``divided`` are divided over the ranks, and its look-up is added to ``look_ups``; any other
-    table is read locally.
-    """
-    if table.weight is not divided:
-        return lambda: table(ids)
-    look_ups.append(LookUp(ids, rank))
-    return look_ups[-1]
 
 
 class DividedTable:

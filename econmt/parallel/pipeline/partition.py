@@ -70,6 +70,21 @@ class Division(NamedTuple):
         return f"{', '.join(parts)}, time in {self.chunks} chunks"
 
 
+class PipelinePlan(NamedTuple):
+    """Division of a model over pipeline stages, which a run saves in its state.
+
+    Attributes:
+        homes: Stages of the layers, bottom first and ascending: those of a language model; or, of a translation model,
+            those of the encoder's bidirectional layers (two each, one for each direction), of its other layers and of
+            the decoder's layers, which are equal with input feeding.
+        chunks: Number of chunks of the text, or of each side.
+    """
+
+    homes: list[list[int]]
+    chunks: list[int]
+    note: str
+
+
 def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Division:
     """Finds the assignment of consecutive layers to at most ``stages`` ranks that is predicted to be fastest.
 
