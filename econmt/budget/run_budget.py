@@ -20,11 +20,10 @@ from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
 from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
 from econmt.engine.communicator import Communicator, rows_of_share
-from econmt.engine.freeze import fix_parameters
 from econmt.engine.machine import total_memory
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.outside_memory import outside_meter
-from econmt.engine.parameter_types import store_parameters
+from econmt.engine.parameters import prepare_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.estimate.beam_search import estimate_search, search_rows
@@ -69,8 +68,7 @@ def first_plan(
     batches = task.batches(prepared)
     with torch.device("meta"):
         model = task.build_model()
-    fix_parameters(model, recipe.training)
-    store_parameters(model, recipe.training)
+    prepare_parameters(model, recipe.training)
     budget = Budget(task, prepared, batches, device, precision, model.parameters(), communicator)
     budget.make(TrainingState(), 0)
     return budget.plan

@@ -278,7 +278,7 @@ class ParallelDecoder(Decoder):
 
     def stages(self, seeds: tuple[Seed | None, ...] | None = None) -> list[LayerStage]:
         """Returns the layers as stages of a forward pass, bottom first; those above it read the contexts too."""
-        stages = []
+        stages = list[LayerStage]()
         for layer, seed in zip(self.layers, (None, *(seeds or self.draw_seeds())), strict=True):
             assert isinstance(layer, RecurrentLayer)
             stages.append(layer.stage(seed, residual=self.config.residual and bool(stages)))

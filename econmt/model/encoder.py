@@ -77,11 +77,11 @@ class Encoder(nn.Module):
         for number, layer in enumerate(self.upper_layers):
             assert isinstance(layer, RecurrentLayer)
             if pairs and (number == 0 or self.residual_from_bottom):
-                seed, index = seeds.below[pairs - 1 + number], -1
+                seed, mask = seeds.below[pairs - 1 + number], -1
             else:
-                seed, index = (seeds.stack if number else None), number
+                seed, mask = (seeds.stack if number else None), number
             residual = self.config.residual and (number > 0 or self.residual_from_bottom)
-            stages.append(layer.stage(seed, index, residual=residual))
+            stages.append(layer.stage(seed, mask, residual=residual))
         return stages
 
     def forward(

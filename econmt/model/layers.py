@@ -85,14 +85,14 @@ class LayerStage(NamedTuple):
         weights: returns its parameters as ``econmt_ops`` takes them.
         size: H.
         seed: seed of dropout on its inputs; None without dropout.
-        index: index of its mask, see :func:`econmt_ops.products.dropout.keep_mask`.
+        mask: index of the mask of this dropout, see :func:`econmt_ops.products.dropout.keep_mask`.
         residual: True if its inputs are added to its outputs.
     """
 
     weights: Callable[[], Any]
     size: int
     seed: Seed | None = None
-    index: int = -1
+    mask: int = -1
     residual: bool = False
 
     def run(
@@ -125,9 +125,9 @@ class RecurrentLayer(nn.Module):
         """Parameters as ``econmt_ops`` takes them."""
         return self.cell.weights(*(getattr(self, name) for name in self.cell.weights._fields))
 
-    def stage(self, seed: Seed | None = None, index: int = -1, *, residual: bool = False) -> LayerStage:
+    def stage(self, seed: Seed | None = None, mask: int = -1, *, residual: bool = False) -> LayerStage:
         """Returns the layer as a stage of a forward pass; see :class:`LayerStage`."""
-        return LayerStage(lambda: self.weights, self.hidden_size, seed, index, residual)
+        return LayerStage(lambda: self.weights, self.hidden_size, seed, mask, residual)
 
     def initialize(self, init: Initialization) -> None:
         """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""

@@ -28,9 +28,8 @@ from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device, unused_kernels
-from econmt.engine.freeze import fix_parameters
 from econmt.engine.outside_memory import limit_workspaces, outside_meter
-from econmt.engine.parameter_types import store_parameters
+from econmt.engine.parameters import prepare_parameters
 from econmt.engine.step import check_settings
 from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
@@ -275,9 +274,8 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     if start.commit is None:
         initial_file = parameters_to_start_from(recipe)
         initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, vocabulary)
-    fix_parameters(model, recipe.training)
     # Before they are copied, since parameters that shrink on a GPU leave gaps that other streams cannot use.
-    store_parameters(model, recipe.training)
+    prepare_parameters(model, recipe.training)
     step, pipeline, divisions = make_step(task, model.to(device), context)
     trainer = Trainer(step, folder, prepared, state, context.began, context.hook)
     notes = [

@@ -35,7 +35,7 @@ from econmt.engine.devices import (
 )
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.outside_memory import outside_meter
-from econmt.engine.parameter_types import in_float32
+from econmt.engine.parameters import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations

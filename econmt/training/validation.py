@@ -112,7 +112,8 @@ def validate(
         metric, others = step.task.recipe.training.early_stopping.metric, dict[str, float]()
         for figure in step.task.figures(model, prepared):
             evaluation = step.task.evaluation(prepared, "valid")
-            others[figure.column] = figure.scale * _per_token(step, evaluation, figure.sum, stop, plan)
+            total, tokens = _summed(step, evaluation, figure.sum, stop, plan)
+            others[figure.column] = figure.scale * (total / tokens)
         searched = step.task.search_model(model)
         if count == 0 or searched is None:
             return Validation(value, float("nan"), "", None, others=others)
@@ -221,22 +222,10 @@ def perplexity(
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
-    chosen = implementations or Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, chosen)
+    total, tokens = _summed(
+        step, evaluation, partial(step.task.loss, step.model), stop, plan, implementations
+    )
     return perplexity_of(total / (evaluation.words or tokens))
-
-
-def _per_token(
-    step: TrainingStep,
-    evaluation: Evaluation,
-    loss: Callable[[AnyBatch, Implementations], Tensor],
-    stop: Callable[[], bool],
-    plan: MemoryPlan | None,
-) -> float:
-    """Returns a sum over a text, with the recipe's implementations, per target token."""
-    implementations = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
-    return total / tokens
 
 
 def _summed(
@@ -245,10 +234,11 @@ def _summed(
     loss: Callable[[AnyBatch, Implementations], Tensor],
     stop: Callable[[], bool],
     plan: MemoryPlan | None,
-    implementations: Implementations,
+    implementations: Implementations | None = None,
 ) -> tuple[float, int]:
     """Sums a loss over the batches of all ranks; returns the sum and the number of target tokens."""
     precision, device, communicator = step.precision, step.device, step.communicator
+    chosen = implementations or Implementations.of(step.task.recipe.ops)
     tokens = 0
 
     def compute() -> list[tuple[int, float]]:
@@ -262,7 +252,7 @@ def _summed(
                 local = full_batch
                 if evaluation.consecutive and communicator.size > 1:
                     local = full_batch.share(communicator.rank, communicator.size).renumbered()
-                for batch, batch_implementations in divide(local, plan, implementations):
+                for batch, batch_implementations in divide(local, plan, chosen):
                     if stop():
                         raise Abandoned
                     losses.append(loss(batch.to(device), batch_implementations))

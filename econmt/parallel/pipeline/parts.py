@@ -174,10 +174,10 @@ def _run_layer(
         """Applies a slice of the mask that one process would draw; each layer's mask is drawn once."""
         if stack.variational and values.device.type != "cpu":
             # A GPU kernel generates the mask while it reads the values.
-            return dropout(values, stack.probability, seed, variational=True, index=stage.index)
+            return dropout(values, stack.probability, seed, variational=True, index=stage.mask)
         if number not in masks:
             shape = (len(values), 1 if stack.variational else stack.cuts.steps, values.shape[2])
-            masks[number] = keep_mask(shape, stack.probability, seed, values.device, stage.index)
+            masks[number] = keep_mask(shape, stack.probability, seed, values.device, stage.mask)
         mask = masks[number] if stack.variational else masks[number][:, begin : begin + values.shape[1]]
         return apply_dropout(values, mask, stack.probability)
 
