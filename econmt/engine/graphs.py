@@ -150,7 +150,7 @@ class GraphedStep:
         chosen = implementations or [self.step.implementations] * len(batches)
         # Memory has run out for a batch that was planned whole; no graph is replayed.
         splits = len(batches) > 1 and not self._several
-        graphs = [] if splits else self._find_all(batches, chosen)
+        graphs = [] if splits else self._find_all(batches, chosen, ends=self._several)
         if splits or None in graphs:
             moved = [batch.to(self.step.device) for batch in batches]
             result = self.step.run(moved, self.step.tokens(batches, tokens), chosen)
@@ -213,8 +213,7 @@ class GraphedStep:
         Raises:
             RuntimeError: There is too little memory.
         """
-        chosen = implementations or self.step.implementations
-        self._common([self._find(batch, chosen)], [batch], [chosen])
+        self._find_all([batch], [implementations or self.step.implementations], ends=False)
 
     def accumulate(self) -> None:
         """Captures batches that add to the gradients of an update from now on, and releases the graphs there are."""
@@ -228,14 +227,15 @@ class GraphedStep:
         self._graphs.release()
 
     def _find_all(
-        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations]
+        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations], *, ends: bool
     ) -> list[CapturedGraph | None]:
-        """Returns the graphs of an update: one for each batch, None if it cannot be captured, and the update's.
+        """Returns a graph for each batch and, if ``ends``, for the end of an update; None if it cannot be captured.
 
-        All ranks have graphs of the same shapes afterwards, also after an error: ranks exchange something only if there
-        are new ones.
+        All ranks have graphs of the same shapes afterwards, also after an error, since an eager step makes other
+        exchanges than a graph; ranks exchange something only if there are new ones.
         """
-        cache, known, refused = self._graphs, set(self._graphs.graphs), set(self._graphs.refused)
+        cache, communicator = self._graphs, self.step.communicator
+        known, refused = set(cache.graphs), set(cache.refused)
         releases, graphs = -1, list[CapturedGraph | None]()
         try:
             # A batch may have made room by releasing the graphs of those before it.
@@ -245,19 +245,25 @@ class GraphedStep:
                     self.step.number = number
                     graphs.append(self._find(*pair))
             self.step.number = None
-            if self._several:
+            if ends:
                 # Before replays, so that a capture that fails has changed nothing.
                 note = partial(self._refused, None)
                 graphs.append(cache.find(_UPDATE, lambda: self._run_update, note, makes_room=False))
-            if cache.graphs.keys() != known or cache.refused != refused:
-                self.step.agree()
-                graphs = self._common(graphs, batches, implementations)
+            if cache.graphs.keys() == known and cache.refused == refused:
+                return graphs
+            self.step.agree()
         except RuntimeError:
-            if self.step.communicator.size > 1:
+            if communicator.size > 1:
                 cache.keep(known)
                 cache.refused = refused
             raise
-        return graphs
+        lacking = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
+        for lacks, batch, how in itertools.zip_longest(lacking, batches, implementations):
+            key = _UPDATE if batch is None else self._key(batch, how)
+            if lacks and key not in cache.refused:
+                cache.refused.add(key)
+                self._refused(batch, "another rank cannot capture them")
+        return [None if lacks else graph for graph, lacks in zip(graphs, lacking, strict=True)]
 
     def _find(self, batch: AnyBatch, implementations: Implementations) -> CapturedGraph | None:
         """Returns the graph of a batch, captured if needed; None if its shape cannot be captured.
@@ -274,24 +280,6 @@ class GraphedStep:
         if self._note is not None:
             what = "updates from several batches" if batch is None else f"batches of {batch.size_text}"
             self._note(f"{what} run without a CUDA graph, which is slower: {reason}")
-
-    def _common(
-        self,
-        graphs: list[CapturedGraph | None],
-        batches: Sequence[AnyBatch],
-        implementations: Sequence[Implementations],
-    ) -> list[CapturedGraph | None]:
-        """Returns the graphs that all ranks have captured, since an eager step makes other exchanges than a graph."""
-        communicator = self.step.communicator
-        if communicator.size == 1:
-            return graphs
-        refused = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
-        for elsewhere, batch, how in itertools.zip_longest(refused, batches, implementations):
-            key = _UPDATE if batch is None else self._key(batch, how)
-            if elsewhere and key not in self._graphs.refused:
-                self._graphs.refused.add(key)
-                self._refused(batch, "another rank cannot capture them")
-        return [None if elsewhere else graph for graph, elsewhere in zip(graphs, refused, strict=True)]
 
     def _key(self, batch: AnyBatch, implementations: Implementations) -> Hashable:
         return implementations, batch.positions, self._capacity(batch)

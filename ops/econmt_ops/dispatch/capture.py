@@ -45,16 +45,33 @@ def release_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-class Capturer:
-    """Captures graphs that run one after another and therefore share one memory pool.
+Note = Callable[[str], object]
 
-    The workspaces of cuBLAS belong to the pool too and are freed with the graphs; outside of it, every stream that was
-    ever captured on would keep its own.
+
+class CapturedGraph(NamedTuple):
+    """Captured graph, and the return value of its function, whose tensors a replay fills."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+
+
+class GraphCache:
+    """CUDA graphs by key, which run one after another and therefore share one memory pool.
+
+    A function has a first run outside of the pool, then it is captured once and replayed. The workspaces of cuBLAS
+    belong to the pool too and are freed with the graphs; outside of it, every stream that was ever captured on would
+    keep its own.
 
     Args:
         device: CUDA device.
         threads: True if other threads may call CUDA meanwhile, as NCCL's watchdog does; calls that this thread must not
             make are still detected.
+
+    Attributes:
+        graphs: Captured graphs.
+        warm: Keys of functions that have had their first run.
+        refused: Keys of functions that cannot be captured.
+        releases: Number of times that all graphs were released.
     """
 
     def __init__(self, device: torch.device, *, threads: bool = False) -> None:
@@ -63,6 +80,11 @@ class Capturer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._failed: list[torch.cuda.CUDAGraph] = []
+        self.graphs: dict[Hashable, CapturedGraph] = {}
+        self.warm: set[Hashable] = set()
+        self.refused: set[Hashable] = set()
+        self.releases = 0
+        self._made_room: set[Hashable] = set()
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
@@ -108,35 +130,6 @@ class Capturer:
             torch._C._cuda_releasePool(self._stream.device_index, self._pool)
             self._failed.append(graph)  # the allocator of pinned memory may still query it
         self._pool = torch.cuda.graph_pool_handle()
-
-
-Note = Callable[[str], object]
-
-
-class CapturedGraph(NamedTuple):
-    """Captured graph, and the return value of its function, whose tensors a replay fills."""
-
-    graph: torch.cuda.CUDAGraph
-    result: Any
-
-
-class GraphCache(Capturer):
-    """Graphs by key: a first run outside their common pool, a capture, then replays.
-
-    Attributes:
-        graphs: Captured graphs.
-        warm: Keys of functions that have had their first run, see `warming_up`.
-        refused: Keys of functions that cannot be captured.
-        releases: Number of times that all graphs were released.
-    """
-
-    def __init__(self, device: torch.device, *, threads: bool = False) -> None:
-        super().__init__(device, threads=threads)
-        self.graphs: dict[Hashable, CapturedGraph] = {}
-        self.warm: set[Hashable] = set()
-        self.refused: set[Hashable] = set()
-        self.releases = 0
-        self._made_room: set[Hashable] = set()
 
     def call(self, key: Hashable, function: Callable[[], object], note: Note) -> None:
         """Runs a function without arguments, whose tensors must keep their addresses; see `find`.

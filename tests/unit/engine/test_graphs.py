@@ -501,7 +501,7 @@ def test_after_an_error_streams_are_waited_for_and_workspaces_released(
     current = SimpleNamespace(wait_stream=lambda _: calls.append("wait"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current)
     monkeypatch.setattr(capture, "release_workspaces", lambda: calls.append("release"))
-    capturer = capture.Capturer(torch.device("cpu"))
+    capturer = capture.GraphCache(torch.device("cpu"))
     with pytest.raises(torch.cuda.OutOfMemoryError), capturer.warming_up():
         full_memory()
     assert calls == ["wait"]
