@@ -63,7 +63,7 @@ class DividedTable:
         with torch.no_grad():
             vectors = functional.embedding(local_ids.clamp(max=count - 1), self._rows)
             vectors.masked_fill_((local_ids == count).unsqueeze(-1), 0.0)
-            self._stages.reduce(vectors, wanted.rank)
+            self._stages.reduce(vectors, wanted.rank).wait()
         if self._stages.rank == wanted.rank:
             wanted.give(vectors)
 
@@ -75,7 +75,7 @@ class DividedTable:
             assert self._stages.rank != wanted.rank
             gradient = self._rows.new_empty(*wanted.ids.shape, self._rows.shape[1])
         gradient = gradient.contiguous()
-        self._stages.broadcast(gradient, wanted.rank)
+        self._stages.broadcast(gradient, wanted.rank).wait()
         ids = wanted.ids
         local_ids = self._local_ids(ids).masked_fill_(ids == self._padding, len(self._rows))
         add_look_up_gradient(self._rows.grad, gradient, local_ids)

@@ -130,16 +130,16 @@ class PipelinedStep(TrainingStep):
             for buffer in self.model.buffers():
                 for layer_number, home in enumerate(self.divided.carried):
                     part = buffer[:, layer_number].contiguous()
-                    self.stages.broadcast(part, home)
+                    self.stages.broadcast(part, home).wait()
                     buffer[:, layer_number].copy_(part)
 
     def _gather_stages(self, tensor: Tensor, home: int) -> None:
         """Copies a tensor from the stage that holds it to all others, or each stage's rows if it is divided."""
         if home >= 0:
-            self.stages.broadcast(tensor, home)
+            self.stages.broadcast(tensor, home).wait()
             return
         for rank in range(self.stages.size):
-            self.stages.broadcast(tensor[even_rows(len(tensor), self.stages.size, rank)], rank)
+            self.stages.broadcast(tensor[even_rows(len(tensor), self.stages.size, rank)], rank).wait()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Returns the optimizer's state on the CPU; see :meth:`econmt.engine.step.TrainingStep.optimizer_tensors`."""
@@ -154,7 +154,7 @@ class PipelinedStep(TrainingStep):
                     local = None if name not in self.local else self.optimizer.state[self.local[name]][kind]
                     if dimensions == 0:  # a counter, the same for all rows
                         full = torch.zeros((), device=self.device) if local is None else local.clone()
-                        self.stages.broadcast(full, max(home, 0))
+                        self.stages.broadcast(full, max(home, 0)).wait()
                     else:
                         full = torch.zeros_like(parameters[name])
                         if local is not None:
@@ -214,7 +214,7 @@ class PipelinedStep(TrainingStep):
             if hidden_outputs
             else torch.empty(shape, dtype=dtype, device=self.device)
         )
-        self.stages.broadcast(hidden, last)
+        self.stages.broadcast(hidden, last).wait()
         vocabulary, size = self.divided.output.out_features, self.stages.size
         first = even_rows(vocabulary, size, self.stages.rank).start
         vocabulary_slice = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
@@ -229,7 +229,7 @@ class PipelinedStep(TrainingStep):
         )
         for parameter, gradient in ((self._weight, shares.weight), (self._bias, shares.bias)):
             _add(parameter, gradient)
-        self.stages.reduce(shares.hidden, last)
+        self.stages.reduce(shares.hidden, last).wait()
         return shares.loss.to(torch.float32), shares.hidden.view(shape)
 
     def finish(self, loss: Tensor) -> StepResult:
@@ -239,7 +239,7 @@ class PipelinedStep(TrainingStep):
         local_norms = self.optimizer.norms()
         norms = local_norms.new_zeros(self._positions[1]).index_copy_(0, self._positions[0], local_norms)
         with self.communicator.watched():
-            self.stages.all_reduce(norms)
+            self.stages.all_reduce(norms).wait()
         norm = torch.linalg.vector_norm(norms)
         norm = self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm)
         return StepResult(loss, norm, self.scale_in_use())

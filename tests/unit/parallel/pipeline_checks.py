@@ -73,7 +73,7 @@ def gathered(step: PipelinedStep) -> dict[str, Tensor]:
             assert gradient is not None
             rows = len(whole) * step.stages.rank // step.stages.size if home < 0 else 0
             own[rows : rows + len(gradient)] = gradient.to_dense()
-        step.stages.all_reduce(own)
+        step.stages.all_reduce(own).wait()
         found[name] = own
     return found
 
