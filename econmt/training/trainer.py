@@ -16,8 +16,7 @@ from econmt.checkpoint.checkpoints import (
     load_parameters,
     load_saved,
     prove,
-    save_checkpoint,
-    save_interrupted,
+    save_commit,
     saving,
 )
 from econmt.checkpoint.folder import Commit, ModelFolder
@@ -408,12 +407,11 @@ class Trainer:
         saved = Saved(state, self.parameters, optimizer, training.optimizer.name, carried)
 
         def write() -> None:
+            commit = Commit(state.update, result is not None)
+            hypotheses = None if result is None else result.hypotheses
             with saving(self.folder, state.update, self._saved), self._average.in_place(self.state):
-                if result is None:
-                    save_interrupted(self.folder, saved, self.task.description())
-                else:
-                    save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
-                prove(self.folder, Commit(state.update, result is not None))
+                save_commit(self.folder, commit, saved, self.task.description(), hypotheses)
+                prove(self.folder, commit)
                 finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
 
         self.communicator.on_rank_zero(write)
