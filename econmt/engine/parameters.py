@@ -15,13 +15,11 @@ from econmt.errors import InputError
 
 
 def prepare_parameters(model: nn.Module, training: Training) -> None:
-    """Freezes the parameters that a recipe names and stores the others in its type; see the two functions below.
-
-    Raises:
-        InputError: A pattern matches no parameter, or no parameter remains trainable.
-    """
+    """Freezes parameters, see :func:`fix_parameters`, and stores the other matrices in the recipe's type, in place."""
     fix_parameters(model, training)
-    store_parameters(model, training)
+    for parameter in model.parameters() if training.param_dtype == "bfloat16" else ():
+        if parameter.requires_grad and parameter.dim() > 1 and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def fix_parameters(model: nn.Module, training: Training) -> None:
@@ -50,15 +48,6 @@ def fix_parameters(model: nn.Module, training: Training) -> None:
         raise InputError(
             f"training.fixed_param_names: {', '.join(training.fixed_param_names)} leaves no parameter to train"
         )
-
-
-def store_parameters(model: nn.Module, training: Training) -> None:
-    """Stores the matrices of a model that are trained in the type of the recipe, in place; vectors stay float32."""
-    if training.param_dtype == "float32":
-        return
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dim() > 1 and parameter.dtype == torch.float32:
-            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 @contextmanager

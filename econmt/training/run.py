@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -136,7 +136,8 @@ def run_recipe(
             communicator.destroy()
             if not communicator.is_rank_zero:
                 return Outcome(result, None)
-            with _activity(console, heartbeat) as say:
+            shown = status_line() if console.is_terminal else contextlib.nullcontext(heartbeat.say)
+            with shown as say:
                 return Outcome(result, make_results(context, say))
 
 
@@ -173,13 +174,6 @@ def _heartbeat(console: Console, communicator: Communicator) -> Iterator[Heartbe
         yield heartbeat
 
 
-@contextlib.contextmanager
-def _activity(console: Console, heartbeat: Heartbeat) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows the current activity after training: a status line on a terminal."""
-    with status_line() if console.is_terminal else contextlib.nullcontext(heartbeat.say) as say:
-        yield say
-
-
 def _find_start(
     recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, communicator: Communicator
 ) -> Start:
@@ -199,7 +193,7 @@ def _finished(
         return None
     if not communicator.on_rank_zero(lambda: are_complete(folder, recipe, saved.update)):
         return None
-    return TrainingResult(reason, saved.update, saved.best_update, saved.metrics, went_on=False)
+    return TrainingResult(reason, saved.update, saved.best_update, saved.metrics)
 
 
 def _prepare(

@@ -60,8 +60,6 @@ class TrainingResult(NamedTuple):
     update: int
     best_update: int
     metrics: list[dict[str, float]]
-    went_on: bool
-    """False if the run had ended before and nothing was done."""
 
 
 class Trainer:
@@ -147,9 +145,7 @@ class Trainer:
                 elif reason is not None:
                     self._release_graphs()
                     state = self.state
-                    return TrainingResult(
-                        reason, state.update, state.best_update, state.metrics, went_on=True
-                    )
+                    return TrainingResult(reason, state.update, state.best_update, state.metrics)
                 else:
                     self._update(progress)
 
