@@ -42,12 +42,11 @@ from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, secon
 from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.loss_scaling import LossScaling
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
-from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
+from econmt.training.update_metrics import LossScaling, MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Callbacks, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
