@@ -47,7 +47,7 @@ from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.update_metrics import LossScaling, MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Callbacks, Validation, report_checkpoint, validate
+from econmt.training.validation import Abandoned, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -321,9 +321,16 @@ class Trainer:
         try:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
-                plan, signature = self.budget.plan, self.state.signature
-                callbacks = Callbacks(lambda: interrupts.pending, progress.doing, self.hook)
-                result = validate(self.step, self.prepared, callbacks, plan, signature, self.state.update)
+                result = validate(
+                    self.step,
+                    self.prepared,
+                    self.budget.plan,
+                    self.state.signature,
+                    self.state.update,
+                    stop=lambda: interrupts.pending,
+                    say=progress.doing,
+                    hook=self.hook,
+                )
         except Abandoned:
             self._ranks.discard_answer()
             return

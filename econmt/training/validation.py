@@ -66,27 +66,16 @@ class Validation(NamedTuple):
         return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **optional, **self.others}
 
 
-class Callbacks(NamedTuple):
-    """Functions that a validation calls while it runs.
-
-    Attributes:
-        stop: polled often; if it returns True, validation ends at once.
-        say: called with the current activity, for display.
-        hook: judges the translations.
-    """
-
-    stop: Callable[[], bool] = lambda: False
-    say: Callable[[str], object] = lambda _: None
-    hook: Hook | None = None
-
-
 def validate(
     step: TrainingStep,
     prepared: PreparedData,
-    callbacks: Callbacks,
     plan: MemoryPlan | None = None,
     signature: str = "",
     update: int = 0,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], object] = lambda _: None,
+    hook: Hook | None = None,
 ) -> Validation:
     """Computes perplexity on the validation text and, for a translation model if the recipe asks for it, BLEU.
 
@@ -95,15 +84,16 @@ def validate(
     Args:
         step: Training step, whose model is switched to evaluation mode and back.
         prepared: Prepared text, with raw validation text, so that BLEU compares detokenized text with it.
-        callbacks: Functions to call.
         plan: Plan of the run's memory budget, which validation respects too; None without one.
         signature: Signature of earlier BLEU scores, which determines the tokenizer.
         update: Update of the checkpoint, for the hook.
+        stop: Polled often; if it returns True, validation ends at once.
+        say: Called with the current activity, for display.
+        hook: Judges the translations.
 
     Raises:
-        Abandoned: ``callbacks.stop`` returned True.
+        Abandoned: ``stop`` returned True.
     """
-    stop, say, _ = callbacks
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
     say("validation: computing the perplexity")
@@ -127,24 +117,30 @@ def validate(
         judged = None
         if metric in ("chrf", "ter"):
             judged = metric, corpus_score(make_metric(metric, [references]), hypotheses)
-        if callbacks.hook is not None:
+        if hook is not None:
             source, reference = (prepared.folder / f"valid.{side}.txt" for side in ("source", "target"))
             hooked = Judged(hypotheses, source, reference, update)
-            others["hook"] = _hooked(step.communicator, callbacks, hooked)
+            others["hook"] = _hooked(step.communicator, hook, hooked, stop, say)
         return Validation(value, score.value, score.signature, hypotheses, judged, others)
     finally:
         model.train()
 
 
-def _hooked(communicator: Communicator, callbacks: Callbacks, judged: Judged) -> float:
+def _hooked(
+    communicator: Communicator,
+    hook: Hook,
+    judged: Judged,
+    stop: Callable[[], bool],
+    say: Callable[[str], object],
+) -> float:
     """Returns the figure of the hook, which rank 0 asks; NaN, with a warning, if it fails."""
 
     def ask() -> list[float]:
-        if not communicator.is_rank_zero or callbacks.hook is None:
+        if not communicator.is_rank_zero:
             return []
-        callbacks.say("validation: waiting for the validation hook")
+        say("validation: waiting for the validation hook")
         try:
-            return [callbacks.hook(judged, callbacks.stop)]
+            return [hook(judged, stop)]
         except HookError as error:
             notice(f"warning: validation hook: {error}; this checkpoint has no figure")
             return [math.nan]

@@ -26,7 +26,7 @@ from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
-from econmt.training.validation import Callbacks, validate
+from econmt.training.validation import validate
 from econmt_memory.measure.ledger import OutsideMemory
 from econmt_ops.dispatch.device_limits import H200
 from tests.unit.training.conftest import UseRows
@@ -280,7 +280,7 @@ def test_validation_obeys_the_budget(
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
     for plan in (None, trainer.budget.plan):
-        result = validate(trainer.step, trainer.prepared, Callbacks(), plan)
+        result = validate(trainer.step, trainer.prepared, plan)
         found.append((result.perplexity, result.hypotheses))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]
