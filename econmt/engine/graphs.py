@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.text.vocabulary import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
@@ -46,9 +45,9 @@ class _Inputs:
     """Batch and number of tokens at a fixed address on the device, filled by one copy from pinned memory."""
 
     def __init__(self, batch: AnyBatch, rows: int, device: torch.device) -> None:
-        fields = _tensors(batch)
-        self._shapes = [torch.Size((rows, *tensor.shape[1:])) for tensor in fields.values()]
-        self._sizes = [*(shape.numel() for shape in self._shapes), 1]
+        filled = batch.filled(rows)
+        fields = _tensors(filled)
+        self._sizes = [*(tensor.numel() for tensor in fields.values()), 1]
         self._flat = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
         self._hosts = [
             torch.zeros(len(self._flat), dtype=torch.int64).pin_memory() for _ in range(_HOST_BUFFERS)
@@ -56,12 +55,11 @@ class _Inputs:
         self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
         self._next = 0
         *flat_fields, tokens = torch.split(self._flat, self._sizes)
-        views = {
-            name: flat.view(shape)
-            for name, flat, shape in zip(fields, flat_fields, self._shapes, strict=True)
+        changes: dict[str, Any] = {
+            name: flat.view(tensor.shape)
+            for (name, tensor), flat in zip(fields.items(), flat_fields, strict=True)
         }
-        changes: dict[str, Any] = {**views, "indices": torch.full((rows,), -1)}
-        self.batch = dataclasses.replace(batch, **changes)
+        self.batch = dataclasses.replace(filled, **changes)
         self.tokens = tokens[0]
         self.rows = rows
 
@@ -71,12 +69,8 @@ class _Inputs:
         self._next = (self._next + 1) % len(self._hosts)
         copied.synchronize()  # this copy is several batches old, so this does not wait
         *flat_fields, count = torch.split(host, self._sizes)
-        for flat, shape, (name, tensor) in zip(
-            flat_fields, self._shapes, _tensors(batch).items(), strict=True
-        ):
-            rows = flat.view(shape)
-            rows[: len(tensor)] = tensor
-            rows[len(tensor) :] = batch.filler.get(name, PAD)
+        for flat, tensor in zip(flat_fields, _tensors(batch.filled(self.rows)).values(), strict=True):
+            flat.copy_(tensor.flatten())
         count.fill_(tokens)
         self._flat.copy_(host, non_blocking=True)
         copied.record()
