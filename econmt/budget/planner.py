@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -150,10 +151,11 @@ def _adapt(entry: BatchBudget, rows: int, source: int, target: int) -> BatchBudg
     )
 
 
+@dataclass
 class Planner:
     """Finds the fastest setting that fits for each shape, and divides batches that fit with none.
 
-    Args:
+    Attributes:
         settings: Settings to choose from, fastest first, each keeping less than the one before; see
             :func:`econmt.budget.prices.settings`.
         budget: Bytes for tensors.
@@ -164,28 +166,19 @@ class Planner:
         outside: Bytes of the recipe's memory budget that are not for tensors.
     """
 
-    def __init__(
-        self,
-        shapes: Sequence[BatchShape],
-        settings: Sequence[Implementations],
-        budget: int,
-        peak: PeakOf,
-        *,
-        accumulating: bool,
-        width: int,
-        persists: bool = False,
-        outside: int = 0,
-    ) -> None:
-        self._shapes = shapes
-        self._settings = settings
-        self._budget = budget
-        self._limit = usable(budget)
-        self._peak = peak
-        self._several = self._accumulating = accumulating
-        self._width = width
-        self._persists = persists
-        self._outside = outside
-        self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
+    shapes: Sequence[BatchShape]
+    settings: Sequence[Implementations]
+    budget: int
+    peak: PeakOf
+    accumulating: bool
+    width: int
+    persists: bool = False
+    outside: int = 0
+
+    def __post_init__(self) -> None:
+        self._limit = usable(self.budget)
+        self._several = self.accumulating
+        self._largest = Shape(*(max(shape[field] for shape in self.shapes) for field in (2, 0, 1)))
 
     def allot(self) -> list[BatchBudget]:
         """Returns the treatment of each shape: the fastest of the tried settings with which whole batches fit.
@@ -197,18 +190,18 @@ class Planner:
             InputError: One sentence of the largest shape does not fit.
         """
         chosen: dict[tuple[int, int], tuple[int, BatchBudget]] = {}
-        leanest = self._peaks(self._settings[-1], True)
+        leanest = self._peaks(self.settings[-1], True)
         if leanest.fixed > self._limit:  # reported after two small estimates
-            self._refuse_unless_one_fits(self._shapes, self._settings[-1], leanest)
+            self._refuse_unless_one_fits(self.shapes, self.settings[-1], leanest)
 
         def suits_all(index: int) -> bool:
-            entries = self._whole(self._settings[index])
+            entries = self._whole(self.settings[index])
             for entry in entries:
                 shape = entry.source, entry.target
                 chosen[shape] = min((index, entry), chosen.get(shape, (index, entry)))
-            return len(entries) == len(self._shapes)
+            return len(entries) == len(self.shapes)
 
-        fails, fits = 0, len(self._settings) - 1
+        fails, fits = 0, len(self.settings) - 1
         if not suits_all(fails) and fits > fails:
             if suits_all(fits):
                 while fits - fails > 1:
@@ -216,32 +209,32 @@ class Planner:
                     fails, fits = (fails, middle) if suits_all(middle) else (middle, fits)
             elif fits > 1:
                 suits_all(fits // 2)
-        too_large = [shape for shape in self._shapes if (shape.source, shape.target) not in chosen]
+        too_large = [shape for shape in self.shapes if (shape.source, shape.target) not in chosen]
         entries = [entry for _, entry in chosen.values()]
-        if too_large and self._persists and not self._accumulating:
-            self._accumulating = True
+        if too_large and self.persists and not self.accumulating:
+            self.accumulating = True
             return self.allot()
-        entries += self._divided(too_large, self._settings[-1]) if too_large else []
+        entries += self._divided(too_large, self.settings[-1]) if too_large else []
         return sorted(entries, key=lambda entry: (entry.target, entry.source))
 
     def budget_of_whole_batches(self) -> str:
         """Returns a memory budget, as a recipe has it, with which the leanest setting divides no batch."""
-        peaks = self._peaks(self._settings[-1], self._several)
+        peaks = self._peaks(self.settings[-1], self._several)
         while True:
-            entries = self._undivided(self._settings[-1], peaks)
+            entries = self._undivided(self.settings[-1], peaks)
             if self._holds(entries, peaks):
-                return sufficient_budget(max(entry.peak for entry in entries), self._outside)
+                return sufficient_budget(max(entry.peak for entry in entries), self.outside)
 
     def _peaks(self, setting: Implementations, accumulating: bool) -> PeakModel:
-        return PeakModel(lambda shape: self._peak(setting, shape, accumulating), self._largest)
+        return PeakModel(lambda shape: self.peak(setting, shape, accumulating), self._largest)
 
     def _whole(self, setting: Implementations) -> list[BatchBudget]:
         """Returns the treatment of the shapes whose whole batches fit."""
-        peaks = self._peaks(setting, self._accumulating)
+        peaks = self._peaks(setting, self.accumulating)
         if peaks.fixed > self._limit:
             return []
         if peaks.most <= self._limit:
-            return [BatchBudget(*shape, shape.rows, peaks.most, setting) for shape in self._shapes]
+            return [BatchBudget(*shape, shape.rows, peaks.most, setting) for shape in self.shapes]
         while True:
             entries = [entry for entry in self._undivided(setting, peaks) if entry.peak <= self._limit]
             if self._holds(entries, peaks):
@@ -250,7 +243,7 @@ class Planner:
     def _undivided(self, setting: Implementations, peaks: PeakModel) -> list[BatchBudget]:
         return [
             BatchBudget(*shape, shape.rows, peaks(Shape(shape.rows, *shape[:2])), setting)
-            for shape in self._shapes
+            for shape in self.shapes
         ]
 
     def _divided(self, shapes: Sequence[BatchShape], setting: Implementations) -> list[BatchBudget]:
@@ -287,23 +280,23 @@ class Planner:
         """Raises InputError if one sentence of some shape does not fit."""
         # No other shape needs more than one of these.
         largest = [shape for shape in shapes if not any(_exceeds(other, shape) for other in shapes)]
-        exact = {shape: self._peak(setting, Shape(1, shape.source, shape.target), True) for shape in largest}
+        exact = {shape: self.peak(setting, Shape(1, shape.source, shape.target), True) for shape in largest}
         if not exact or max(exact.values()) <= self._limit:
             return
         worst, needed = max(exact.items(), key=lambda item: item[1])
-        advice = f"set training.memory_budget={sufficient_budget(needed, self._outside)}"
+        advice = f"set training.memory_budget={sufficient_budget(needed, self.outside)}"
         _, source, target = self._largest
         sides = [
             side
-            for side in range(self._width, max(source, target), self._width)
+            for side in range(self.width, max(source, target), self.width)
             if peaks.fixed <= self._limit
             and peaks(Shape(1, min(side, source), min(side, target))) <= self._limit
         ]
         if sides and sides[-1] > 1:
             advice += f" or data.max_length={sides[-1] - 1}"
         raise InputError(
-            f"training.memory_budget {size_text(self._budget + self._outside)}: one sentence of the worst bucket, "
-            f"{worst.source} x {worst.target}, needs {size_text(needed)}{beside(self._outside)}; {advice}"
+            f"training.memory_budget {size_text(self.budget + self.outside)}: one sentence of the worst bucket, "
+            f"{worst.source} x {worst.target}, needs {size_text(needed)}{beside(self.outside)}; {advice}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from operator import itemgetter
 
 from econmt.config.recipe import OPS
 from econmt.model import Implementations
@@ -21,13 +21,6 @@ with them the plan and the rounding of the parameters.
 """
 
 
-class _Saving(NamedTuple):
-    """Way to keep less: its price, and for each step the fields of :class:`Implementations` that it changes."""
-
-    price: float
-    steps: list[dict[str, str]]
-
-
 def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
     """Returns the settings that a plan chooses from on "cpu" or "cuda", fastest first, each keeping less than the last.
 
@@ -35,7 +28,8 @@ def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
     """
     prices, leanest = PRICES[device], Implementations.leanest(device)
     free = {key: getattr(leanest, key) for key in OPS if getattr(of_recipe, key) == "auto"}
-    savings = []
+    # Ways to keep less: their prices, and for each step the fields that it changes.
+    savings: list[tuple[float, list[dict[str, str]]]] = []
     free_stash = of_recipe.stash == "auto"
     fastest = leanest.traits("decoder")
     assert fastest is not None
@@ -44,16 +38,16 @@ def settings(of_recipe: Implementations, device: str) -> list[Implementations]:
     if decoder:
         # At first the decoder's layers keep the stash with which they are fastest.
         keep = {"stash": levels[0]} if "encoder" in free and free_stash else {}
-        savings.append(_Saving(prices["decoder"], [{**decoder, **keep}]))
+        savings.append((prices["decoder"], [{**decoder, **keep}]))
     if "output" in free:
-        savings.append(_Saving(prices["output"], [{"output": free["output"]}]))
+        savings.append((prices["output"], [{"output": free["output"]}]))
     chosen = {"encoder": free["encoder"]} if "encoder" in free else {}
     recurrent = map(of_recipe.traits, ("encoder", "decoder"))
     free_stash = free_stash and any(traits is None or traits.takes_stash for traits in recurrent)
     steps = [{**chosen, "stash": level} for level in levels] if free_stash else [chosen]
-    savings.append(_Saving(prices["stash"], [step for step in steps if step]))
+    savings.append((prices["stash"], [step for step in steps if step]))
     ladder = [of_recipe]
-    for saving in sorted(savings, key=lambda saving: saving.price):
-        for step in saving.steps:
+    for _, changes in sorted(savings, key=itemgetter(0)):
+        for step in changes:
             ladder.append(ladder[-1]._replace(**step))
     return ladder

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -20,11 +21,10 @@ from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData
 from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
 from econmt.engine.communicator import Communicator, rows_of_share
-from econmt.engine.freeze import fix_parameters
 from econmt.engine.machine import total_memory
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.outside_memory import outside_meter
-from econmt.engine.parameter_types import store_parameters
+from econmt.engine.parameters import prepare_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.estimate.beam_search import estimate_search, search_rows
@@ -56,7 +56,7 @@ def first_plan(
     prepared: PreparedData,
     device: torch.device,
     precision: Precision,
-    communicator: Communicator | None = None,
+    communicator: Communicator,
 ) -> MemoryPlan | None:
     """Returns the plan that a new run would begin with; None without a memory budget.
 
@@ -69,13 +69,13 @@ def first_plan(
     batches = task.batches(prepared)
     with torch.device("meta"):
         model = task.build_model()
-    fix_parameters(model, recipe.training)
-    store_parameters(model, recipe.training)
+    prepare_parameters(model, recipe.training)
     budget = Budget(task, prepared, batches, device, precision, model.parameters(), communicator)
     budget.make(TrainingState(), 0)
     return budget.plan
 
 
+@dataclass
 class Budget:
     """Keeps a run within the memory budget of its recipe, if there is one; each rank has its own.
 
@@ -86,25 +86,18 @@ class Budget:
         notes: Messages about changes of the plan, one line each.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        prepared: PreparedData,
-        batches: Batches[AnyBatch],
-        device: torch.device,
-        precision: Precision,
-        parameters: Iterable[torch.Tensor],
-        communicator: Communicator | None = None,
-    ) -> None:
-        self.plan: MemoryPlan | None = None
-        self.notes: list[str] = []
-        self._task = task
-        self._recipe = task.recipe
-        self._prepared = prepared
-        self._batches = batches
-        self._communicator = Communicator() if communicator is None else communicator
-        self._device = device
-        self._precision = precision
+    task: Task
+    prepared: PreparedData
+    batches: Batches[AnyBatch]
+    device: torch.device
+    precision: Precision
+    parameters: InitVar[Iterable[torch.Tensor]]
+    communicator: Communicator = field(default_factory=Communicator)
+    plan: MemoryPlan | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.recipe = self.task.recipe
         all_parameters = list(parameters)
         trained = [parameter for parameter in all_parameters if parameter.requires_grad]
         self._weights = sum(parameter.nbytes for parameter in all_parameters)
@@ -119,10 +112,10 @@ class Budget:
         Raises:
             InputError: The budget does not suffice for one sentence.
         """
-        value = self._recipe.training.memory_budget
+        value = self.recipe.training.memory_budget
         if value is None:
             return
-        (outside,) = self._communicator.all_reduce_max(self._outside(str(value)))
+        (outside,) = self.communicator.all_reduce_max(self._outside(str(value)))
         least = self._weights + self._state + outside
         if value != "auto" and parse_size(str(value)) < least:  # reported at once, without an estimate
             raise InputError(
@@ -134,23 +127,23 @@ class Budget:
         def plan() -> dict[str, Any]:
             if state.plan.get("made_for") == self._made_for(state.text):
                 return {"plan": state.plan}
-            budget = budget_bytes(value, self._device, self._weights + taken) - outside
+            budget = budget_bytes(value, self.device, self._weights + taken) - outside
             try:
                 return {"plan": self._planned(budget, outside).state_dict()}
             except InputError as error:  # raised on all ranks, since further plans may be tried
                 return {"error": error.lines}
 
-        found = self._communicator.on_rank_zero(plan)
+        found = self.communicator.on_rank_zero(plan)
         if "error" in found:
             raise InputError(*found["error"])
         self.plan = MemoryPlan.from_state_dict(found["plan"])
 
     def _outside(self, value: str) -> int:
         """Returns how much of a budget in bytes is not for tensors; the free memory that "auto" means is for them."""
-        if value == "auto" or self._device.type != "cuda":
+        if value == "auto" or self.device.type != "cuda":
             return 0
-        graphs = len(self._batches.shapes()) if self._recipe.training.in_graphs else 0
-        meter = outside_meter(self._device)
+        graphs = len(self.batches.shapes()) if self.recipe.training.in_graphs else 0
+        meter = outside_meter(self.device)
         outside = meter.expected(graphs)
         context, libraries, kernels = map(size_text, outside)
         self.notes.append(
@@ -163,12 +156,12 @@ class Budget:
     @contextmanager
     def enforced(self) -> Iterator[None]:
         """Limits PyTorch's allocator on a GPU to the budget, so that exceeding it raises an out-of-memory error."""
-        if self._device.type != "cuda" or self.plan is None:
+        if self.device.type != "cuda" or self.plan is None:
             yield
             return
-        share = self.plan.budget / limits_of(self._device).memory
+        share = self.plan.budget / limits_of(self.device).memory
         # Unlike PyTorch's other functions, this one does not take "cuda" for the current GPU.
-        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)
         try:
             yield
@@ -187,18 +180,18 @@ class Budget:
         These are batches of all ranks together.
         """
         if self.plan is None:
-            return [self._batches.worst_batch()]
+            return [self.batches.worst_batch()]
         worst = self.plan.worst
-        rows = worst.rows * self._communicator.size
-        batch = self._batches.largest_batch(worst.source, worst.target).first(rows)
-        return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
+        rows = worst.rows * self.communicator.size
+        batch = self.batches.largest_batch(worst.source, worst.target).first(rows)
+        return [batch, batch] if worst.parts > 1 and self.device.type == "cuda" else [batch]
 
     def every_shape(self, updates: int) -> Iterator[AnyBatch]:
         """Yields a batch of random ids of each shape, frequent shapes first, for at most as many updates as follow."""
-        shapes = sorted(self._batches.shapes(), key=lambda shape: shape.batches, reverse=True)
-        most = self._recipe.training.max_updates
+        shapes = sorted(self.batches.shapes(), key=lambda shape: shape.batches, reverse=True)
+        most = self.recipe.training.max_updates
         for shape in shapes[: None if most is None else max(0, most - updates)]:
-            yield self._task.example(Shape(shape.rows, shape.source, shape.target))
+            yield self.task.example(Shape(shape.rows, shape.source, shape.target))
 
     def reserve_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
         """Allocates as many bytes as the optimizer's state will need on a GPU; nothing if it exists or on a CPU.
@@ -206,12 +199,12 @@ class Budget:
         Raises:
             TrainingError: There is not enough memory.
         """
-        exists = bool(optimizer.state) or self._device.type != "cuda"
+        exists = bool(optimizer.state) or self.device.type != "cuda"
         try:
-            return torch.empty(0 if exists else self._state, dtype=torch.uint8, device=self._device)
+            return torch.empty(0 if exists else self._state, dtype=torch.uint8, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
             raise TrainingError(
-                f"out of memory on {self._device} for the optimizer's state; use a smaller model or another GPU"
+                f"out of memory on {self.device} for the optimizer's state; use a smaller model or another GPU"
             ) from error
 
     def shrink(self, batch: AnyBatch, rows: int) -> None:
@@ -219,46 +212,46 @@ class Budget:
         assert self.plan is not None
         smaller = self.plan.halve(self.plan.find(batch), rows)
         self.notes.append(
-            f"out of memory on {self._device} for {rows} pairs of {smaller.source} x {smaller.target}; micro-batches "
+            f"out of memory on {self.device} for {rows} pairs of {smaller.source} x {smaller.target}; micro-batches "
             f"have at most {smaller.rows} from now on"
         )
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _state_bytes(self, trained: Sequence[torch.Tensor]) -> int:
         """Returns the bytes of the optimizer's state on the rank with the most, without its few counters."""
-        optimizer = make_optimizer({}, self._recipe.training.optimizer)
+        optimizer = make_optimizer({}, self.recipe.training.optimizer)
         size = sum(optimizer.moment_bytes(parameter) for parameter in trained)
-        if self._recipe.training.averaging.start != "never":
+        if self.recipe.training.averaging.start != "never":
             size += sum(self._sizes)
-        if self._communicator.size > 1 and self._recipe.parallel.shard_optimizer:
-            size = int(size * largest_share(self._sizes, self._communicator.size)[1])
+        if self.communicator.size > 1 and self.recipe.parallel.shard_optimizer:
+            size = int(size * largest_share(self._sizes, self.communicator.size)[1])
         return size
 
     def _made_for(self, text: str) -> str:
         """Returns a fingerprint of everything that a plan depends on; ``text`` is the fingerprint of the text."""
         irrelevant = marked_keys(Recipe, NO_MEMORY)
         parts: dict[str, Any] = {
-            "recipe": {key: value for key, value in leaves(self._recipe) if key not in irrelevant},
-            "device": self._device.type,
-            "memory": total_memory(self._device) if self._recipe.training.memory_budget == "auto" else 0,
-            "limits": limits_of(self._device)[:3] if self._device.type == "cuda" else [],
-            "precision": self._precision.name,
+            "recipe": {key: value for key, value in leaves(self.recipe) if key not in irrelevant},
+            "device": self.device.type,
+            "memory": total_memory(self.device) if self.recipe.training.memory_budget == "auto" else 0,
+            "limits": limits_of(self.device)[:3] if self.device.type == "cuda" else [],
+            "precision": self.precision.name,
             "text": text,
-            "ranks": self._communicator.size,
+            "ranks": self.communicator.size,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _planned(self, budget: int, outside: int) -> MemoryPlan:
         """Returns the plan for a budget of bytes for tensors; the recipe's has those outside of the allocator too."""
-        recipe, training = self._recipe, self._recipe.training
-        kind, size = self._device.type, self._communicator.size
+        recipe, training = self.recipe, self.recipe.training
+        kind, size = self.device.type, self.communicator.size
         ranks = ranks_that_differ(recipe.parallel, size, self._sizes, kind)
         planner = Planner(
-            [shape._replace(rows=rows_of_share(shape.rows, size)) for shape in self._batches.shapes()],
+            [shape._replace(rows=rows_of_share(shape.rows, size)) for shape in self.batches.shapes()],
             settings(Implementations.of(recipe.ops), kind),
             budget,
-            estimator(self._task, kind, self._precision, ranks),
+            estimator(self.task, kind, self.precision, ranks),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
             persists=kind == "cuda" and training.in_graphs,
@@ -271,16 +264,16 @@ class Budget:
 
     def _decoding_rows(self, budget: int, outside: int) -> int:
         """Returns how many sentences validation and final test translate together; 1 if none is translated."""
-        if not self._task.translates:
+        if not self.task.translates:
             return 1
-        recipe, decoding = self._recipe, self._recipe.decoding
-        texts = [self._prepared.test] if recipe.training.decode_and_evaluate == 0 else [self._prepared.valid]
+        recipe, decoding = self.recipe, self.recipe.decoding
+        texts = [self.prepared.test] if recipe.training.decode_and_evaluate == 0 else [self.prepared.valid]
         longest = max((int(text.source_lengths.max()) for text in texts if text is not None), default=0)
         # Batches of longer sentences contain fewer of them.
         source = min(longest, recipe.pairs.max_length) + 1
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
 
-        vocabularies = self._prepared.vocabularies
+        vocabularies = self.prepared.vocabularies
         words, target_words = (side.size for side in vocabularies.sides)
 
         def needed_bytes(sentences: int) -> int:
@@ -290,7 +283,7 @@ class Budget:
             return (
                 stored
                 + self._state
-                + estimate_search(recipe, words, target_words, shape, self._device.type, factors)
+                + estimate_search(recipe, words, target_words, shape, self.device.type, factors)
             )
 
         rows = search_rows(needed_bytes, usable(budget), decoding.batch_size)

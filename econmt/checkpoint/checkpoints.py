@@ -108,37 +108,32 @@ def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) 
     return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
 
 
-def save_checkpoint(
-    folder: ModelFolder, saved: Saved, model: Mapping[str, Any], hypotheses: Sequence[str] | None
+def save_commit(
+    folder: ModelFolder,
+    commit: Commit,
+    saved: Saved,
+    model: Mapping[str, Any],
+    hypotheses: Sequence[str] | None = None,
 ) -> None:
-    """Saves a checkpoint: the validated parameters, and the state from which training continues.
+    """Saves the state from which training continues, with the parameters that are validated.
+
+    A checkpoint has a file of parameters of its own; between two checkpoints they are saved with the state.
 
     Args:
-        folder: Model folder. model: See :meth:`econmt.tasks.protocol.Task.description`.
         saved: State, with the checkpoint's row of metrics; validated parameters; optimizer tensors to continue with.
-        hypotheses: Translations of the validation text, if there are any.
+        model: See :meth:`econmt.tasks.protocol.Task.description`.
+        hypotheses: A checkpoint's translations of the validation text, if there are any.
 
     Raises:
         OSError: The disk is full; the previous checkpoint is untouched.
     """
-    state = saved.state
-    metadata = parameters_metadata(model, state.update, state.vocabulary)
-    write_tensors(pending(folder.parameters(state.update)), saved.parameters, metadata)
-    if hypotheses is not None:
-        write_text(pending(folder.hypotheses(state.update)), "".join(line + "\n" for line in hypotheses))
-    _commit(folder, Commit(state.update, True), saved, metadata)
-    publish(folder, state.update)
-
-
-def save_interrupted(folder: ModelFolder, saved: Saved, model: Mapping[str, Any]) -> None:
-    """Saves the state between two checkpoints with its parameters, but without parameter file and metrics."""
-    metadata = parameters_metadata(model, saved.state.update, saved.state.vocabulary)
-    _commit(folder, Commit(saved.state.update, False), saved, metadata)
-
-
-def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[str, str]) -> None:
     final = folder.state(commit)
     temporary = final.with_name(final.name + ".tmp")
+    metadata = parameters_metadata(model, commit.update, saved.state.vocabulary)
+    if commit.is_checkpoint:
+        write_tensors(pending(folder.parameters(commit.update)), saved.parameters, metadata)
+    if hypotheses is not None:
+        write_text(pending(folder.hypotheses(commit.update)), "".join(line + "\n" for line in hypotheses))
     remove(temporary)
     temporary.mkdir(parents=True)
     optimizer_metadata = {**metadata, "optimizer": saved.optimizer_name}
@@ -152,6 +147,8 @@ def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[st
     sync_folder(temporary)
     temporary.rename(final)
     sync_folder(folder.states)
+    if commit.is_checkpoint:
+        publish(folder, commit.update)
 
 
 def publish(folder: ModelFolder, update: int) -> None:

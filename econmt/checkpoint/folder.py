@@ -20,6 +20,8 @@ from econmt.errors import InputError
 
 _PARAMETERS = re.compile(r"params\.([0-9]{1,15})\.safetensors")
 _HYPOTHESES = re.compile(r"hypotheses\.([0-9]{1,15})")
+_PENDING = ".new"
+_PENDING_FILES = [re.compile(pattern.pattern + re.escape(_PENDING)) for pattern in (_PARAMETERS, _HYPOTHESES)]
 _COMMITTED = re.compile(r"([0-9]{1,15})(\.interrupted)?")
 _RUN_FILE = (
     r"(params\.([0-9]{1,15}|best)\.safetensors(\.new)?|hypotheses\.([0-9]{1,15}(\.new)?|test)|recipe\.yaml|metrics\.tsv|results\.json"
@@ -32,7 +34,6 @@ _UNFINISHED_STATE = re.compile(r"\d+(\.interrupted)?\.tmp")
 _DAMAGED = re.compile(r"([0-9]{1,15})(\.interrupted)?\.damaged")
 _STATE_FILES = {"state.json", "SHA256SUMS", "optimizer.safetensors", "params.safetensors"}
 _PICTURES = ("learning_curve.png", "attention.png")
-_PENDING = ".new"
 _EVENTS = "events.out.tfevents.*"
 
 
@@ -77,38 +78,35 @@ class ModelFolder:
 
     def commits(self) -> list[Commit]:
         """Returns all saved training states, oldest first, without unfinished ones that a crash left behind."""
-        matches = (_COMMITTED.fullmatch(path.name) for path in _children(self.states) if _is_state(path))
-        return sorted(Commit(int(match[1]), match[2] is None) for match in matches if match)
+        matches = _matching(self.states, _COMMITTED)
+        return sorted(Commit(int(match[1]), match[2] is None) for path, match in matches if _is_state(path))
 
     def numbered_parameters(self) -> dict[int, Path]:
         """Returns the numbered parameter files by update."""
-        return _numbered(self.path, _PARAMETERS)
+        return {int(match[1]): path for path, match in _matching(self.path, _PARAMETERS)}
 
     def numbered_hypotheses(self) -> dict[int, Path]:
         """Returns the files of validation translations by update."""
-        return _numbered(self.path, _HYPOTHESES)
+        return {int(match[1]): path for path, match in _matching(self.path, _HYPOTHESES)}
 
     def pending(self) -> dict[int, list[Path]]:
         """Returns, by update, the files of a checkpoint that is not yet committed; see :func:`pending`."""
         by_update: dict[int, list[Path]] = {}
-        for pattern in (_PARAMETERS, _HYPOTHESES):
-            for path in _children(self.path):
-                match = pattern.fullmatch(path.name.removesuffix(_PENDING))
-                if match and path.name.endswith(_PENDING):
-                    by_update.setdefault(int(match[1]), []).append(path)
+        for pattern in _PENDING_FILES:
+            for path, match in _matching(self.path, pattern):
+                by_update.setdefault(int(match[1]), []).append(path)
         return by_update
 
     def damaged(self) -> dict[Path, int]:
         """Returns training states that were set aside because they are unreadable, with their updates."""
-        matches = ((_DAMAGED.fullmatch(path.name), path) for path in _children(self.states))
-        return {path: int(match[1]) for match, path in matches if match}
+        return {path: int(match[1]) for path, match in _matching(self.states, _DAMAGED)}
 
     def temporaries(self) -> list[Path]:
         """Returns the files that econmt's unfinished writes left behind, but no other files with such suffixes."""
-        return [
-            *(path for path in _children(self.path) if _UNFINISHED.fullmatch(path.name)),
-            *(path for path in _children(self.states) if _is_unfinished_state(path)),
+        states = [
+            path for path, _ in _matching(self.states, _UNFINISHED_STATE) if _has_state_files_only(path)
         ]
+        return [*(path for path, _ in _matching(self.path, _UNFINISHED)), *states]
 
     def check(self, *, overwrite: bool, last: int | None = None) -> None:
         """Checks that training would overwrite or delete only files of a run that it resumes.
@@ -290,9 +288,11 @@ def _children(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
-    matches = ((pattern.fullmatch(path.name), path) for path in _children(folder))
-    return {int(match[1]): path for match, path in matches if match}
+def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
+    """Yields the files of a folder whose names match a pattern."""
+    for path in _children(folder):
+        if match := pattern.fullmatch(path.name):
+            yield path, match
 
 
 def _is_state(path: Path) -> bool:
@@ -301,11 +301,9 @@ def _is_state(path: Path) -> bool:
     return path.is_dir() and (not names or not names.isdisjoint(_STATE_FILES))
 
 
-def _is_unfinished_state(path: Path) -> bool:
-    """Returns True if a folder has the name of an unfinished state and holds only files of one."""
-    names = {child.name for child in _children(path)}
-    only_state_files = all(name in _STATE_FILES or name.endswith(".partial") for name in names)
-    return only_state_files and _UNFINISHED_STATE.fullmatch(path.name) is not None
+def _has_state_files_only(path: Path) -> bool:
+    """Returns True if a folder holds only files of a training state, finished or not."""
+    return all(child.name in _STATE_FILES or child.name.endswith(".partial") for child in _children(path))
 
 
 def _is_of_econmt(path: Path) -> bool:

@@ -6,7 +6,6 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from econmt.checkpoint.checkpoints import load_state, prove, remove_unfinished
 from econmt.checkpoint.folder import Commit, ModelFolder, remove
@@ -14,13 +13,6 @@ from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import check_tensors, read_metadata, write_text
 from econmt.data.files import sync_folder
 from econmt.errors import InputError
-
-
-class Recovered(NamedTuple):
-    """Saved state to resume from, or None, and messages about it."""
-
-    commit: Commit | None
-    notes: tuple[str, ...] = ()
 
 
 def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, keep_best_state: bool) -> None:
@@ -63,8 +55,8 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
             folder.hypotheses(update).unlink(missing_ok=True)
 
 
-def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recovered:
-    """Repairs the folder after a crash at any moment, and finds the newest readable state.
+def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> tuple[Commit | None, list[str]]:
+    """Repairs the folder after a crash at any moment, and finds the newest readable state, with messages about it.
 
     Unreadable states are set aside if an earlier one is readable. If none is, the folder of states stays unchanged, and
     InputError is raised.
@@ -72,7 +64,7 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recov
     remove_unfinished(folder)
     commits = folder.commits()
     if not commits:
-        return Recovered(None)
+        return None, []
     commit, notes = _newest_readable(folder, commits)
     for bad in commits[commits.index(commit) + 1 :]:
         aside = folder.state(bad).with_name(folder.state(bad).name + ".damaged")
@@ -85,7 +77,7 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Recov
             check_tensors(folder.best)
         except InputError as error:
             notes.append(f"the best checkpoint so far is lost; the next better one replaces it: {error}")
-    return Recovered(commit, tuple(notes))
+    return commit, notes
 
 
 def _newest_readable(folder: ModelFolder, commits: list[Commit]) -> tuple[Commit, list[str]]:

@@ -42,7 +42,7 @@ def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool
         )
     keep_best_state = recipe.training.schedule.name == "plateau-reduce"
     commit, notes = recover(folder, recipe.training.keep_last_params, keep_best_state)
-    return Start(commit, tuple(changes), resume_with_changes, notes)
+    return Start(commit, tuple(changes), resume_with_changes, tuple(notes))
 
 
 def changed_keys(recipe: Recipe, folder: ModelFolder) -> list[str]:

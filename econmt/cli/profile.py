@@ -23,9 +23,9 @@ from econmt.data.files import notice, writing
 from econmt.data.progress_bars import status_line
 from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
-from econmt.engine.freeze import fix_parameters
 from econmt.engine.machine import describe_machine
 from econmt.engine.outside_memory import ASSUMED, limit_workspaces, outside_meter
+from econmt.engine.parameters import fix_parameters
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError

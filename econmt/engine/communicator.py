@@ -73,9 +73,6 @@ class Communicator:
         """True if this process, rank 0, writes files and prints."""
         return self.rank == 0
 
-    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Sums each tensor over all ranks, in place on every rank."""
-
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Copies the tensors' values from rank ``source`` to every rank, in place."""
 

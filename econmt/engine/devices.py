@@ -15,6 +15,7 @@ import torch
 
 from econmt.errors import InputError
 from econmt_ops.backends import triton as kernels
+from econmt_ops.dispatch.capture import is_out_of_memory as is_out_of_memory
 from econmt_ops.dispatch.timing import synchronizer
 
 UNUSED_DEVICES = {
@@ -66,27 +67,6 @@ def unused_kernels(device: torch.device) -> str | None:
         f"econmt's GPU kernels are not used: {why}; its operations run as calls of PyTorch, with the same results and "
         "more slowly"
     )
-
-
-_ALLOCATION_FAILED = (
-    "DefaultCPUAllocator",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-    "could not create a primitive",
-    "could not initialize a memory object",
-)
-"""Texts of PyTorch's out-of-memory errors that have no exception type of their own."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True if an error says that the device or the machine has run out of memory."""
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
-        return True
-    # The text "primitive descriptor" means "not implemented".
-    if not isinstance(error, RuntimeError) or "primitive descriptor" in str(error):
-        return False
-    return any(words in str(error) for words in _ALLOCATION_FAILED)
 
 
 def trims_batches(wanted: str, device: torch.device) -> bool:

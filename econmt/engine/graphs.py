@@ -20,19 +20,22 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt.data.batching.batch import AnyBatch
-from econmt.data.text.vocabulary import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
 from econmt_ops.backends import triton as kernels
-from econmt_ops.dispatch.capture import Capturer, first_error, release_workspaces
+from econmt_ops.dispatch.capture import CapturedGraph, GraphCache, release_workspaces
+
+_UPDATE = "update"
+"""Key of the graph that ends an update from several batches."""
 
 _HOST_BUFFERS = 4
 """Pinned buffers, so that a batch can be written while earlier ones are still copied to the device."""
@@ -42,9 +45,9 @@ class _Inputs:
     """Batch and number of tokens at a fixed address on the device, filled by one copy from pinned memory."""
 
     def __init__(self, batch: AnyBatch, rows: int, device: torch.device) -> None:
-        fields = _tensors(batch)
-        self._shapes = [torch.Size((rows, *tensor.shape[1:])) for tensor in fields.values()]
-        self._sizes = [*(shape.numel() for shape in self._shapes), 1]
+        filled = batch.filled(rows)
+        fields = _tensors(filled)
+        self._sizes = [*(tensor.numel() for tensor in fields.values()), 1]
         self._flat = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
         self._hosts = [
             torch.zeros(len(self._flat), dtype=torch.int64).pin_memory() for _ in range(_HOST_BUFFERS)
@@ -52,12 +55,11 @@ class _Inputs:
         self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
         self._next = 0
         *flat_fields, tokens = torch.split(self._flat, self._sizes)
-        views = {
-            name: flat.view(shape)
-            for name, flat, shape in zip(fields, flat_fields, self._shapes, strict=True)
+        changes: dict[str, Any] = {
+            name: flat.view(tensor.shape)
+            for (name, tensor), flat in zip(fields.items(), flat_fields, strict=True)
         }
-        changes: dict[str, Any] = {**views, "indices": torch.full((rows,), -1)}
-        self.batch = dataclasses.replace(batch, **changes)
+        self.batch = dataclasses.replace(filled, **changes)
         self.tokens = tokens[0]
         self.rows = rows
 
@@ -67,23 +69,11 @@ class _Inputs:
         self._next = (self._next + 1) % len(self._hosts)
         copied.synchronize()  # this copy is several batches old, so this does not wait
         *flat_fields, count = torch.split(host, self._sizes)
-        for flat, shape, (name, tensor) in zip(
-            flat_fields, self._shapes, _tensors(batch).items(), strict=True
-        ):
-            rows = flat.view(shape)
-            rows[: len(tensor)] = tensor
-            rows[len(tensor) :] = batch.filler.get(name, PAD)
+        for flat, tensor in zip(flat_fields, _tensors(batch.filled(self.rows)).values(), strict=True):
+            flat.copy_(tensor.flatten())
         count.fill_(tokens)
         self._flat.copy_(host, non_blocking=True)
         copied.record()
-
-
-class _Captured(NamedTuple):
-    """A captured graph, its input buffers and its result."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: _Inputs
-    result: StepResult | None
 
 
 def _tensors(batch: AnyBatch) -> dict[str, Tensor]:
@@ -126,20 +116,14 @@ class GraphedStep:
         self._several = step.keeps_gradients = several
         self._note = note
         self._most_rows = most_rows
-        self._capturer = Capturer(step.device, threads=step.communicator.size > 1)
-        self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
-        self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
-        self._warm: set[tuple[Implementations, tuple[int, int], int]] = set()
-        self._made_room: set[tuple[Implementations, tuple[int, int], int]] = set()
-        self._releases = 0
-        self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
+        self._graphs = GraphCache(step.device, threads=step.communicator.size > 1)
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
 
     @property
     def captured(self) -> int:
         """Number of captured graphs."""
-        return sum(map(len, self._graphs.values())) + (self._update is not None)
+        return len(self._graphs.graphs)
 
     def __call__(
         self,
@@ -160,7 +144,7 @@ class GraphedStep:
         chosen = implementations or [self.step.implementations] * len(batches)
         # Memory has run out for a batch that was planned whole; no graph is replayed.
         splits = len(batches) > 1 and not self._several
-        graphs = [] if splits else self._find_all(batches, chosen)
+        graphs = [] if splits else self._find_all(batches, chosen, ends=self._several)
         if splits or None in graphs:
             moved = [batch.to(self.step.device) for batch in batches]
             result = self.step.run(moved, self.step.tokens(batches, tokens), chosen)
@@ -168,15 +152,13 @@ class GraphedStep:
             return result
         if tokens is None:
             tokens = sum(batch.target_tokens for batch in batches)
-        for entry, batch in zip(graphs, batches, strict=True):
+        for entry, batch in itertools.zip_longest(graphs, batches):
             assert entry is not None
-            entry.inputs.fill(batch, tokens)
+            inputs, result = entry.result
+            if inputs is not None:
+                inputs.fill(batch, tokens)
             entry.graph.replay()
-            if entry.result is not None:
-                return entry.result
-        assert self._update is not None
-        graph, result = self._update
-        graph.replay()
+        assert isinstance(result, StepResult)
         return result
 
     def warm_up(self, batches: Iterable[tuple[AnyBatch, Implementations]]) -> list[AnyBatch]:
@@ -196,8 +178,8 @@ class GraphedStep:
             compiling = compilation.compiling_only(device)
         with compiling as compiler:
             for batch, implementations in batches:
-                shape = implementations, batch.positions, self._capacity(batch)
-                if shape in self._warm:
+                key = self._key(batch, implementations)
+                if key in self._graphs.warm:
                     continue
                 try:
                     run = self._inputs(batch), implementations
@@ -209,9 +191,9 @@ class GraphedStep:
                     too_large.append(batch)
                     continue
                 last = run
-                self._warm.add(shape)
+                self._graphs.warm.add(key)
         if compiler is not None and compiler.failed:
-            self._warm.clear()  # the first run of a shape raises the error, which its capture would hide
+            self._graphs.warm.clear()  # the first run of a shape raises the error, which its capture would hide
         if last is not None:
             # Once with launches, in autograd's own thread, which needs handles of libraries, too.
             self._warm_up(*last)
@@ -225,135 +207,76 @@ class GraphedStep:
         Raises:
             RuntimeError: There is too little memory.
         """
-        chosen = implementations or self.step.implementations
-        self._common([batch], [chosen], [self._find(batch, chosen)])
+        self._find_all([batch], [implementations or self.step.implementations], ends=False)
 
     def accumulate(self) -> None:
         """Captures batches that add to the gradients of an update from now on, and releases the graphs there are."""
         self.release()
-        self._warm.clear()
+        self._graphs.warm.clear()
         self._several = self.step.keeps_gradients = True
 
     def release(self) -> None:
         """Destroys all graphs, even those still referenced elsewhere, and frees their memory and that of gradients."""
         self.step.optimizer.zero_grad(set_to_none=True)  # the next capture makes them
-        self._release()
-        self._made_room.clear()
-
-    def _release(self) -> None:
-        """Does :meth:`release`, but no shape may make room a second time."""
-        self._releases += 1
-        torch.cuda.synchronize(self.step.device)
-        for captured in itertools.chain.from_iterable(self._graphs.values()):
-            captured.graph.reset()
-        self._graphs.clear()
-        self._drop_update()
-        torch.cuda.synchronize(self.step.device)
-        torch.cuda.empty_cache()
-
-    def _drop_update(self) -> None:
-        if self._update is not None:
-            self._update[0].reset()
-            self._update = None
+        self._graphs.release()
 
     def _find_all(
-        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations]
-    ) -> list[_Captured | None]:
-        """Returns a graph for each batch of an update, None if it cannot be captured; captures the update's, too.
+        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations], *, ends: bool
+    ) -> list[CapturedGraph | None]:
+        """Returns a graph for each batch and, if ``ends``, for the end of an update; None if it cannot be captured.
 
-        All ranks have graphs of the same shapes afterwards, also after an error: ranks exchange something only if there
-        are new ones.
+        All ranks have graphs of the same shapes afterwards, also after an error, since an eager step makes other
+        exchanges than a graph; ranks exchange something only if there are new ones.
         """
-        known = {id(entry) for entry in itertools.chain.from_iterable(self._graphs.values())}
-        refused, had_update = set(self._refused), self._update is not None
-        before, releases = self.captured + len(self._refused), -1
-        graphs: list[_Captured | None] = []
+        cache, communicator = self._graphs, self.step.communicator
+        known, refused = set(cache.graphs), set(cache.refused)
+        releases, graphs = -1, list[CapturedGraph | None]()
         try:
             # A batch may have made room by releasing the graphs of those before it.
-            while releases != self._releases:
-                releases, graphs = self._releases, []
+            while releases != cache.releases:
+                releases, graphs = cache.releases, []
                 for number, pair in enumerate(zip(batches, implementations, strict=True)):
                     self.step.number = number
                     graphs.append(self._find(*pair))
             self.step.number = None
-            if self._several and not self._update and None not in graphs:
+            if ends:
                 # Before replays, so that a capture that fails has changed nothing.
-                self._update = self._capture_update()
-            if self.captured + len(self._refused) != before:
-                self.step.agree()
-                graphs = self._common(batches, implementations, graphs)
-                if None in graphs and not had_update:
-                    self._drop_update()
+                note = partial(self._refused, None)
+                graphs.append(cache.find(_UPDATE, lambda: self._run_update, note, makes_room=False))
+            if cache.graphs.keys() == known and cache.refused == refused:
+                return graphs
+            self.step.agree()
         except RuntimeError:
-            if self.step.communicator.size > 1:
-                for entry in itertools.chain.from_iterable(self._graphs.values()):
-                    if id(entry) not in known:
-                        entry.graph.reset()
-                for entries in self._graphs.values():
-                    entries[:] = [entry for entry in entries if id(entry) in known]
-                self._refused = refused
-                if not had_update:
-                    self._drop_update()
+            if communicator.size > 1:
+                cache.keep(known)
+                cache.refused = refused
             raise
-        return graphs
+        lacking = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
+        for lacks, batch, how in itertools.zip_longest(lacking, batches, implementations):
+            key = _UPDATE if batch is None else self._key(batch, how)
+            if lacks and key not in cache.refused:
+                cache.refused.add(key)
+                self._refused(batch, "another rank cannot capture them")
+        return [None if lacks else graph for graph, lacks in zip(graphs, lacking, strict=True)]
 
-    def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
-        """Returns a graph with enough rows for a batch, captured if needed; None if the shape cannot be captured.
+    def _find(self, batch: AnyBatch, implementations: Implementations) -> CapturedGraph | None:
+        """Returns the graph of a batch, captured if needed; None if its shape cannot be captured.
 
-        A first run of the shape takes memory beside that of the graphs. If there is none, all graphs are released; they
-        are captured again when they are needed, without such a run. With several ranks they are kept, since all ranks
-        capture in the same order.
+        A first run of the shape takes memory beside that of the graphs; if there is none, all graphs are released. With
+        several ranks they are kept, since all ranks capture in the same order.
         """
-        key = implementations, batch.positions
-        if key in self._refused:
-            return None
-        rows = self._capacity(batch)
-        fitting = [entry for entry in self._graphs.get(key, ()) if entry.inputs.rows >= rows]
-        if fitting:
-            return min(fitting, key=lambda entry: entry.inputs.rows)
-        can_release = (
-            self.captured and self.step.communicator.size == 1 and (*key, rows) not in self._made_room
-        )
-        try:
-            new_graph = self._capture(batch, implementations)
-        except RuntimeError as error:
-            first = first_error(error)
-            if not is_out_of_memory(first):
-                self._refuse(batch, implementations, str(first).strip().splitlines()[0])
-                return None
-            if not can_release:
-                raise first from None
-        else:
-            self._graphs.setdefault(key, []).append(new_graph)
-            return new_graph
-        # The tensors of the failed run are released only now, after its exception.
-        self._made_room.add((*key, rows))
-        self._release()
-        return self._find(batch, implementations)
+        key, alone = self._key(batch, implementations), self.step.communicator.size == 1
+        prepare, note = partial(self._prepare, batch, implementations), partial(self._refused, batch)
+        return self._graphs.find(key, prepare, note, makes_room=alone)
 
-    def _refuse(self, batch: AnyBatch, implementations: Implementations, reason: str) -> None:
-        """Runs batches of this shape eagerly from now on, and reports why."""
-        self._refused.add((implementations, batch.positions))
+    def _refused(self, batch: AnyBatch | None, reason: str) -> None:
+        """Reports why batches of this shape, or updates from several batches, run eagerly from now on."""
         if self._note is not None:
-            self._note(f"batches of {batch.size_text} run without a CUDA graph, which is slower: {reason}")
+            what = "updates from several batches" if batch is None else f"batches of {batch.size_text}"
+            self._note(f"{what} run without a CUDA graph, which is slower: {reason}")
 
-    def _common(
-        self,
-        batches: Sequence[AnyBatch],
-        implementations: Sequence[Implementations],
-        graphs: list[_Captured | None],
-    ) -> list[_Captured | None]:
-        """Returns the graphs that all ranks have captured, since an eager step makes other exchanges than a graph."""
-        communicator = self.step.communicator
-        if communicator.size == 1:
-            return graphs
-        common = list(graphs)
-        refused = communicator.all_reduce_max(*(int(graph is None) for graph in graphs))
-        for number in range(len(graphs)):
-            if refused[number] and common[number] is not None:
-                self._refuse(batches[number], implementations[number], "another rank cannot capture them")
-                common[number] = None
-        return common
+    def _key(self, batch: AnyBatch, implementations: Implementations) -> Hashable:
+        return implementations, batch.positions, self._capacity(batch)
 
     def _capacity(self, batch: AnyBatch) -> int:
         """Returns the number of rows of the graph that a batch runs in."""
@@ -365,45 +288,39 @@ class GraphedStep:
         inputs.fill(batch, batch.target_tokens)
         return inputs
 
-    def _capture(self, batch: AnyBatch, implementations: Implementations) -> _Captured:
-        step, inputs = self.step, self._inputs(batch)
+    def _prepare(self, batch: AnyBatch, implementations: Implementations) -> Callable[[], object]:
+        """Returns the function to capture for a batch, after its first run; it returns its inputs and its result."""
+        step, inputs, key = self.step, self._inputs(batch), self._key(batch, implementations)
         step.prepare(gradients=self._several)
-        shape = implementations, batch.positions, inputs.rows
-        if shape not in self._warm:
+        if key not in self._graphs.warm:
             self._warm_up(inputs, implementations)
-            self._warm.add(shape)
+            self._graphs.warm.add(key)
             torch.cuda.empty_cache()
 
-        def run() -> StepResult | None:
+        def run() -> tuple[_Inputs, StepResult | None]:
             if self._several:
                 self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
-                return None
-            result = step.run([inputs.batch], inputs.tokens, [implementations], _free_workspaces)
+                return inputs, None
+            try:
+                result = step.run([inputs.batch], inputs.tokens, [implementations], _free_workspaces)
+            except RuntimeError:
+                if step.backward_updates is not None:
+                    step.backward_updates.started = False  # a capture executes nothing
+                raise
             step.clear()
-            return result
+            return inputs, result
 
-        try:
-            graph, result = self._capturer.capture(run)
-        except RuntimeError:
-            if step.backward_updates is not None:
-                step.backward_updates.started = False  # a capture executes nothing
-            raise
-        return _Captured(graph, inputs, result)
+        return run
 
-    def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
-        """Captures the end of an update from several batches: clipping, update, and zeroing of the gradients."""
-        step = self.step
-
-        def run() -> StepResult:
-            result = step.finish_and_update(self._total.clone())
-            step.clear()
-            self._total.zero_()
-            return result
-
-        return self._capturer.capture(run)
+    def _run_update(self) -> tuple[None, StepResult]:
+        """Ends an update from several batches: clipping, update, and zeroing of the gradients."""
+        result = self.step.finish_and_update(self._total.clone())
+        self.step.clear()
+        self._total.zero_()
+        return None, result
 
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
-        """Runs forward and backward pass once before capture, see `Capturer.warming_up`.
+        """Runs forward and backward pass once before capture, see `GraphCache.warming_up`.
 
         Seeds, carried states and gradients, which are zeros if updates consist of several batches, are restored
         afterwards; parameters are not touched.
@@ -417,7 +334,7 @@ class GraphedStep:
         try:
             updates = None if self._several else step.backward_updates
             drops = contextlib.nullcontext() if updates is None else updates.discarding()
-            with self._capturer.warming_up(), drops:
+            with self._graphs.warming_up(), drops:
                 step.accumulate(inputs.batch, inputs.tokens, implementations, _free_workspaces)
         finally:
             for parameter, gradient in zip(parameters, gradients, strict=True):

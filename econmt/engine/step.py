@@ -16,9 +16,8 @@ from econmt.config.yaml_reader import leaves
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
 from econmt.engine.communicator import Communicator
-from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from econmt.engine.parameter_types import store_parameters
+from econmt.engine.parameters import prepare_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
@@ -131,8 +130,7 @@ class TrainingStep:
         check_settings(task.recipe, self.precision, self.communicator.size)
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
-        fix_parameters(model, training)
-        store_parameters(model, training)
+        prepare_parameters(model, training)
         self.shares = self.communicator.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned

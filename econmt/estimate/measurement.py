@@ -52,10 +52,14 @@ def measure_step(
         if device.type == "cuda":
             ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
         if timed:
-            ledger.milliseconds, seconds = time_step(step, batch, _layers(step))
+            tokens, layers = step.tokens([batch]), _layers(step)
+            step.clear()
+            seconds = seconds_of(lambda: step.run([batch], tokens), device)
+            marked = [_time_layers(step, batch, tokens, layers) for _ in range(_MARKED)]
+            ledger.milliseconds = min(marked, key=lambda spent: sum(spent.values()))
             ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
             _scale(ledger)
-            ledger.take(seconds)
+            ledger.take(seconds)  # of an undisturbed step, which the milliseconds need not add up to
     return ledger
 
 
@@ -156,25 +160,10 @@ def _scale(ledger: Ledger) -> None:
     ledger.timeline = scaled
 
 
-def time_step(
-    step: TrainingStep, batch: AnyBatch, layers: Mapping[Tensor, str]
-) -> tuple[dict[tuple[str, str], float], float]:
-    """Runs training steps and times them.
-
-    Returns:
-        Milliseconds by (phase, layer) of a step that is timed by layer, and seconds of an undisturbed step, which the
-        milliseconds need not add up to.
-    """
-    tokens = step.tokens([batch])
-    step.clear()
-    seconds = seconds_of(lambda: step.run([batch], tokens), step.device)
-    marked = [_time_layers(step, batch, tokens, layers) for _ in range(_MARKED)]
-    return min(marked, key=lambda spent: sum(spent.values())), seconds
-
-
 def _time_layers(
     step: TrainingStep, batch: AnyBatch, tokens: Tensor, layers: Mapping[Tensor, str]
 ) -> dict[tuple[str, str], float]:
+    """Runs a training step and returns its milliseconds by phase and layer."""
     clock, nodes = Clock(step.device), NodeLayers()
     nodes.add_parameters(layers)
     running = ""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from econmt.engine.devices import peak_memory, seconds_of
+from econmt.engine.devices import seconds_of
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.outside_memory import outside_meter
 from econmt.engine.step import StepResult
@@ -25,7 +25,6 @@ from econmt.errors import printable
 from econmt.estimate.byte_budget import budget_bytes
 from econmt.estimate.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.estimate.measurement import measure_step
-from econmt.estimate.process import resident_parts
 from econmt.estimate.techniques import Say, Technique, estimator, fixed_bytes
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
@@ -226,9 +225,6 @@ class TechniqueProfiler:
             yield Profile(technique, shape, whole, measured, ledger, None if ledger is None else timed_shape)
         if step is not None:
             self._take_turns(step, times, end)
-        if times:
-            last = next(reversed(times.values()))
-            last.process, last.process_peak = resident_parts(), peak_memory(self.device)
 
     def _estimator(self) -> Callable[[Technique], Ledger]:
         return estimator(self.task, self.shape, self.device.type, self.say, self.rank)

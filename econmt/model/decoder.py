@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,14 @@ from econmt.config import recipe
 from econmt.model.attention import Attention
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
-from econmt.model.layers import RecurrentLayer, SeededDropout, initialize_linear, make_layer, weights_of
+from econmt.model.layers import (
+    LayerStage,
+    RecurrentLayer,
+    SeededDropout,
+    initialize_linear,
+    make_layer,
+    weights_of,
+)
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, ContextGate, attentional_lstm
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.scopes import layer as account
@@ -247,21 +254,18 @@ class ParallelDecoder(Decoder):
         seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         """See :meth:`Decoder.forward`."""
-        seeds = self.draw_seeds() if seeds is None else seeds
         weights, how = weights_of(self.layers), implementations.recurrent("decoder")
 
         def run(layer: int, read: Inputs) -> tuple[Tensor, State]:
             one = slice(layer, layer + 1)
             return self.cell.run(read, weights[one], how, state=state.layers[one])
 
-        outputs, (after,) = run(0, inputs)
-        states = [after]
+        outputs, states = run(0, inputs)
         with account("attention"):
             contexts, alignment = self.attend(outputs, memory, implementations)
-        for layer in range(1, len(weights)):
-            below = self.dropout(outputs, seeds[layer - 1])
-            outputs, (after,) = self.run_upper(below, contexts, partial(run, layer))
-            states.append(after)
+        for layer, stage in enumerate(self.stages(seeds)[1:], 1):
+            outputs, after = stage.run(outputs, self.dropout, partial(run, layer), [contexts])
+            states += after
         combined = self.combined(outputs, contexts)
         return combined, alignment, AttentionalLSTMState(tuple(states), combined[:, -1])
 
@@ -272,12 +276,13 @@ class ParallelDecoder(Decoder):
         contexts, alignment = self.attention(outputs, *memory, implementations)
         return contexts.to(outputs.dtype), alignment
 
-    def run_upper(
-        self, inputs: Tensor, contexts: Tensor, run: Callable[[Tensor], tuple[Tensor, Any]]
-    ) -> tuple[Tensor, Any]:
-        """Runs the recurrence ``run`` of an upper layer on the outputs below it after dropout and contexts."""
-        outputs, states = run(torch.cat([inputs, contexts], dim=-1))
-        return (outputs + inputs if self.config.residual else outputs), states
+    def stages(self, seeds: tuple[Seed | None, ...] | None = None) -> list[LayerStage]:
+        """Returns the layers as stages of a forward pass, bottom first; those above it read the contexts too."""
+        stages = list[LayerStage]()
+        for layer, seed in zip(self.layers, (None, *(seeds or self.draw_seeds())), strict=True):
+            assert isinstance(layer, RecurrentLayer)
+            stages.append(layer.stage(seed, residual=self.config.residual and bool(stages)))
+        return stages
 
     def combined(self, outputs: Tensor, contexts: Tensor) -> Tensor:
         """Computes attentional hidden vectors (B, T, H) from top-layer outputs (B, T, H) and contexts (B, T, E)."""

@@ -5,6 +5,7 @@ Shapes: B batch, S source positions, I embedding size, E encoder size (the width
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from econmt.config import recipe
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
-from econmt.model.layers import RecurrentLayer, SeededDropout, make_layer, weights_of
+from econmt.model.layers import LayerStage, RecurrentLayer, SeededDropout, make_layer, weights_of
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs
 
@@ -70,6 +71,19 @@ class Encoder(nn.Module):
         at_once = upper > 1 and not self.residual_from_bottom
         return EncoderSeeds(below, self.dropout.draw() if at_once else None, self.dropout.draw())
 
+    def stages(self, seeds: EncoderSeeds) -> list[LayerStage]:
+        """Returns the unidirectional layers as stages of a forward pass, bottom first."""
+        pairs, stages = len(self.forward_layers), list[LayerStage]()
+        for number, layer in enumerate(self.upper_layers):
+            assert isinstance(layer, RecurrentLayer)
+            if pairs and (number == 0 or self.residual_from_bottom):
+                seed, mask = seeds.below[pairs - 1 + number], -1
+            else:
+                seed, mask = (seeds.stack if number else None), number
+            residual = self.config.residual and (number > 0 or self.residual_from_bottom)
+            stages.append(layer.stage(seed, mask, residual=residual))
+        return stages
+
     def forward(
         self, inputs: Inputs, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
@@ -84,7 +98,7 @@ class Encoder(nn.Module):
         stack = weights_of(self.upper_layers)
         pairs = list(zip(weights_of(self.forward_layers), weights_of(self.backward_layers), strict=True))
         if not pairs:
-            outputs, last = self._run(stack, inputs, lengths, how, seeds.stack, residual=self.config.residual)
+            outputs, last = self._run(stack, lengths, how, seeds.stack, inputs, residual=self.config.residual)
             return self.dropout(outputs, seeds.output), last
         outputs, last = self.cell.run_both_ways(inputs, pairs[0], lengths, how)
         for pair in pairs[1:]:
@@ -94,22 +108,25 @@ class Encoder(nn.Module):
                 outputs = outputs + below
         if stack and not self.config.residual:
             below = self.dropout(outputs, next(below_seeds))
-            outputs, last = self._run(stack, below, lengths, how, seeds.stack, residual=False)
+            outputs, last = self._run(stack, lengths, how, seeds.stack, below, residual=False)
         elif stack:
             # A stack operation has no residual connection around its first layer.
-            for weights in stack:
-                below = self.dropout(outputs, next(below_seeds))
-                outputs, last = self._run((weights,), below, lengths, how, None, residual=False)
-                outputs = outputs + below
+            for stage in self.stages(seeds):
+                outputs, last = stage.run(
+                    outputs,
+                    self.dropout,
+                    partial(self._run, (stage.weights(),), lengths, how, None, residual=False),
+                )
         return self.dropout(outputs, seeds.output), last
 
     def _run(
         self,
         stack: tuple[Any, ...],
-        inputs: Inputs,
         lengths: Tensor,
         how: dict[str, Any],
         seed: Seed | None,
+        inputs: Inputs,
+        *,
         residual: bool,
     ) -> tuple[Tensor, Tensor]:
         """Runs unidirectional layers. Returns outputs (B, S, E) and the top layer's last hidden state (B, E)."""

@@ -19,6 +19,7 @@ from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
+    LayerStage,
     LSTMLayer,
     RecurrentLayer,
     SeededDropout,
@@ -31,6 +32,8 @@ from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import State as State
 from econmt_ops.products.dropout import Seed, apply_dropout, keep_mask
 from econmt_ops.products.stack import StackOptions, run_stack
+
+ALL = slice(None)
 
 
 class Seeds(NamedTuple):
@@ -217,13 +220,12 @@ class LanguageModel(nn.Module):
             penalties: weights of penalties on the top layer's outputs, which are added in training; None: none.
         """
         how = self.implementations if implementations is None else implementations
-        states, seeds = self.state_buffer(len(rows)), self.draw_seeds()
+        seeds = self.draw_seeds()
         with layer("decoder"):
-            begin = states.index_select(2, rows) * carries[:, None].to(states.dtype)
-            state = self.unpack_states(begin)
+            state = self.read_states(rows, carries)
         outputs, state = self.run_layers(inputs, state, seeds, how)
-        with layer("decoder"), torch.no_grad():
-            states.index_copy_(2, rows, self._pack_states(state))
+        with layer("decoder"):
+            self.write_states(rows, state)
         with layer("output"):
             dropped = self.drop_outputs(outputs, seeds)
             hidden = self.read_out(dropped)
@@ -241,11 +243,21 @@ class LanguageModel(nn.Module):
                 loss = loss + penalties.loss(outputs, dropped, targets != self.pad)
         return loss.to(torch.float32)
 
-    def unpack_states(self, states: Tensor) -> State:
-        """Returns the states of each layer, bottom first, from those of a batch as in the buffer, (S, L, B, W)."""
+    def read_states(self, rows: Tensor, carries: Tensor, layers: slice = ALL) -> State:
+        """Returns the states from which layers start a batch; arguments as :meth:`loss`."""
+        states = self._state_buffer(len(rows))[:, layers]
+        return self.unpack_states(states.index_select(2, rows) * carries[:, None].to(states.dtype), layers)
+
+    @torch.no_grad()
+    def write_states(self, rows: Tensor, state: State, layers: slice = ALL) -> None:
+        """Stores the states of layers after a batch, from which their next batch starts."""
+        self._state_buffer(len(rows))[:, layers].index_copy_(2, rows, self._pack_states(state))
+
+    def unpack_states(self, states: Tensor, layers: slice = ALL) -> State:
+        """Returns the states of layers, bottom first, from those of a batch as in the buffer, (S, L, B, W)."""
         return tuple(
             tuple(part[:, :width] for part, width in zip(parts, widths, strict=True))
-            for parts, widths in zip(zip(*states, strict=True), self._state_widths, strict=True)
+            for parts, widths in zip(zip(*states, strict=True), self._state_widths[layers], strict=True)
         )
 
     def _pack_states(self, state: State) -> Tensor:
@@ -276,6 +288,15 @@ class LanguageModel(nn.Module):
         words = keep_mask((self.embedding.num_embeddings,), probability, seed, embedded.device)
         return apply_dropout(embedded, words[ids][..., None], probability)
 
+    def stages(self, seeds: Seeds) -> list[LayerStage]:
+        """Returns the layers as stages of a forward pass, bottom first."""
+        return [
+            LayerStage(
+                partial(self.weights_of, number, seeds), size, seeds.layers if number else None, number
+            )
+            for number, size in enumerate(self.sizes)
+        ]
+
     def weights_of(self, number: int, seeds: Seeds) -> Any:
         """Returns a layer's weights, with dropout of the recurrent matrix in training."""
         each = self.layers[number]
@@ -285,7 +306,7 @@ class LanguageModel(nn.Module):
             return weights
         return weights._replace(hidden=self.weight_dropout(weights.hidden[None], seed)[0])
 
-    def state_buffer(self, rows: int) -> Tensor:
+    def _state_buffer(self, rows: int) -> Tensor:
         """Returns the buffer of carried states for a batch of ``rows`` rows, enlarged if necessary."""
         if self.training:
             if rows >= self.carried.shape[2]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,39 @@ def give_sparse_gradients(model: nn.Module) -> None:
             part.sparse = True
 
 
+class LayerStage(NamedTuple):
+    """Layer of a recurrent stack as a stage of a forward pass, for all positions at once or for one chunk of them.
+
+    Attributes:
+        weights: returns its parameters as ``econmt_ops`` takes them.
+        size: H.
+        seed: seed of dropout on its inputs; None without dropout.
+        mask: index of the mask of this dropout, see :func:`econmt_ops.products.dropout.keep_mask`.
+        residual: True if its inputs are added to its outputs.
+    """
+
+    weights: Callable[[], Any]
+    size: int
+    seed: Seed | None = None
+    mask: int = -1
+    residual: bool = False
+
+    def run(
+        self,
+        below: Tensor,
+        drop: Callable[[Tensor, Seed], Tensor],
+        recurrence: Callable[[Tensor], tuple[Tensor, Any]],
+        contexts: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Any]:
+        """Returns outputs (B, T, H) and the state after them, from the outputs below and contexts beside them.
+
+        ``drop`` applies dropout to inputs by a seed; ``recurrence`` runs the layer on them.
+        """
+        read = below if self.seed is None else drop(below, self.seed)
+        outputs, state = recurrence(torch.cat([read, *contexts], -1) if contexts else read)
+        return (outputs + read if self.residual else outputs), state
+
+
 class RecurrentLayer(nn.Module):
     """Parameters of one layer of a cell in one direction, by the names and shapes that the cell gives them."""
 
@@ -92,6 +125,10 @@ class RecurrentLayer(nn.Module):
     def weights(self) -> Any:
         """Parameters as ``econmt_ops`` takes them."""
         return self.cell.weights(*(getattr(self, name) for name in self.cell.weights._fields))
+
+    def stage(self, seed: Seed | None = None, mask: int = -1, *, residual: bool = False) -> LayerStage:
+        """Returns the layer as a stage of a forward pass; see :class:`LayerStage`."""
+        return LayerStage(lambda: self.weights, self.hidden_size, seed, mask, residual)
 
     def initialize(self, init: Initialization) -> None:
         """Draws initial values; the matrix of each gate has its own fan-in and fan-out, and gains are 1."""

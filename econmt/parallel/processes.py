@@ -84,15 +84,10 @@ class _Processes(Communicator):
             self._group = dist.new_group(backend="nccl", timeout=self._timeout + _MARGIN, device_id=device)
         self._calls, self._destroyed = 0, False
 
-    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        with self.watched(), torch.no_grad():
-            for tensor in tensors:
-                dist.all_reduce(tensor, group=self._group_of(tensor))
-
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         with self.watched(), torch.no_grad():
             for tensor in tensors:
-                dist.broadcast(tensor, source, group=self._group_of(tensor))
+                dist.broadcast(tensor, source, group=self._group if tensor.is_cuda else self._control)
 
     def gather(self, value: Json, *, patient: bool = False) -> list[Json]:
         if patient:
@@ -202,9 +197,6 @@ class _Processes(Communicator):
 
     def _members(self) -> Group:
         return Group(self.size, self._group, self.watched)
-
-    def _group_of(self, tensor: Tensor) -> Any:
-        return self._group if tensor.is_cuda else self._control
 
 
 class _Watch(threading.Thread):

@@ -161,7 +161,7 @@ class BucketedReduction:
         values = torch.zeros(most, *gradient.shape[1:], dtype=self._dtype)
         ids[: gradient._nnz()] = gradient._indices()[0]
         values[: gradient._nnz()] = gradient._values()
-        all_ids, all_values = self._ranks.gather(ids), self._ranks.gather(values)
+        all_ids, all_values = (self._ranks.gather(part).wait() for part in (ids, values))
         ids_of_all = torch.cat([rank_ids[:count] for rank_ids, count in zip(all_ids, counts, strict=True)])
         rows, positions = torch.unique(ids_of_all, return_inverse=True)
         sums = torch.zeros(len(rows), *gradient.shape[1:], dtype=gradient.dtype)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from econmt.parallel.groups import Group
 from econmt.parallel.reduction import in_buckets
@@ -62,8 +62,10 @@ class OptimizerShares:
                 works = []
                 for owner, bucket in enumerate(buckets):
                     if bucket:
-                        flat = bucket[0].new_empty(sum(part.numel() for part in bucket))
-                        views = _views(flat, bucket)
+                        sizes = [part.numel() for part in bucket]
+                        flat = bucket[0].new_empty(sum(sizes))
+                        parts = zip(torch.split(flat, sizes), bucket, strict=True)
+                        views = [part.view(parameter.shape) for part, parameter in parts]
                         if owner == self._rank:
                             torch._foreach_copy_(views, bucket)
                         works.append((owner, bucket, views, self._ranks.broadcast(flat, owner)))
@@ -71,9 +73,3 @@ class OptimizerShares:
                     work.wait()
                     if owner != self._rank:
                         torch._foreach_copy_(bucket, views)
-
-
-def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Returns views of a message, one for each parameter."""
-    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
-    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]

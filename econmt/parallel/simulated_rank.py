@@ -6,7 +6,7 @@ Its results are meaningless; its memory and compute time are those of a real ran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.parallel.groups import Group, Pending
-from econmt.parallel.pipeline.costs import PipelinePlan, divided, plan_by_weights
+from econmt.parallel.pipeline.costs import divided, plan_by_weights
+from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.parallel.reduction import BucketedReduction, travelling
@@ -126,30 +127,36 @@ class _SimulatedGroup(Group):
     """Simulated group: gathers copies of the local tensor, receives zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(size, None, nullcontext)
-        self._rank = rank
+        Group.__init__(self, size, None)  # also of simulated stages, which join no processes
+        self.rank = rank
 
     def all_reduce(self, tensor: Tensor) -> Pending:  # noqa: ARG002
         return _CompletedWork()
 
+    def reduce(self, tensor: Tensor, rank: int) -> Pending:  # noqa: ARG002
+        return _CompletedWork()
+
     def broadcast(self, tensor: Tensor, rank: int) -> Pending:
-        if rank != self._rank:
+        if rank != self.rank:
             tensor.zero_()
         return _CompletedWork()
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor.clone() for _ in range(self.size)]
+    def gather(self, tensor: Tensor) -> Gathered:
+        local = tensor.contiguous()
+        gathered = local.new_empty(self.size, *local.shape)
+        return _CompletedWork(gathered.copy_(local.expand_as(gathered)))
 
     def counts(self, local: list[int]) -> list[list[int]]:  # without tensors, which may be fake
         return [local] * self.size
 
 
-class _SimulatedStages(Stages):
-    """Simulated stages of a pipeline: received values are zeros, gathered ones copies of the local tensor."""
+class _SimulatedStages(_SimulatedGroup, Stages):
+    """Simulated stages of a pipeline; what they receive is zeros."""
 
     def __init__(self, rank: Rank, size: int) -> None:
-        self.size, self.replicas = size, rank.size // size
-        self.replica, self.rank = divmod(rank.number, size)
+        self.replicas = rank.size // size
+        self.replica, stage = divmod(rank.number, size)
+        super().__init__(stage, size)
 
     def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Group:  # noqa: ARG002
         return _SimulatedGroup(self.replica, self.replicas)
@@ -160,18 +167,3 @@ class _SimulatedStages(Stages):
     def receive(self, tensor: Tensor, rank: int) -> Pending:  # noqa: ARG002
         tensor.zero_()
         return _CompletedWork()
-
-    def gather(self, tensor: Tensor) -> Gathered:
-        local = tensor.contiguous()
-        gathered = local.new_empty(self.size, *local.shape)
-        return _CompletedWork(gathered.copy_(local.expand_as(gathered)))
-
-    def broadcast(self, tensor: Tensor, rank: int) -> None:
-        if rank != self.rank:
-            tensor.zero_()
-
-    def reduce(self, tensor: Tensor, rank: int) -> None:
-        """Leaves the tensor unchanged."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Leaves the tensor unchanged."""

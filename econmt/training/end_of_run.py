@@ -58,15 +58,12 @@ def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: R
         state.best_score, state.best_update = score, state.update
     if state.update % training.checkpoint_interval:
         return None
-    improved = improves(_score_of(state, state.best_regular, metric.column))
+    regular_rows = (row for row in state.metrics if row["update"] == state.best_regular)
+    improved = improves(next((row.get(metric.column) for row in regular_rows), None))
     state.num_not_improved = 0 if improved else state.num_not_improved + 1
     if improved:
         state.best_regular = state.update
     return improved
-
-
-def _score_of(state: TrainingState, update: int, column: str) -> float | None:
-    return next((row.get(column) for row in state.metrics if row["update"] == update), None)
 
 
 RECENT = 180.0

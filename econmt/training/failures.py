@@ -25,14 +25,6 @@ def not_finite(metrics: UpdateMetrics, store: TokenStore, last_good: str) -> str
     )
 
 
-def scale_too_small(metrics: UpdateMetrics, last_good: str) -> str:
-    """Describes gradients that overflow float16 with whatever loss scale."""
-    return (
-        f"gradients overflow float16 at update {metrics.update} even with a loss scale of {metrics.loss_scale:.3g}; "
-        f"{last_good}; lower training.optimizer.learning_rate, or compute in training.precision=float32"
-    )
-
-
 def out_of_memory(batch: AnyBatch, device: torch.device, last_good: str, *, planned: bool) -> str:
     """Describes a batch that memory does not suffice for, and the remedy.
 

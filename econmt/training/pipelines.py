@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -13,21 +13,14 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.parallel.pipeline.costs import PipelinePlan, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.costs import divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.tasks.protocol import Shape, Task, device_of
 from econmt.training.choice import frequent_shape
 from econmt.training.context import RunContext
 from econmt_ops.dispatch.rule import captured
-
-
-class StepOfRun(NamedTuple):
-    """Training step, its pipeline division to be saved in the state, and lines for the log."""
-
-    step: TrainingStep
-    pipeline: dict[str, Any]
-    notes: list[str]
 
 
 def check_ranks(recipe: Recipe, size: int) -> None:
@@ -44,14 +37,19 @@ def check_ranks(recipe: Recipe, size: int) -> None:
         )
 
 
-def make_step(task: Task, model: nn.Module, context: RunContext) -> StepOfRun:
+def make_step(
+    task: Task, model: nn.Module, context: RunContext
+) -> tuple[TrainingStep, dict[str, Any], list[str]]:
     """Creates the training step of a new or resumed run; ``model``: model of the task on the device.
 
     It sets the communicator's number of stages. A resumed run keeps its pipeline division.
+
+    Returns:
+        The step, its pipeline division to be saved in the state, and lines for the log.
     """
     precision, communicator, count = context.precision, context.communicator, context.recipe.parallel.pipeline
     if count == 1:
-        return StepOfRun(TrainingStep(task, model, precision, communicator=communicator), {}, [])
+        return TrainingStep(task, model, precision, communicator=communicator), {}, []
     frequent = frequent_shape(task.batches(context.prepared))
     shape = frequent._replace(rows=rows_of_share(frequent.rows, communicator.size // count))
     saved = {} if context.saved is None else context.saved.pipeline
@@ -66,8 +64,8 @@ def make_pipeline(
     communicator: Communicator,
     saved: dict[str, Any],
     implementations: Implementations | None = None,
-) -> StepOfRun:
-    """Creates the training step of a pipeline stage.
+) -> tuple[TrainingStep, dict[str, Any], list[str]]:
+    """Creates the training step of a pipeline stage; returns what :func:`make_step` does.
 
     Args:
         shape: Most frequent shape of a replica's batches, for which layers are divided.
@@ -100,4 +98,4 @@ def make_pipeline(
         communicator=communicator,
     )
     division = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
-    return StepOfRun(step, division, [plan.note])
+    return step, division, [plan.note]

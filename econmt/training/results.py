@@ -29,7 +29,7 @@ from econmt.errors import InputError
 from econmt.estimate.measurement import measure_step
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.model import Implementations, IncrementalModel
-from econmt.parallel.pipeline.costs import PipelinePlan
+from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.simulated_rank import Rank, simulated_step
 from econmt.tasks.protocol import Shape, Split
 from econmt.tasks.registry import make_task

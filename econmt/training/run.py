@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +28,8 @@ from econmt.data.text.filters import left_out
 from econmt.data.text.subwords import fingerprint
 from econmt.engine.communicator import Communicator, jsonable
 from econmt.engine.devices import reproducible, resolve_device, unused_kernels
-from econmt.engine.freeze import fix_parameters
 from econmt.engine.outside_memory import limit_workspaces, outside_meter
-from econmt.engine.parameter_types import store_parameters
+from econmt.engine.parameters import prepare_parameters
 from econmt.engine.step import check_settings
 from econmt.engine.threads import crowded, missing_library
 from econmt.errors import EconmtError, InputError, TrainingError
@@ -137,7 +136,8 @@ def run_recipe(
             communicator.destroy()
             if not communicator.is_rank_zero:
                 return Outcome(result, None)
-            with _activity(console, heartbeat) as say:
+            shown = status_line() if console.is_terminal else contextlib.nullcontext(heartbeat.say)
+            with shown as say:
                 return Outcome(result, make_results(context, say))
 
 
@@ -174,13 +174,6 @@ def _heartbeat(console: Console, communicator: Communicator) -> Iterator[Heartbe
         yield heartbeat
 
 
-@contextlib.contextmanager
-def _activity(console: Console, heartbeat: Heartbeat) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows the current activity after training: a status line on a terminal."""
-    with status_line() if console.is_terminal else contextlib.nullcontext(heartbeat.say) as say:
-        yield say
-
-
 def _find_start(
     recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, communicator: Communicator
 ) -> Start:
@@ -200,7 +193,7 @@ def _finished(
         return None
     if not communicator.on_rank_zero(lambda: are_complete(folder, recipe, saved.update)):
         return None
-    return TrainingResult(reason, saved.update, saved.best_update, saved.metrics, went_on=False)
+    return TrainingResult(reason, saved.update, saved.best_update, saved.metrics)
 
 
 def _prepare(
@@ -275,9 +268,8 @@ def make_trainer(context: RunContext) -> tuple[Trainer, list[str]]:
     if start.commit is None:
         initial_file = parameters_to_start_from(recipe)
         initial_notes = initialize(model, recipe, initial_file, prepared.vocabularies, vocabulary)
-    fix_parameters(model, recipe.training)
     # Before they are copied, since parameters that shrink on a GPU leave gaps that other streams cannot use.
-    store_parameters(model, recipe.training)
+    prepare_parameters(model, recipe.training)
     step, pipeline, divisions = make_step(task, model.to(device), context)
     trainer = Trainer(step, folder, prepared, state, context.began, context.hook)
     notes = [

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from econmt.checkpoint.state import TrainingState
 from econmt.config import recipe
 from econmt.engine.averaging import ParameterAverage, begins
-from econmt.engine.parameter_types import in_float32
+from econmt.engine.parameters import in_float32
 from econmt.training.end_of_run import regular
 from econmt_ops.optimizers.fused import FusedOptimizer
 

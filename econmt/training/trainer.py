@@ -16,8 +16,7 @@ from econmt.checkpoint.checkpoints import (
     load_parameters,
     load_saved,
     prove,
-    save_checkpoint,
-    save_interrupted,
+    save_commit,
     saving,
 )
 from econmt.checkpoint.folder import Commit, ModelFolder
@@ -35,7 +34,7 @@ from econmt.engine.devices import (
 )
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.outside_memory import outside_meter
-from econmt.engine.parameter_types import in_float32
+from econmt.engine.parameters import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
@@ -43,13 +42,12 @@ from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, secon
 from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.loss_scaling import LossScaling
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
-from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Callbacks, Validation, report_checkpoint, validate
+from econmt.training.update_metrics import LossScaling, MetricsQueue, UpdateMetrics
+from econmt.training.validation import Abandoned, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -61,8 +59,6 @@ class TrainingResult(NamedTuple):
     update: int
     best_update: int
     metrics: list[dict[str, float]]
-    went_on: bool
-    """False if the run had ended before and nothing was done."""
 
 
 class Trainer:
@@ -148,9 +144,7 @@ class Trainer:
                 elif reason is not None:
                     self._release_graphs()
                     state = self.state
-                    return TrainingResult(
-                        reason, state.update, state.best_update, state.metrics, went_on=True
-                    )
+                    return TrainingResult(reason, state.update, state.best_update, state.metrics)
                 else:
                     self._update(progress)
 
@@ -327,9 +321,16 @@ class Trainer:
         try:
             with self._streams_preserved(), self._average.in_place(self.state):
                 self.step.make_whole()
-                plan, signature = self.budget.plan, self.state.signature
-                callbacks = Callbacks(lambda: interrupts.pending, progress.doing, self.hook)
-                result = validate(self.step, self.prepared, callbacks, plan, signature, self.state.update)
+                result = validate(
+                    self.step,
+                    self.prepared,
+                    self.budget.plan,
+                    self.state.signature,
+                    self.state.update,
+                    stop=lambda: interrupts.pending,
+                    say=progress.doing,
+                    hook=self.hook,
+                )
         except Abandoned:
             self._ranks.discard_answer()
             return
@@ -408,12 +409,11 @@ class Trainer:
         saved = Saved(state, self.parameters, optimizer, training.optimizer.name, carried)
 
         def write() -> None:
+            commit = Commit(state.update, result is not None)
+            hypotheses = None if result is None else result.hypotheses
             with saving(self.folder, state.update, self._saved), self._average.in_place(self.state):
-                if result is None:
-                    save_interrupted(self.folder, saved, self.task.description())
-                else:
-                    save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
-                prove(self.folder, Commit(state.update, result is not None))
+                save_commit(self.folder, commit, saved, self.task.description(), hypotheses)
+                prove(self.folder, commit)
                 finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
 
         self.communicator.on_rank_zero(write)

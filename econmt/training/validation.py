@@ -66,27 +66,16 @@ class Validation(NamedTuple):
         return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **optional, **self.others}
 
 
-class Callbacks(NamedTuple):
-    """Functions that a validation calls while it runs.
-
-    Attributes:
-        stop: polled often; if it returns True, validation ends at once.
-        say: called with the current activity, for display.
-        hook: judges the translations.
-    """
-
-    stop: Callable[[], bool] = lambda: False
-    say: Callable[[str], object] = lambda _: None
-    hook: Hook | None = None
-
-
 def validate(
     step: TrainingStep,
     prepared: PreparedData,
-    callbacks: Callbacks,
     plan: MemoryPlan | None = None,
     signature: str = "",
     update: int = 0,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], object] = lambda _: None,
+    hook: Hook | None = None,
 ) -> Validation:
     """Computes perplexity on the validation text and, for a translation model if the recipe asks for it, BLEU.
 
@@ -95,15 +84,16 @@ def validate(
     Args:
         step: Training step, whose model is switched to evaluation mode and back.
         prepared: Prepared text, with raw validation text, so that BLEU compares detokenized text with it.
-        callbacks: Functions to call.
         plan: Plan of the run's memory budget, which validation respects too; None without one.
         signature: Signature of earlier BLEU scores, which determines the tokenizer.
         update: Update of the checkpoint, for the hook.
+        stop: Polled often; if it returns True, validation ends at once.
+        say: Called with the current activity, for display.
+        hook: Judges the translations.
 
     Raises:
-        Abandoned: ``callbacks.stop`` returned True.
+        Abandoned: ``stop`` returned True.
     """
-    stop, say, _ = callbacks
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
     say("validation: computing the perplexity")
@@ -112,7 +102,8 @@ def validate(
         metric, others = step.task.recipe.training.early_stopping.metric, dict[str, float]()
         for figure in step.task.figures(model, prepared):
             evaluation = step.task.evaluation(prepared, "valid")
-            others[figure.column] = figure.scale * _per_token(step, evaluation, figure.sum, stop, plan)
+            total, tokens = _summed(step, evaluation, figure.sum, stop, plan)
+            others[figure.column] = figure.scale * (total / tokens)
         searched = step.task.search_model(model)
         if count == 0 or searched is None:
             return Validation(value, float("nan"), "", None, others=others)
@@ -126,24 +117,30 @@ def validate(
         judged = None
         if metric in ("chrf", "ter"):
             judged = metric, corpus_score(make_metric(metric, [references]), hypotheses)
-        if callbacks.hook is not None:
+        if hook is not None:
             source, reference = (prepared.folder / f"valid.{side}.txt" for side in ("source", "target"))
             hooked = Judged(hypotheses, source, reference, update)
-            others["hook"] = _hooked(step.communicator, callbacks, hooked)
+            others["hook"] = _hooked(step.communicator, hook, hooked, stop, say)
         return Validation(value, score.value, score.signature, hypotheses, judged, others)
     finally:
         model.train()
 
 
-def _hooked(communicator: Communicator, callbacks: Callbacks, judged: Judged) -> float:
+def _hooked(
+    communicator: Communicator,
+    hook: Hook,
+    judged: Judged,
+    stop: Callable[[], bool],
+    say: Callable[[str], object],
+) -> float:
     """Returns the figure of the hook, which rank 0 asks; NaN, with a warning, if it fails."""
 
     def ask() -> list[float]:
-        if not communicator.is_rank_zero or callbacks.hook is None:
+        if not communicator.is_rank_zero:
             return []
-        callbacks.say("validation: waiting for the validation hook")
+        say("validation: waiting for the validation hook")
         try:
-            return [callbacks.hook(judged, callbacks.stop)]
+            return [hook(judged, stop)]
         except HookError as error:
             notice(f"warning: validation hook: {error}; this checkpoint has no figure")
             return [math.nan]
@@ -221,22 +218,10 @@ def perplexity(
         stop, plan: See :func:`validate`.
         implementations: Implementations of the ops without a plan; None: those of the recipe.
     """
-    chosen = implementations or Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, chosen)
+    total, tokens = _summed(
+        step, evaluation, partial(step.task.loss, step.model), stop, plan, implementations
+    )
     return perplexity_of(total / (evaluation.words or tokens))
-
-
-def _per_token(
-    step: TrainingStep,
-    evaluation: Evaluation,
-    loss: Callable[[AnyBatch, Implementations], Tensor],
-    stop: Callable[[], bool],
-    plan: MemoryPlan | None,
-) -> float:
-    """Returns a sum over a text, with the recipe's implementations, per target token."""
-    implementations = Implementations.of(step.task.recipe.ops)
-    total, tokens = _summed(step, evaluation, loss, stop, plan, implementations)
-    return total / tokens
 
 
 def _summed(
@@ -245,10 +230,11 @@ def _summed(
     loss: Callable[[AnyBatch, Implementations], Tensor],
     stop: Callable[[], bool],
     plan: MemoryPlan | None,
-    implementations: Implementations,
+    implementations: Implementations | None = None,
 ) -> tuple[float, int]:
     """Sums a loss over the batches of all ranks; returns the sum and the number of target tokens."""
     precision, device, communicator = step.precision, step.device, step.communicator
+    chosen = implementations or Implementations.of(step.task.recipe.ops)
     tokens = 0
 
     def compute() -> list[tuple[int, float]]:
@@ -262,7 +248,7 @@ def _summed(
                 local = full_batch
                 if evaluation.consecutive and communicator.size > 1:
                     local = full_batch.share(communicator.rank, communicator.size).renumbered()
-                for batch, batch_implementations in divide(local, plan, implementations):
+                for batch, batch_implementations in divide(local, plan, chosen):
                     if stop():
                         raise Abandoned
                     losses.append(loss(batch.to(device), batch_implementations))

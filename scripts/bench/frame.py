@@ -29,7 +29,7 @@ from econmt.data.progress_bars import status_line
 from econmt.engine.devices import resolve_device
 from econmt.errors import EconmtError
 from econmt_memory.report.layout import WIDTH, print_table
-from econmt_ops.dispatch.capture import Capturer
+from econmt_ops.dispatch.capture import GraphCache
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 PROGRAM = "python -m scripts.bench"
@@ -221,7 +221,7 @@ def brief(error: Exception) -> str:
 
 def in_graph(function: Callable[[], object], device: torch.device, calls: int = 1) -> Callable[[], object]:
     """Captures ``calls`` calls of a function in a CUDA graph, after two outside; returns a function that replays it."""
-    capturer = Capturer(device)
+    capturer = GraphCache(device)
     with capturer.warming_up():
         function()
         function()

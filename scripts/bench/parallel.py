@@ -255,7 +255,7 @@ def _time(setting: Setting, device: torch.device, communicator: Communicator) ->
         communicator.stages = stages
         batch = full_batch.share(communicator.replica, communicator.replicas)
         own_shape = setting.shape._replace(rows=len(batch.indices))
-        step = make_pipeline(task, model, own_shape, precision, communicator, {}, how).step
+        step, _, _ = make_pipeline(task, model, own_shape, precision, communicator, {}, how)
     else:
         batch = full_batch.share(communicator.rank, communicator.size)
         step = TrainingStep(task, model, precision, implementations=how, communicator=communicator)

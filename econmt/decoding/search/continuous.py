@@ -7,7 +7,7 @@ the host reads the results of the previous ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from econmt.data.text.vocabulary import EOS, PAD
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty, output_limits
 from econmt.decoding.search.model import SearchGrid
 from econmt.decoding.search.slots import Slots, hypotheses
-from econmt_ops.dispatch.capture import Capturer, first_error
+from econmt_ops.dispatch.capture import GraphCache
 
 STEPS = 4
 """Number of steps between two checks by the host; a finished sentence waits for half of them on average."""
@@ -39,53 +39,24 @@ class Sentence(NamedTuple):
     limit: int
 
 
-class Graphs:
-    """Captures functions without arguments as CUDA graphs and replays them; on a CPU it calls them.
+Run = Callable[[Hashable, Callable[[], object]], object]
+"""Runs the function that a key identifies; see :meth:`econmt_ops.dispatch.capture.GraphCache.call`."""
 
-    If a function cannot be captured, ``note`` is called with one line, and from then on all functions are called.
+
+def runner(device: torch.device, note: Callable[[str], object] | None = None) -> Run:
+    """Returns a function that calls functions on a CPU, and on a GPU replays them from CUDA graphs.
+
+    Functions that cannot be captured are called; for the first one, ``note`` is called with one line.
     """
+    if device.type != "cuda":
+        return lambda _, function: function()
+    graphs, untold = GraphCache(device), [] if note is None else [note]
 
-    def __init__(self, device: torch.device, note: Callable[[str], object] | None = None) -> None:
-        self.device = device
-        self._note = note
-        self._captures = device.type == "cuda"
-        self._called: set[object] = set()
-        self._made: dict[object, torch.cuda.CUDAGraph] = {}
-        if self._captures:
-            self._capturer = Capturer(device)
+    def refused(reason: str) -> None:
+        if untold:
+            untold.pop()(f"no CUDA graphs for the search, whose kernels are launched one by one: {reason}")
 
-    def __call__(self, key: object, function: Callable[[], object]) -> None:
-        """Calls or replays ``function``, which ``key`` identifies and whose tensors must keep their addresses.
-
-        The first call compiles kernels, the second one captures. Keys must not refer to the caller: the reference cycle
-        would keep device memory until Python's garbage collector runs.
-        """
-        if not self._captures:
-            function()
-        elif key in self._made:
-            self._made[key].replay()
-        elif key not in self._called:
-            self._called.add(key)
-            with self._capturer.warming_up():
-                function()
-        else:
-            self._capture(key, function)
-
-    def _capture(self, key: object, function: Callable[[], object]) -> None:
-        try:
-            graph, _ = self._capturer.capture(function)
-        except RuntimeError as error:
-            first = first_error(error)
-            if isinstance(first, torch.cuda.OutOfMemoryError):
-                raise first from None
-            self._captures = False
-            if self._note is not None:
-                reason = str(first).strip().splitlines()[0]
-                self._note(f"no CUDA graphs for the search, whose kernels are launched one by one: {reason}")
-            function()
-            return
-        self._made[key] = graph
-        graph.replay()
+    return lambda key, function: graphs.call(key, function, refused)
 
 
 class _Copies:
@@ -122,10 +93,15 @@ class _Lane:
     """Slots for sentences of at most ``positions`` source tokens, including EOS, and their graphs."""
 
     def __init__(
-        self, grid: SearchGrid, options: SearchOptions, graphs: Graphs, slots: int, positions: int
+        self,
+        grid: SearchGrid,
+        options: SearchOptions,
+        device: torch.device,
+        run: Run,
+        slots: int,
+        positions: int,
     ) -> None:
-        device = graphs.device
-        self._graphs, self._grid = graphs, grid
+        self._device, self._run, self._grid = device, run, grid
         self._size, self._positions = slots, positions
         self._most = limit = int(output_limits(torch.tensor([positions]), options.max_output_factor))
         self._nbest = options.nbest_size
@@ -158,7 +134,7 @@ class _Lane:
                 owners.update(zip(free, (number for _, number in waiting[:count]), strict=False))
                 free, waiting = free[count:], waiting[count:]
             if owners:
-                self._graphs((self._positions, "steps"), self._advance)
+                self._run((self._positions, "steps"), self._advance)
             state = _Copies([self._state])
             if finished is not None:
                 yield from self._read(finished, sentences)
@@ -171,7 +147,7 @@ class _Lane:
         done = [slot for slot in owners if taken[slot] > 0]
         if not done:
             return None
-        slots = torch.empty(len(done), dtype=torch.int64, device=self._graphs.device)
+        slots = torch.empty(len(done), dtype=torch.int64, device=self._device)
         _fill(slots, done)
         tables = _Copies(self._slots.read(slots, max(taken[slot] for slot in done)))
         return _Finished([owners.pop(slot) for slot in done], [counts[slot] for slot in done], tables)
@@ -196,18 +172,18 @@ class _Lane:
         assert all(sentence.limit <= self._most for sentence in batch)
         limits = [sentence.limit for sentence in batch] + [0] * (self._size - len(batch))
         if size not in self._sources:
-            self._sources[size] = torch.zeros(self._size, size, dtype=torch.int64, device=self._graphs.device)
+            self._sources[size] = torch.zeros(self._size, size, dtype=torch.int64, device=self._device)
         source = self._sources[size]
         _fill(source, [row + [PAD] * (size - len(row)) for row in rows])
         _fill(self._lengths, [len(row) for row in rows])
         _fill(self._limits, limits)
-        self._graphs((self._positions, "encode", size), lambda: self._grid.encode(source, self._lengths))
+        self._run((self._positions, "encode", size), lambda: self._grid.encode(source, self._lengths))
 
     def _begin(self, slots: list[int], places: list[int]) -> None:
         """Starts waiting sentences; the last one is repeated to fill the fixed shape of the graph."""
         missing = self._pairs.shape[1] - len(slots)
         _fill(self._pairs, [slots + slots[-1:] * missing, places + places[-1:] * missing])
-        self._graphs(
+        self._run(
             (self._positions, "begin"),
             lambda: self._slots.begin(self._pairs[0], self._pairs[1], self._limits),
         )
@@ -228,7 +204,7 @@ class ContinuousSearch:
             evaluation mode.
         slots: maximum number of sentences translated together.
         tokens: maximum number of padded source tokens in a lane of several slots; long sentences get fewer slots.
-        note: see :class:`Graphs`.
+        note: see :func:`runner`.
     """
 
     def __init__(
@@ -243,7 +219,7 @@ class ContinuousSearch:
         assert options.sample is None
         self._make_grid, self._options = make_grid, options
         self._slots, self._tokens = slots, tokens
-        self._graphs = Graphs(device, note)
+        self._device, self._run = device, runner(device, note)
         self._lanes: dict[int, _Lane] = {}
 
     def worthwhile(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -270,7 +246,7 @@ class ContinuousSearch:
         if positions not in self._lanes:
             slots = max(1, min(self._slots, self._tokens // positions))
             grid = self._make_grid(slots, self._options.beam_size, positions)
-            self._lanes[positions] = _Lane(grid, self._options, self._graphs, slots, positions)
+            self._lanes[positions] = _Lane(grid, self._options, self._device, self._run, slots, positions)
         # Longest first, because they take longest, and so that sentences of similar length are encoded together.
         order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index].ids))
         results: list[list[Hypothesis]] = [[] for _ in sentences]

@@ -21,8 +21,6 @@ def times_data(ledger: Ledger, shape: Shape) -> dict[str, Any]:
     return {
         "shape": shape._asdict(),
         "seconds": ledger.seconds,
-        "process_bytes": ledger.process,
-        "process_peak_bytes": ledger.process_peak,
         "milliseconds": {
             phase: {layer: value for (name, layer), value in ledger.milliseconds.items() if name == phase}
             for phase in PHASES

@@ -16,8 +16,6 @@ from econmt.estimate.report.report import (
     format_precision,
     layers_table,
     less,
-    process_sentence,
-    process_table,
     ranks_table,
     reference_of,
     size_of,
@@ -143,9 +141,6 @@ def _panel(report: Report, number: int) -> str:
     at_peak = layer_bars(ledger, largest) + html_table("ledger", ledger_table(ledger))
     sections = section(f"Where the bytes are at the peak{name}", at_peak)
     sections += section(f"Live memory over the step{name}", live)
-    if ledger.process:
-        text = f"<p>{escape(process_sentence(ledger))}</p>" + html_table("process", process_table(ledger))
-        sections += section("Where the memory of the process is", text)
     return f'<div class="panel" data-technique="{number}">{sections}</div>'
 
 

@@ -102,15 +102,6 @@ def heading(report: Report) -> list[str]:
     return [text, *report.notes, report.how]
 
 
-def process_sentence(ledger: Ledger) -> str:
-    """Explains the three figures that are called memory, in one sentence."""
-    return (
-        f"The ledger's peak, {format_bytes(ledger.peak)}, counts tensors of one step. The process has "
-        f"{format_bytes(sum(ledger.process.values()))} resident after it; its peak so far was "
-        f"{format_bytes(ledger.process_peak)}, which a run logs as process peak."
-    )
-
-
 def speed_text(times: Ledger) -> str:
     """Describes the speed of a timed step."""
     assert times.tokens_per_second is not None
@@ -172,21 +163,6 @@ def layers_table(profile: Profile) -> ReportTable:
     sums = [] if times is None else [f"{times.phase(phase):,.1f}" for phase in phases]
     columns = ("layer", "stash", "share", *(f"{phase} ms" for phase in phases))
     return ReportTable(title, columns, rows, ["all", ledger.stashed, "100 %", *sums])
-
-
-def process_table(ledger: Ledger) -> ReportTable:
-    """Lists the process's resident memory by origin."""
-    resident = sum(ledger.process.values())
-    rows: list[list[Cell]] = [
-        [part, size, format_share(size, resident)]
-        for part, size in sorted(ledger.process.items(), key=lambda item: -item[1])
-    ]
-    return ReportTable(
-        "where the memory of the process is, after the step",
-        ("part", "bytes", "share"),
-        rows,
-        ["resident set of the process", resident, "100 %"],
-    )
 
 
 def reference_of(profile: Profile, profiles: Sequence[Profile]) -> Profile | None:
@@ -285,9 +261,6 @@ def print_report(report: Report, console: Console) -> None:
     else:
         (profile,) = report.profiles
         tables += [ledger_table(profile.bytes), layers_table(profile), largest_table(profile.bytes)]
-        if profile.bytes.process:  # measured
-            tables.append(process_table(profile.bytes))
-            lines.append(process_sentence(profile.bytes))
         lines += summary(profile)
     for line in heading(report):
         console.print(line, highlight=False, markup=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,12 @@ from econmt.model.decoder import ParallelDecoder
 from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
 from econmt.parallel.pipeline.language_model import divide_language_model
-from econmt.parallel.pipeline.partition import Link, Piece, divide
+from econmt.parallel.pipeline.partition import Link, Piece, PipelinePlan, divide
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import Divided
-from econmt.parallel.pipeline.translation import StagePlacement, divide_translation
+from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.protocol import Shape
-from econmt_ops.dispatch.capture import Capturer
+from econmt_ops.dispatch.capture import GraphCache
 from econmt_ops.dispatch.rule import MODE, rules_only
 from econmt_ops.lstm.chunked import ChunkedLSTM
 
@@ -28,17 +29,6 @@ _REPEATS = 3
 
 _SHORT = 8
 """Divisor of the number of steps for a second, shorter timing; the difference gives the time per step."""
-
-
-class PipelinePlan(NamedTuple):
-    """Division of a model over pipeline stages, which a run saves in its state.
-
-    ``homes`` are the stages of the layers, see :func:`divided`; ``chunks`` are numbers, of the text or of each side.
-    """
-
-    homes: list[list[int]]
-    chunks: list[int]
-    note: str
 
 
 class _Stack(NamedTuple):
@@ -118,18 +108,11 @@ def _planned(
 
 
 def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
-    """Divides a model over the stages as planned.
-
-    Args:
-        plan: Its stages are those of a language model's layers; or, of a translation model, those of the encoder's
-            bidirectional layers (two each), of its other layers and of the decoder's layers.
-    """
+    """Divides a model over the stages as planned."""
     if isinstance(model, LanguageModel):
-        return divide_language_model(model, plan.homes[0], plan.chunks[0])
+        return divide_language_model(model, plan)
     assert isinstance(model, TranslationModel)
-    both, upper, decoder = plan.homes
-    pairs = tuple(zip(both[::2], both[1::2], strict=True))
-    return divide_translation(model, StagePlacement(pairs, (*upper,), (*decoder,), *plan.chunks))
+    return divide_translation(model, plan)
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
@@ -177,7 +160,8 @@ class _LayerTimer:
         """Measures seconds per step, seconds per chunk, and seconds once after all chunks."""
         leaves = _leaves(weights)
         prepared = ChunkedLSTM(leaves)
-        runs: list[Callable[[], None]] = []
+        graphs = GraphCache(self._device, threads=True) if MODE.captured else None
+        seconds = []
         short = max(1, steps // _SHORT)
         for count, once in ((steps, False), (short, False), (steps, True)):
             inputs = torch.full((self._rows, count, read), 0.1, device=self._device, requires_grad=True)
@@ -195,28 +179,14 @@ class _LayerTimer:
                     else:
                         layer.forget()
 
-            runs.append(run)
-        seconds = [shortest_seconds(run, self._device, _REPEATS) for run in self._replayed(runs)]
+            # Where training uses CUDA graphs, they are replayed, since launching from Python is slower.
+            timed = run if graphs is None else partial(graphs.call, (count, once), run, lambda _: None)
+            seconds.append(shortest_seconds(timed, self._device, _REPEATS))
         once_for_all = max(0.0, seconds[2] - seconds[0])
         if steps == short:
             return [seconds[0] / steps, 0.0, once_for_all]
         per_step = max(0.0, seconds[0] - seconds[1]) / (steps - short)
         return [per_step, max(0.0, seconds[0] - per_step * steps), once_for_all]
-
-    def _replayed(self, runs: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
-        """Captures the runs as CUDA graphs where training uses graphs, since launching from Python is slower."""
-        if not MODE.captured:
-            return runs
-        capturer, graphs = Capturer(self._device, threads=True), []
-        try:
-            for run in runs:
-                with capturer.warming_up():
-                    run()
-                graph, _ = capturer.capture(run)
-                graphs.append(graph)
-        except RuntimeError:  # training will also launch these kernels eagerly, so all runs are timed so
-            return runs
-        return [graph.replay for graph in graphs]
 
 
 def _leaves(weights: Any) -> Any:

@@ -10,8 +10,6 @@ Shapes: N words looked up, in any shape (...), E embedding size, V vocabulary, v
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -46,20 +44,6 @@ class LookUp:
         return vectors
 
 
-def reader(
-    table: nn.Embedding, divided: Tensor, ids: Tensor, rank: int, look_ups: list[LookUp]
-) -> Callable[[], Tensor]:
-    """Returns a function that gives the reading rank the embeddings (..., E) of ids (...).
-
-    The rows of the matrix ``divided`` are divided over the ranks, and its look-up is added to ``look_ups``; any other
-    table is read locally.
-    """
-    if table.weight is not divided:
-        return lambda: table(ids)
-    look_ups.append(LookUp(ids, rank))
-    return look_ups[-1]
-
-
 class DividedTable:
     """Embedding table whose rows are divided over ranks; all ranks call its methods in the same order.
 
@@ -79,7 +63,7 @@ class DividedTable:
         with torch.no_grad():
             vectors = functional.embedding(local_ids.clamp(max=count - 1), self._rows)
             vectors.masked_fill_((local_ids == count).unsqueeze(-1), 0.0)
-            self._stages.reduce(vectors, wanted.rank)
+            self._stages.reduce(vectors, wanted.rank).wait()
         if self._stages.rank == wanted.rank:
             wanted.give(vectors)
 
@@ -91,7 +75,7 @@ class DividedTable:
             assert self._stages.rank != wanted.rank
             gradient = self._rows.new_empty(*wanted.ids.shape, self._rows.shape[1])
         gradient = gradient.contiguous()
-        self._stages.broadcast(gradient, wanted.rank)
+        self._stages.broadcast(gradient, wanted.rank).wait()
         ids = wanted.ids
         local_ids = self._local_ids(ids).masked_fill_(ids == self._padding, len(self._rows))
         add_look_up_gradient(self._rows.grad, gradient, local_ids)

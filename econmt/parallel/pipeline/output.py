@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
-from econmt_ops.core.gathering import Gather, Gathered
+from econmt_ops.core.gathering import Gather
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.products.outer import add_outer
 
 CHUNK_BYTES = 32 << 20
-"""Bytes of the logits of one chunk without Triton kernels; two chunks exist at a time."""
+"""Bytes of the logits of one chunk without Triton kernels."""
 
 
 class Slice(NamedTuple):
@@ -59,27 +59,6 @@ class VocabularyShares(NamedTuple):
     bias: Tensor
 
 
-class _VocabularyChunk(NamedTuple):
-    """Chunk of rows whose statistics are being exchanged between ranks.
-
-    Attributes:
-        rows, hidden: Indices of the rows among N, and hidden vectors, (C, D).
-        has_target, local_targets: (C,), True if this rank has the target, and the target's index in its slice, or 0.
-        softmax, lse: (C, v) and (C,), softmax and log-sum-exp over the slice, in the accumulate type.
-        counts: (C,), 1 for rows with a loss, 0 for ignored rows.
-        statistics: (R, 3, C), for each rank lse, the target's logit (0 on other ranks) and the sum of logits.
-    """
-
-    rows: Tensor | slice
-    hidden: Tensor
-    has_target: Tensor
-    local_targets: Tensor
-    softmax: Tensor
-    lse: Tensor
-    counts: Tensor
-    statistics: Gathered
-
-
 @torch.no_grad()
 def split_cross_entropy(
     hidden: Tensor,
@@ -92,8 +71,6 @@ def split_cross_entropy(
     ignore_index: int,
 ) -> VocabularyShares:
     """Computes the cross entropy of the softmax over all slices, and its gradients.
-
-    While the statistics of a chunk are exchanged, the logits of the next one are computed.
 
     Args:
         hidden: (N, D), the same on all ranks, in the type of the products.
@@ -129,69 +106,32 @@ def split_cross_entropy(
     if hidden.device.type == "cpu":  # drops ignored rows; a GPU would have to be synchronized for that
         rows = (targets != ignore_index).nonzero().squeeze(1)
         count = len(rows)
-    previous: _VocabularyChunk | None = None
     for begin in range(0, count, size):
-        chunk_rows = slice(begin, begin + size) if rows is None else rows[begin : begin + size]
-        started = _begin(
-            chunk_rows, hidden[chunk_rows], targets[chunk_rows], layer, (weight, bias), gather, ignore_index
-        )
-        if previous is not None:
-            _end(previous, weight, layer.vocabulary, shares, scale, label_smoothing)
-        previous = started
-    if previous is not None:
-        _end(previous, weight, layer.vocabulary, shares, scale, label_smoothing)
+        chunk = slice(begin, begin + size) if rows is None else rows[begin : begin + size]
+        read, of_chunk = hidden[chunk], targets[chunk]
+        logits = functional.linear(read, weight, bias).to(exact)
+        counts = (of_chunk != ignore_index).to(exact)
+        local = of_chunk - layer.first
+        has_target = (local >= 0) & (local < len(layer.weight)) & (of_chunk != ignore_index)
+        local = local.where(has_target, 0).unsqueeze(1)
+        target_logits = logits.gather(1, local).squeeze(1).where(has_target, 0.0)
+        total = logits.sum(1)
+        # The softmax of the largest logit is exp(max l - lse), which is at least 1 / v.
+        top = logits.amax(1)
+        softmax = torch.softmax(logits, 1, out=logits)
+        slice_lse = top - softmax.amax(1).log()
+        of_ranks = gather(torch.stack([slice_lse, target_logits, total])).wait()
+        lse, target_logits, total = of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0), of_ranks[:, 2].sum(0)
+        losses = lse - (1.0 - label_smoothing) * target_logits - label_smoothing / layer.vocabulary * total
+        shares.loss.add_((losses * counts).sum())
+        factors = counts * scale
+        logit_gradients = softmax.mul_(((slice_lse - lse).exp() * factors).unsqueeze(1))
+        if label_smoothing:
+            logit_gradients.sub_((factors * (label_smoothing / layer.vocabulary)).unsqueeze(1))
+        at_target = has_target * factors * (label_smoothing - 1.0)
+        logit_gradients.scatter_add_(1, local, at_target.unsqueeze(1))
+        gradient = logit_gradients.to(hidden.dtype)
+        shares.hidden[chunk] = gradient @ weight
+        add_outer(shares.weight, gradient.unsqueeze(0), read.unsqueeze(0))
+        shares.bias.add_(logit_gradients.sum(0))
     return shares
-
-
-def _begin(
-    rows: Tensor | slice,
-    hidden: Tensor,
-    targets: Tensor,
-    layer: Slice,
-    cast: tuple[Tensor, Tensor],
-    gather: Gather,
-    ignore_index: int,
-) -> _VocabularyChunk:
-    """Computes a chunk up to the statistics that are exchanged; ``cast``: weight and bias in the products' type."""
-    exact = accumulate_dtype(hidden.dtype)
-    logits = functional.linear(hidden, *cast).to(exact)
-    local_targets = targets - layer.first
-    counts = targets != ignore_index
-    has_target = (local_targets >= 0) & (local_targets < len(layer.weight)) & counts
-    local_targets = local_targets.where(has_target, 0)
-    target_logits = logits.gather(1, local_targets.unsqueeze(1)).squeeze(1).where(has_target, 0.0)
-    total = logits.sum(1)
-    # The softmax of the largest logit is exp(max l - lse), which is at least 1 / v.
-    top = logits.amax(1)
-    softmax = torch.softmax(logits, 1, out=logits)
-    lse = top - softmax.amax(1).log()
-    statistics = gather(torch.stack([lse, target_logits, total]))
-    return _VocabularyChunk(
-        rows, hidden, has_target, local_targets, softmax, lse, counts.to(exact), statistics
-    )
-
-
-def _end(
-    chunk: _VocabularyChunk,
-    weight: Tensor,
-    vocabulary: int,
-    shares: VocabularyShares,
-    scale: Tensor,
-    smoothing: float,
-) -> None:
-    """Adds a chunk's loss and gradients to the sums."""
-    slice_lse, target_logits, totals = chunk.statistics.wait().unbind(1)
-    lse = slice_lse.logsumexp(0)
-    losses = lse - (1.0 - smoothing) * target_logits.sum(0) - smoothing / vocabulary * totals.sum(0)
-    shares.loss.add_((losses * chunk.counts).sum())
-    factors = chunk.counts * scale
-    logit_gradients = chunk.softmax
-    logit_gradients.mul_(((chunk.lse - lse).exp() * factors).unsqueeze(1))
-    if smoothing:
-        logit_gradients.sub_((factors * (smoothing / vocabulary)).unsqueeze(1))
-    at_target = chunk.has_target * factors * (smoothing - 1.0)
-    logit_gradients.scatter_add_(1, chunk.local_targets.unsqueeze(1), at_target.unsqueeze(1))
-    gradient = logit_gradients.to(chunk.hidden.dtype)
-    shares.hidden[chunk.rows] = gradient @ weight
-    add_outer(shares.weight, gradient.unsqueeze(0), chunk.hidden.unsqueeze(0))
-    shares.bias.add_(logit_gradients.sum(0))

@@ -12,7 +12,8 @@ is added.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, combinations
 from typing import NamedTuple
 
 
@@ -70,6 +71,21 @@ class Division(NamedTuple):
         return f"{', '.join(parts)}, time in {self.chunks} chunks"
 
 
+class PipelinePlan(NamedTuple):
+    """Division of a model over pipeline stages, which a run saves in its state.
+
+    Attributes:
+        homes: Stages of the layers, bottom first and ascending: those of a language model; or, of a translation model,
+            those of the encoder's bidirectional layers (two each, one for each direction), of its other layers and of
+            the decoder's layers, which are equal with input feeding.
+        chunks: Number of chunks of the text, or of each side.
+    """
+
+    homes: list[list[int]]
+    chunks: list[int]
+    note: str
+
+
 def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Division:
     """Finds the assignment of consecutive layers to at most ``stages`` ranks that is predicted to be fastest.
 
@@ -77,50 +93,45 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
     the least sum.
     """
     alone = sum(piece.step * steps + piece.chunk + piece.once for piece in pieces)
+    once = [0.0, *accumulate(piece.once for piece in pieces)]
     best = Division((0,) * len(pieces), 1, alone, alone)
     for length in sorted({math.ceil(steps / chunks) for chunks in range(1, steps + 1)}, reverse=True):
         chunks = math.ceil(steps / length)
-        costs = _costs(pieces, length, link)
-        for slowest in sorted({cost for row in costs for cost in row if cost > 0.0}):
-            least = sum(piece.step * length + piece.chunk for piece in pieces)
-            if least + (chunks - 1) * slowest >= best.seconds:
+        passed = [0.0, *accumulate(piece.step * length + piece.chunk for piece in pieces)]
+        sent = [2.0 * link.seconds(piece.values * length) for piece in pieces[:-1]]
+        # Seconds per chunk on a stage with layers begin to end, transfers included.
+        costs = {
+            (begin, end): passed[end] - passed[begin] + (sent[end - 1] if end < len(pieces) else 0.0)
+            for begin, end in combinations(range(len(pieces) + 1), 2)
+        }
+        for slowest in sorted({*costs.values()}):
+            if passed[-1] + (chunks - 1) * slowest >= best.seconds:
                 break
-            cuts = _cuts(costs, pieces, length, stages, slowest)
+            cuts = _cuts(costs, passed, once, stages, slowest)
             if cuts is not None and cuts[0] + (chunks - 1) * slowest < best.seconds:
                 best = Division(cuts[1], chunks, cuts[0] + (chunks - 1) * slowest, alone)
     return best
 
 
-def _costs(pieces: Sequence[Piece], length: int, link: Link) -> list[list[float]]:
-    """Returns [begin][end]: seconds per chunk on a stage with layers begin to end, transfers included."""
-    count = len(pieces)
-    costs = [[0.0] * (count + 1) for _ in range(count)]
-    for begin in range(count):
-        work = 0.0
-        for end in range(begin + 1, count + 1):
-            piece = pieces[end - 1]
-            work += piece.step * length + piece.chunk
-            sent = 2.0 * link.seconds(piece.values * length) if end < count else 0.0
-            costs[begin][end] = work + sent
-    return costs
-
-
 def _cuts(
-    costs: Sequence[Sequence[float]], pieces: Sequence[Piece], length: int, stages: int, slowest: float
+    costs: Mapping[tuple[int, int], float],
+    passed: Sequence[float],
+    once: Sequence[float],
+    stages: int,
+    slowest: float,
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Finds cuts into at most ``stages`` stages, none slower than ``slowest``, with the least total time."""
-    count = len(costs)
-    passed, once = [0.0], [0.0]
-    for piece in pieces:
-        passed.append(passed[-1] + piece.step * length + piece.chunk)
-        once.append(once[-1] + piece.once)
+    """Finds cuts into at most ``stages`` stages, none slower than ``slowest``, with the least total time.
+
+    ``passed`` and ``once`` are seconds of the layers before each cut, for a chunk and after all chunks.
+    """
+    count = len(passed) - 1
     best: tuple[float, tuple[int, ...]] | None = None
     for first in range(1, count + 1):
-        if costs[0][first] > slowest:
+        if costs[0, first] > slowest:
             continue
         # After each stage: the least sum and the stages of the layers placed, by number of layers placed.
         reached: list[tuple[float, tuple[int, ...]] | None] = [None] * (count + 1)
-        reached[first] = costs[0][first] + once[first], (0,) * first
+        reached[first] = costs[0, first] + once[first], (0,) * first
         for stage in range(1, stages + 1):
             last = reached[count]
             if last is not None and (best is None or last[0] < best[0]):
@@ -133,10 +144,10 @@ def _cuts(
                 if before is None:
                     continue
                 for end in range(begin + 1, count + 1):
-                    if costs[begin][end] > slowest:
+                    if costs[begin, end] > slowest:
                         continue
                     exposed = max(0.0, once[end] - once[begin] - once[first] - passed[begin] / 2.0)
-                    cost = before[0] + costs[begin][end] + exposed
+                    cost = before[0] + costs[begin, end] + exposed
                     known = following[end]
                     if known is None or cost < known[0]:
                         following[end] = cost, (*before[1], *[stage] * (end - begin))

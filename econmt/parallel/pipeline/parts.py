@@ -1,4 +1,4 @@
-"""Building blocks of a forward pass that is divided over ranks: parts, chunks of time, and dropout on chunks.
+"""Building blocks of a forward pass that is divided over ranks: parts, chunks of time, and stacks of layers.
 
 Shapes: B rows, T steps, C steps of a chunk, H hidden size, D input size of the output layer.
 """
@@ -6,68 +6,17 @@ Shapes: B rows, T steps, C steps of a chunk, H hidden size, D input size of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from econmt.model.layers import LayerStage
 from econmt.parallel.pipeline.embedding import LookUp
 from econmt.parallel.pipeline.plan import Like, Output, PipelinePart
-from econmt_ops.core.weights import AnyLSTMWeights
 from econmt_ops.lstm.chunked import ChunkedLSTM
 from econmt_ops.products.dropout import Seed, apply_dropout, dropout, keep_mask
-
-
-class Parts:
-    """Forward pass of a batch up to the output layer's input; every rank lists all parts in the same order.
-
-    Attributes:
-        look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
-        targets: Target tokens, (B, T).
-        hidden: Output that the output layer reads, (B, T, D).
-        like: Shape and type of that output.
-    """
-
-    hidden: Output
-    like: Like
-
-    def __init__(self, targets: Tensor) -> None:
-        self.targets = targets
-        self.parts: list[PipelinePart] = []
-        self.look_ups: list[LookUp] = []
-
-    def add(
-        self,
-        rank: int,
-        run: Callable[..., Sequence[Tensor]],
-        inputs: Sequence[Output] = (),
-        outputs: Sequence[Like] = (),
-        layer: str = "decoder",
-    ) -> int:
-        """Adds a part, see :class:`~econmt.parallel.pipeline.plan.PipelinePart`; returns its number."""
-        self.parts.append(PipelinePart(rank, run, tuple(inputs), tuple(outputs), layer))
-        return len(self.parts) - 1
-
-    def add_stack(
-        self, homes: Sequence[int], weights_of: Callable[[int], AnyLSTMWeights], name: str
-    ) -> dict[int, ChunkedLSTM]:
-        """Adds parts that prepare a stack's layers and, last in the backward pass, finish their weights' gradients.
-
-        ``homes`` are the stages of the layers; ``name`` is a layer of the memory ledger.
-
-        Returns:
-            The layers of this rank by number, once their parts have run.
-        """
-        stack: dict[int, ChunkedLSTM] = {}
-
-        def add(layer: int, home: int) -> None:
-            def begin() -> Sequence[Tensor]:
-                stack[layer] = ChunkedLSTM(weights_of(layer))
-                return ()
-
-            self.parts.append(PipelinePart(home, begin, layer=name, after=lambda: stack[layer].backward()))
-
-        for layer, home in enumerate(homes):
-            add(layer, home)
-        return stack
 
 
 class Chunks:
@@ -82,39 +31,168 @@ class Chunks:
         self.steps, self.length = steps, -(-steps // chunks)
         self.sizes = [min(self.length, steps - begin) for begin in range(0, steps, self.length)]
 
-    def begin(self, chunk: int) -> int:
-        """Returns the first position of a chunk."""
-        return chunk * self.length
 
+class ChunkedStack(NamedTuple):
+    """Stack of a model's recurrent layers, each of which runs on one chunk of time after the other.
 
-class ChunkedDropout:
-    """Dropout on chunks (B, C, H) of sequences (B, T, H), with slices of the mask that one process would draw.
-
-    If ``variational``, all positions of a row share one mask; ``steps`` is T.
+    Attributes:
+        stages: Layers, bottom first. homes: Their ranks.
+        cuts: Chunks.
+        probability, variational: Dropout of the layers' inputs; if variational, all positions of a row share one mask.
+        name: Layer of the memory ledger.
+        options: Returns the options of a layer's call for the chunk that begins at a position.
+        reverse: True if the last chunk comes first.
+        attend: Adds attention to the bottom layer's outputs for a chunk, whose contexts all layers above it read.
     """
 
-    def __init__(self, probability: float, variational: bool, steps: int) -> None:
-        self._probability, self._variational, self._steps = probability, variational, steps
-        self._masks: dict[int, Tensor] = {}
+    stages: Sequence[LayerStage]
+    homes: Sequence[int]
+    cuts: Chunks
+    probability: float
+    variational: bool
+    name: str
+    options: Callable[[int], dict[str, Any]]
+    reverse: bool = False
+    attend: Callable[[Output, int], Output] | None = None
 
-    def __call__(self, values: Tensor, layer: int, begin: int, seed: Seed | None, index: int = -1) -> Tensor:
-        """Returns the values with dropout applied; unchanged if there is no seed.
+
+class Parts:
+    """Forward pass of a batch up to the output layer's input; every rank lists all parts in the same order.
+
+    Args:
+        targets: Target tokens, (B, T).
+        dtype: Type of what the ranks exchange.
+
+    Attributes:
+        look_ups: Look-ups in the output layer's matrix, if an embedding is tied to it.
+        hidden: Output that the output layer reads, (B, T, D).
+    """
+
+    hidden: Output
+
+    def __init__(self, targets: Tensor, dtype: torch.dtype) -> None:
+        self.targets, self.dtype = targets, dtype
+        self.parts: list[PipelinePart] = []
+        self.look_ups: list[LookUp] = []
+
+    def like(self, *shape: int) -> Like:
+        """Describes a tensor with a row for each of the batch."""
+        return Like((len(self.targets), *shape), self.dtype)
+
+    def add(
+        self,
+        rank: int,
+        run: Callable[..., Sequence[Tensor]],
+        inputs: Sequence[Output] = (),
+        outputs: Sequence[Like] = (),
+        layer: str = "decoder",
+        after: Callable[[], None] | None = None,
+    ) -> int:
+        """Adds a part, see :class:`~econmt.parallel.pipeline.plan.PipelinePart`; returns its number."""
+        self.parts.append(PipelinePart(rank, run, tuple(inputs), tuple(outputs), layer, after))
+        return len(self.parts) - 1
+
+    def add_embedding(
+        self,
+        table: nn.Embedding,
+        divided: Tensor,
+        ids: Tensor,
+        cuts: Chunks,
+        drop: Callable[[Tensor], Tensor],
+    ) -> list[list[Output]]:
+        """Adds embeddings (B, C, E) of ids (B, T) on the first rank, with dropout; returns their output by chunk.
+
+        A look-up in the matrix ``divided``, whose rows are divided over the ranks, is one of ``look_ups``.
+        """
+        look_up = LookUp(ids, 0) if table.weight is divided else None
+        self.look_ups += [] if look_up is None else [look_up]
+
+        def run() -> Sequence[Tensor]:
+            return torch.split(drop(table(ids) if look_up is None else look_up()), cuts.length, 1)
+
+        likes = [Like((len(ids), size, table.embedding_dim), table.weight.dtype) for size in cuts.sizes]
+        number = self.add(0, run, (), likes, "embedding")
+        return [[(number, chunk)] for chunk in range(len(likes))]
+
+    def add_stack(
+        self, stack: ChunkedStack, inputs: Sequence[Sequence[Output]], states: Sequence[Sequence[Output]] = ()
+    ) -> tuple[list[Output], list[Sequence[Output]]]:
+        """Adds the parts of a stack, among them those that prepare layers and, at last, finish their gradients.
 
         Args:
-            values: Chunk of the inputs, (B, C, H).
-            layer: Layer that reads them; each layer's mask is drawn once.
-            begin: Position of the chunk's first step.
-            seed, index: See :func:`econmt_ops.products.dropout.keep_mask`.
+            inputs: Outputs that the bottom layer reads, for each chunk.
+            states: First h and c of each layer; zeros if empty.
+
+        Returns:
+            The top layer's outputs for each chunk, and the last h and c of each layer.
         """
-        if seed is None:
-            return values
-        if self._variational and values.device.type != "cpu":
+        layers = [
+            self._add_layer(stage, home, stack.name)
+            for stage, home in zip(stack.stages, stack.homes, strict=True)
+        ]
+        last: list[Sequence[Output]] = [*states] or [()] * len(layers)
+        masks: dict[int, Tensor] = {}
+        tops: dict[int, Output] = {}
+        chunks = range(len(stack.cuts.sizes))
+        for chunk in reversed(chunks) if stack.reverse else chunks:
+            below, contexts = inputs[chunk], list[Output]()
+            for number, (stage, home) in enumerate(zip(stack.stages, stack.homes, strict=True)):
+                run = _run_layer(stack, number, chunk, layers[number], masks, len(below), bool(last[number]))
+                likes = self.like(stack.cuts.sizes[chunk], stage.size), self.like(stage.size)
+                part = self.add(home, run, (*below, *contexts, *last[number]), likes, stack.name)
+                below, last[number] = [(part, 0)], [(part, 1), (part, 2)]
+                if stack.attend is not None and not contexts:
+                    contexts = [stack.attend(below[0], chunk)]
+            tops[chunk] = below[0]
+        return [tops[chunk] for chunk in chunks], last
+
+    def _add_layer(self, stage: LayerStage, home: int, name: str) -> list[ChunkedLSTM]:
+        """Adds the part that prepares a layer; returns a list that holds the layer once the part has run."""
+        prepared: list[ChunkedLSTM] = []
+
+        def prepare() -> Sequence[Tensor]:
+            prepared.append(ChunkedLSTM(stage.weights()))
+            return ()
+
+        self.add(home, prepare, layer=name, after=lambda: prepared[0].backward())
+        return prepared
+
+
+def _run_layer(
+    stack: ChunkedStack,
+    number: int,
+    chunk: int,
+    layer: list[ChunkedLSTM],
+    masks: dict[int, Tensor],
+    count: int,
+    has_state: bool,
+) -> Callable[..., Sequence[Tensor]]:
+    """Returns a function from ``count`` inputs, contexts and perhaps a state to outputs (B, C, H), h and c (B, H)."""
+    stage, begin = stack.stages[number], chunk * stack.cuts.length
+
+    def drop(values: Tensor, seed: Seed) -> Tensor:
+        """Applies a slice of the mask that one process would draw; each layer's mask is drawn once."""
+        if stack.variational and values.device.type != "cpu":
             # A GPU kernel generates the mask while it reads the values.
-            return dropout(values, self._probability, seed, variational=True, index=index)
-        if layer not in self._masks:
-            shape = (len(values), 1 if self._variational else self._steps, values.shape[2])
-            self._masks[layer] = keep_mask(shape, self._probability, seed, values.device, index)
-        mask = self._masks[layer]
-        if not self._variational:
-            mask = mask[:, begin : begin + values.shape[1]]
-        return apply_dropout(values, mask, self._probability)
+            return dropout(values, stack.probability, seed, variational=True, index=stage.mask)
+        if number not in masks:
+            shape = (len(values), 1 if stack.variational else stack.cuts.steps, values.shape[2])
+            masks[number] = keep_mask(shape, stack.probability, seed, values.device, stage.mask)
+        mask = masks[number] if stack.variational else masks[number][:, begin : begin + values.shape[1]]
+        return apply_dropout(values, mask, stack.probability)
+
+    def run(*inputs: Tensor) -> Sequence[Tensor]:
+        end = len(inputs) - 2 * has_state
+        state = (inputs[end], inputs[end + 1]) if has_state else None
+        recurrence = partial(layer[0], state=state, **stack.options(begin))
+        outputs, (h, c) = stage.run(joined(inputs[:count]), drop, recurrence, inputs[count:end])
+        return outputs, h, c
+
+    return run
+
+
+def joined(inputs: Sequence[Tensor], chunks: int = 1) -> Tensor:
+    """Concatenates tensors in chunk order: those of a chunk along features, then the chunks along time."""
+    width = len(inputs) // chunks
+    parts = [torch.cat([*inputs[begin : begin + width]], -1) for begin in range(0, len(inputs), width)]
+    return torch.cat(parts, 1)

@@ -65,51 +65,30 @@ class Action(NamedTuple):
     peer: int = -1
 
 
-def readers(parts: Sequence[PipelinePart]) -> dict[Output, list[int]]:
-    """Returns for each output the first part on each other rank that reads it, in ascending order."""
-    readers_of: dict[Output, list[int]] = {}
+def actions_of(parts: Sequence[PipelinePart], rank: int, *, backward: bool = False) -> list[Action]:
+    """Returns the actions of a rank in the forward pass, or in the backward pass, which sends gradients the other way.
+
+    An output travels once to each other rank: to the first part there that reads it.
+    """
+    travelling: dict[int, list[tuple[Output, int]]] = {}
+    arrived: set[tuple[Output, int]] = set()
     for number, part in enumerate(parts):
         for output in part.inputs:
-            home = parts[output[0]].rank
-            known = readers_of.setdefault(output, [])
-            if part.rank != home and part.rank not in [parts[reader].rank for reader in known]:
-                known.append(number)
-    return {output: known for output, known in readers_of.items() if known}
-
-
-def forward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
-    """Returns the actions of a rank in the forward pass."""
-    crossing = readers(parts)
+            if part.rank != parts[output[0]].rank and (output, part.rank) not in arrived:
+                arrived.add((output, part.rank))
+                travelling.setdefault(number if backward else output[0], []).append((output, number))
     actions = []
-    for number, part in enumerate(parts):
-        if part.rank == rank:
+    for number in reversed(range(len(parts))) if backward else range(len(parts)):
+        if parts[number].rank == rank:
             actions.append(Action("run", (number, 0)))
-        for output in sorted(sent for sent in crossing if sent[0] == number):
-            for reader in crossing[output]:
-                actions += _transfer(output, part.rank, parts[reader].rank, rank)
+        for output, reader in sorted(travelling.get(number, ())):
+            ends = parts[output[0]].rank, parts[reader].rank
+            source, destination = reversed(ends) if backward else ends
+            if rank == source:
+                actions.append(Action("send", output, destination))
+            elif rank == destination:
+                actions.append(Action("receive", output, source))
     return actions
-
-
-def backward_actions(parts: Sequence[PipelinePart], rank: int) -> list[Action]:
-    """Returns the actions of a rank in the backward pass, in which gradients go from reader to source."""
-    returned: dict[int, list[Output]] = {}
-    for output, numbers in readers(parts).items():
-        for number in numbers:
-            returned.setdefault(number, []).append(output)
-    actions = []
-    for number in range(len(parts) - 1, -1, -1):
-        part = parts[number]
-        if part.rank == rank:
-            actions.append(Action("run", (number, 0)))
-        for output in sorted(returned.get(number, ())):
-            actions += _transfer(output, part.rank, parts[output[0]].rank, rank)
-    return actions
-
-
-def _transfer(output: Output, source: int, destination: int, rank: int) -> list[Action]:
-    if rank == source:
-        return [Action("send", output, destination)]
-    return [Action("receive", output, source)] if rank == destination else []
 
 
 def early(actions: Sequence[Action]) -> list[Action]:
@@ -183,7 +162,7 @@ class Walk:
 
     def forward(self, wanted: Sequence[Output] = ()) -> list[Tensor]:
         """Runs this rank's parts; returns those of the ``wanted`` outputs that they computed."""
-        for kind, output, peer in self._order(forward_actions(self._parts, self._rank)):
+        for kind, output, peer in self._order(backward=False):
             if kind == "send":
                 self._send(self._values[output].detach(), peer)
             elif kind == "receive":
@@ -198,7 +177,7 @@ class Walk:
         ``gradients`` of outputs of this rank's parts are added to those from parts that read them.
         """
         self._gradients.update(gradients)
-        for kind, output, peer in self._order(backward_actions(self._parts, self._rank)):
+        for kind, output, peer in self._order(backward=True):
             if kind == "send":
                 self._send(self._gradient_of_copy(output), peer)
             elif kind == "receive":
@@ -209,7 +188,8 @@ class Walk:
             pending.wait()
         self._sending.clear()
 
-    def _order(self, actions: list[Action]) -> list[Action]:
+    def _order(self, *, backward: bool) -> list[Action]:
+        actions = actions_of(self._parts, self._rank, backward=backward)
         return actions if self._device.type == "cuda" else early(actions)
 
     def _run(self, number: int) -> None:

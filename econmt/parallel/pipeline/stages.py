@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, distributed
 
 from econmt.parallel.groups import Group, Pending, started
-from econmt_ops.core.gathering import Gathered
 
 
-class Stages:
+class Stages(Group):
     """Ranks that hold one model together, one pipeline stage each.
 
     With N processes in pipelines of S stages, rank g is stage g % S of replica g // S: the stages of a replica, which
@@ -34,7 +33,6 @@ class Stages:
 
     def __init__(self, size: int, device: torch.device, timeout: timedelta | None = None) -> None:
         processes, rank = distributed.get_world_size(), distributed.get_rank()
-        self.size = size
         self.replicas = processes // size
         self.replica, self.rank = divmod(rank, size)
         self._first = self.replica * size
@@ -44,7 +42,8 @@ class Stages:
         def group(ranks: range) -> Any:
             return distributed.new_group([*ranks], backend=backend, timeout=timeout)
 
-        self._group = [group(range(first, first + size)) for first in range(0, processes, size)][self.replica]
+        groups = [group(range(first, first + size)) for first in range(0, processes, size)]
+        super().__init__(size, groups[self.replica])
         self._data = [group(range(stage, processes, size)) for stage in range(size)][self.rank]
         # NCCL may run a group's operations one after the other, so each pair of stages gets its own group.
         self._pairs: dict[tuple[int, int], Any] = {}
@@ -81,38 +80,6 @@ class Stages:
     def _between(self, rank: int) -> Any:
         pair = min(rank, self.rank), max(rank, self.rank)
         return self._pairs.get(pair, self._group)
-
-    def gather(self, tensor: Tensor) -> Gathered:
-        """Starts to gather a tensor from all stages; see :class:`econmt_ops.core.gathering.Gather`."""
-        return _Gathering(tensor.contiguous(), self._group, self.size)
-
-    def broadcast(self, tensor: Tensor, rank: int) -> None:
-        """Copies the tensor of stage ``rank`` to every stage."""
-        distributed.broadcast(tensor, self._first + rank, group=self._group)
-
-    def reduce(self, tensor: Tensor, rank: int) -> None:
-        """Sums the tensor over all stages into that of stage ``rank``; on others its values are lost."""
-        distributed.reduce(tensor, self._first + rank, group=self._group)
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sums the tensor over all stages, in place."""
-        distributed.all_reduce(tensor, group=self._group)
-
-
-class _Gathering:
-    """Gathering of a tensor from every stage, in progress."""
-
-    def __init__(self, tensor: Tensor, group: Any, size: int) -> None:
-        self._tensor = tensor  # keeps the tensor alive until it has been sent
-        self._all = tensor.new_empty(size, *tensor.shape)
-        self._work = started(
-            distributed.all_gather([*self._all.unbind(0)], tensor, group=group, async_op=True)
-        )
-
-    def wait(self) -> Tensor:
-        """Returns the tensors of all stages, (S, ...)."""
-        self._work.wait()
-        return self._all
 
 
 def even_rows(rows: int, size: int, rank: int) -> slice:

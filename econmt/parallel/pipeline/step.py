@@ -18,7 +18,8 @@ from econmt.engine.communicator import Communicator
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import OnPhase, StepResult, TrainingStep
-from econmt.model import Implementations
+from econmt.model import Implementations, TranslationModel
+from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline.embedding import DividedTable
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
 from econmt.parallel.pipeline.parts import Parts
@@ -37,14 +38,31 @@ class Divided(NamedTuple):
         output: Output layer, whose rows are divided over the stages.
         pad: Padding id, which has no loss.
         parts: Creates the parts of a batch's forward pass.
-        carried: Returns the buffers carried from step to step, each with its layer axis and the stages along that axis.
+        carried: Stages of the layers along axis 1 of the model's buffers, which are carried from step to step.
     """
 
     homes: Mapping[str, int]
     output: nn.Linear
     pad: int
     parts: Callable[[AnyBatch, Implementations], Parts]
-    carried: Callable[[], list[tuple[Tensor, int, Sequence[int]]]]
+    carried: Sequence[int] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: TranslationModel | LanguageModel,
+        stages: Mapping[str, int],
+        parts: Callable[[AnyBatch, Implementations], Parts],
+        carried: Sequence[int] = (),
+    ) -> Divided:
+        """Returns the division of a model by the stages of its modules; a tied table is the output layer's."""
+        homes = {
+            name: -1
+            if parameter is model.output.weight
+            else next(stage for prefix, stage in stages.items() if name.startswith(f"{prefix}."))
+            for name, parameter in model.named_parameters()
+        }
+        return cls(homes, model.output, model.pad, parts, carried)
 
 
 class PipelinedStep(TrainingStep):
@@ -109,19 +127,19 @@ class PipelinedStep(TrainingStep):
         with self.communicator.watched(), torch.no_grad():
             for name, home in self.divided.homes.items():
                 self._gather_stages(parameters[name].data, home)
-            for buffer, axis, homes in self.divided.carried():
-                for index, home in enumerate(homes):
-                    part = buffer.select(axis, index).contiguous()
-                    self.stages.broadcast(part, home)
-                    buffer.select(axis, index).copy_(part)
+            for buffer in self.model.buffers():
+                for layer_number, home in enumerate(self.divided.carried):
+                    part = buffer[:, layer_number].contiguous()
+                    self.stages.broadcast(part, home).wait()
+                    buffer[:, layer_number].copy_(part)
 
     def _gather_stages(self, tensor: Tensor, home: int) -> None:
         """Copies a tensor from the stage that holds it to all others, or each stage's rows if it is divided."""
         if home >= 0:
-            self.stages.broadcast(tensor, home)
+            self.stages.broadcast(tensor, home).wait()
             return
         for rank in range(self.stages.size):
-            self.stages.broadcast(tensor[even_rows(len(tensor), self.stages.size, rank)], rank)
+            self.stages.broadcast(tensor[even_rows(len(tensor), self.stages.size, rank)], rank).wait()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Returns the optimizer's state on the CPU; see :meth:`econmt.engine.step.TrainingStep.optimizer_tensors`."""
@@ -136,7 +154,7 @@ class PipelinedStep(TrainingStep):
                     local = None if name not in self.local else self.optimizer.state[self.local[name]][kind]
                     if dimensions == 0:  # a counter, the same for all rows
                         full = torch.zeros((), device=self.device) if local is None else local.clone()
-                        self.stages.broadcast(full, max(home, 0))
+                        self.stages.broadcast(full, max(home, 0)).wait()
                     else:
                         full = torch.zeros_like(parameters[name])
                         if local is not None:
@@ -189,13 +207,14 @@ class PipelinedStep(TrainingStep):
         self, hidden_outputs: list[Tensor], forward_parts: Parts, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Computes the output layer: returns the summed loss, and the gradient of the hidden vectors on their rank."""
-        last = forward_parts.parts[forward_parts.hidden[0]].rank
+        part = forward_parts.parts[forward_parts.hidden[0]]
+        last, (shape, dtype) = part.rank, part.outputs[0]
         hidden = (
             hidden_outputs[0].detach().contiguous()
             if hidden_outputs
-            else torch.empty(forward_parts.like.shape, dtype=forward_parts.like.dtype, device=self.device)
+            else torch.empty(shape, dtype=dtype, device=self.device)
         )
-        self.stages.broadcast(hidden, last)
+        self.stages.broadcast(hidden, last).wait()
         vocabulary, size = self.divided.output.out_features, self.stages.size
         first = even_rows(vocabulary, size, self.stages.rank).start
         vocabulary_slice = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
@@ -210,8 +229,8 @@ class PipelinedStep(TrainingStep):
         )
         for parameter, gradient in ((self._weight, shares.weight), (self._bias, shares.bias)):
             _add(parameter, gradient)
-        self.stages.reduce(shares.hidden, last)
-        return shares.loss.to(torch.float32), shares.hidden.view(forward_parts.like.shape)
+        self.stages.reduce(shares.hidden, last).wait()
+        return shares.loss.to(torch.float32), shares.hidden.view(shape)
 
     def finish(self, loss: Tensor) -> StepResult:
         """Computes the norm over all stages' gradients; see :meth:`econmt.engine.step.TrainingStep.finish`."""
@@ -220,7 +239,7 @@ class PipelinedStep(TrainingStep):
         local_norms = self.optimizer.norms()
         norms = local_norms.new_zeros(self._positions[1]).index_copy_(0, self._positions[0], local_norms)
         with self.communicator.watched():
-            self.stages.all_reduce(norms)
+            self.stages.all_reduce(norms).wait()
         norm = torch.linalg.vector_norm(norms)
         norm = self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm)
         return StepResult(loss, norm, self.scale_in_use())

@@ -90,8 +90,6 @@ class Ledger:
         allocated, reserved: Peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on a CPU.
         graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
         outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
-        process: Resident bytes of the process after the step, by origin; empty if unknown.
-        process_peak: Most resident bytes of the process so far; 0 if unknown.
         order: Layers in the order of tables.
         operations: Floating-point operations by layer; empty for a step of a recipe.
     """
@@ -112,8 +110,6 @@ class Ledger:
     reserved: int | None = None
     graphs: int | None = None
     outside: OutsideMemory | None = None
-    process: dict[str, int] = field(default_factory=dict)
-    process_peak: int = 0
     order: Sequence[str] = LAYERS
     operations: Counter[str] = field(default_factory=Counter)
 

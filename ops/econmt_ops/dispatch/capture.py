@@ -1,16 +1,36 @@
-"""CUDA graph capture, and recovery from a failed capture."""
+"""CUDA graph capture, recovery from a failed capture, and a cache of graphs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from econmt_ops.dispatch.rule import captured
 
 _Result = TypeVar("_Result")
+
+_ALLOCATION_FAILED = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "could not create a primitive",
+    "could not initialize a memory object",
+)
+"""Texts of PyTorch's out-of-memory errors that have no exception type of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns True if an error says that the device or the machine has run out of memory."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    # The text "primitive descriptor" means "not implemented".
+    if not isinstance(error, RuntimeError) or "primitive descriptor" in str(error):
+        return False
+    return any(words in str(error) for words in _ALLOCATION_FAILED)
 
 
 def first_error(error: BaseException) -> BaseException:
@@ -25,16 +45,33 @@ def release_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-class Capturer:
-    """Captures graphs that run one after another and therefore share one memory pool.
+Note = Callable[[str], object]
 
-    The workspaces of cuBLAS belong to the pool too and are freed with the graphs; outside of it, every stream that was
-    ever captured on would keep its own.
+
+class CapturedGraph(NamedTuple):
+    """Captured graph, and the return value of its function, whose tensors a replay fills."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+
+
+class GraphCache:
+    """CUDA graphs by key, which run one after another and therefore share one memory pool.
+
+    A function has a first run outside of the pool, then it is captured once and replayed. The workspaces of cuBLAS
+    belong to the pool too and are freed with the graphs; outside of it, every stream that was ever captured on would
+    keep its own.
 
     Args:
         device: CUDA device.
         threads: True if other threads may call CUDA meanwhile, as NCCL's watchdog does; calls that this thread must not
             make are still detected.
+
+    Attributes:
+        graphs: Captured graphs.
+        warm: Keys of functions that have had their first run.
+        refused: Keys of functions that cannot be captured.
+        releases: Number of times that all graphs were released.
     """
 
     def __init__(self, device: torch.device, *, threads: bool = False) -> None:
@@ -43,6 +80,11 @@ class Capturer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._failed: list[torch.cuda.CUDAGraph] = []
+        self.graphs: dict[Hashable, CapturedGraph] = {}
+        self.warm: set[Hashable] = set()
+        self.refused: set[Hashable] = set()
+        self.releases = 0
+        self._made_room: set[Hashable] = set()
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
@@ -88,3 +130,76 @@ class Capturer:
             torch._C._cuda_releasePool(self._stream.device_index, self._pool)
             self._failed.append(graph)  # the allocator of pinned memory may still query it
         self._pool = torch.cuda.graph_pool_handle()
+
+    def call(self, key: Hashable, function: Callable[[], object], note: Note) -> None:
+        """Runs a function without arguments, whose tensors must keep their addresses; see `find`.
+
+        The first call compiles kernels, the second one captures, later ones replay. Keys must not refer to the caller:
+        the reference cycle would keep device memory until Python's garbage collector runs.
+        """
+        if key not in self.warm:
+            self.warm.add(key)
+            with self.warming_up():
+                function()
+            return
+        entry = self.find(key, lambda: function, note)
+        if entry is None:
+            function()
+        else:
+            entry.graph.replay()
+
+    def find(
+        self,
+        key: Hashable,
+        prepare: Callable[[], Callable[[], object]],
+        note: Note,
+        *,
+        makes_room: bool = True,
+    ) -> CapturedGraph | None:
+        """Returns the graph of a key, captured if there is none; None if its function cannot be captured.
+
+        Args:
+            prepare: Returns the function to capture, after its first run if it is not in ``warm``.
+            note: Called with the reason, in one line, if the function turns out not to be capturable.
+            makes_room: True to release all graphs, once for each key, if memory does not suffice; they are captured
+                again when they are needed.
+
+        Raises:
+            RuntimeError: There is too little memory.
+        """
+        if key in self.refused or key in self.graphs:
+            return None if key in self.refused else self.graphs[key]
+        makes_room = makes_room and bool(self.graphs) and key not in self._made_room
+        try:
+            self.graphs[key] = CapturedGraph(*self.capture(prepare()))
+            return self.graphs[key]
+        except RuntimeError as error:
+            first = first_error(error)
+            if not is_out_of_memory(first):
+                self.refused.add(key)
+                note(str(first).strip().splitlines()[0])
+                return None
+            if not makes_room:
+                raise first from None
+            del first
+        # The tensors of the failed run are released only now, after its exception.
+        self._made_room.add(key)
+        self._drop_all()
+        return self.find(key, prepare, note)
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Destroys the graphs of all other keys, even those still referenced elsewhere."""
+        for key in self.graphs.keys() - keys:
+            self.graphs.pop(key).graph.reset()
+
+    def release(self) -> None:
+        """Destroys all graphs and frees their memory."""
+        self._drop_all()
+        self._made_room.clear()
+
+    def _drop_all(self) -> None:
+        self.releases += 1
+        torch.cuda.synchronize(self._device)
+        self.keep(())
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()

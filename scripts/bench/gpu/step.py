@@ -41,7 +41,7 @@ from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.core.precision import autocast_to
-from econmt_ops.dispatch.capture import Capturer
+from econmt_ops.dispatch.capture import GraphCache
 from econmt_ops.dispatch.rule import rules_only
 from scripts.bench.frame import CUDA, FAILURES, Bench, brief, in_turns
 from scripts.bench.plain_model import PlainModel, Sizes
@@ -88,7 +88,7 @@ def plain_step(
 
 def captured_plain(step: Callable[[], Tensor]) -> Callable[[], object]:
     """Captures a plain step in a CUDA graph; the peaks of memory that follow are those of capturing it."""
-    capturer = Capturer(CUDA)
+    capturer = GraphCache(CUDA)
     with capturer.warming_up():
         step()
         step()

@@ -13,7 +13,7 @@ from econmt.data.text.vocabulary import EOS
 from econmt.decoding.batches import pad_sources
 from econmt.decoding.search import continuous
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search.continuous import ContinuousSearch, Graphs, Sentence
+from econmt.decoding.search.continuous import ContinuousSearch, Sentence, runner
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, VARIANTS, make_model
@@ -203,7 +203,7 @@ def compare_in_slots(variant: str, device: str) -> None:
 
 def test_what_is_captured_is_done_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
-    graphs, total = Graphs(torch.device("cuda"), pytest.fail), torch.zeros(())
+    graphs, total = runner(torch.device("cuda"), pytest.fail), torch.zeros(())
     for calls in range(1, 5):  # called, captured, replayed
         graphs("add", lambda: total.add_(1))
         assert total.item() == calls
@@ -212,7 +212,7 @@ def test_what_is_captured_is_done_once_a_call(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_captured_is_called_and_the_first_error_told(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
     notes: list[str] = []
-    graphs, total = Graphs(torch.device("cuda"), notes.append), torch.zeros(())
+    graphs, total = runner(torch.device("cuda"), notes.append), torch.zeros(())
     for calls in range(1, 5):
         graphs("ask", lambda: total.add_(1).item())
         assert total.item() == calls
@@ -231,7 +231,7 @@ def test_a_full_device_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(calls) == 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    graphs = Graphs(torch.device("cuda"), pytest.fail)
+    graphs = runner(torch.device("cuda"), pytest.fail)
     graphs("fill", second_fails)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         graphs("fill", second_fails)

@@ -114,4 +114,4 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shapes, "bounded", lambda *_: None)  # ops do not ask a GPU for values
     for module in graphs, capture:
         monkeypatch.setattr(module, "release_workspaces", lambda: None)
-    monkeypatch.setattr(capture.Capturer, "_abandon", lambda *_: None)
+    monkeypatch.setattr(capture.GraphCache, "_abandon", lambda *_: None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.engine.torch_optimizers import TorchOptimizer
+from econmt.engine.optimizers import TorchOptimizer
 from econmt_ops.optimizers import BackwardUpdates, LossScale
 
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {

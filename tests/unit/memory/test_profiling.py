@@ -180,8 +180,6 @@ def test_a_row_comes_as_soon_as_it_is_measured(
     assert (second.technique, second.measured, second.times) == (ROWS[1], False, None)
     assert second.bytes.peak == estimate(task, ROWS[1], SHAPE, "cpu").peak
     assert told[2:] == ["predicting all, 32 x 6 x 5"]
-    # A ledger is as of the technique that it belongs to, and so is the process's memory after the last.
-    assert sum(first.bytes.process.values()) > first.bytes.peak
 
 
 @pytest.mark.sampled(1)

@@ -18,7 +18,6 @@ from econmt.estimate.report.report import (
     layers_table,
     less,
     print_report,
-    process_table,
     stash_table,
     summary,
 )
@@ -197,24 +196,6 @@ def test_words() -> None:
         "2.0 TFLOP/s",
     ]
     assert shape_text((128, 100, 512)) == "128 x 100 x 512"
-
-
-def test_the_process_is_explained() -> None:
-    profile = make_profile("as in the recipe", 1)
-    profile.bytes.process = {"tensors": 30_000_000, "PyTorch's libraries": 90_000_000}
-    profile.bytes.process_peak = 150_000_000
-    assert cells(process_table(profile.bytes)) == [
-        ["part", "bytes", "share"],
-        ["PyTorch's libraries", "90.0 MB", "75 %"],
-        ["tensors", "30.0 MB", "25 %"],
-        ["resident set of the process", "120.0 MB", "100 %"],
-    ]
-    console = Console(width=80)
-    with console.capture() as capture:
-        print_report(make_report(profile), console)
-    text = " ".join(capture.get().split())
-    assert "ledger's peak, 11.0 MB" in text
-    assert "has 120.0 MB resident after it; its peak so far was 150.0 MB" in text
 
 
 @pytest.mark.parametrize("width", [80, 120])

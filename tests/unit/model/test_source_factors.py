@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.config.recipe import load_recipe
-from econmt.engine.freeze import fix_parameters
+from econmt.engine.parameters import fix_parameters
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, translation
 from econmt.model.inference.encoder import PrepackedEncoder

@@ -18,12 +18,12 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.costs import PipelinePlan
 from econmt.parallel.pipeline.embedding import DividedTable, LookUp
 from econmt.parallel.pipeline.language_model import divide_language_model
+from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.pipeline.step import PipelinedStep
-from econmt.parallel.pipeline.translation import StagePlacement, divide_translation
+from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
@@ -73,7 +73,7 @@ def gathered(step: PipelinedStep) -> dict[str, Tensor]:
             assert gradient is not None
             rows = len(whole) * step.stages.rank // step.stages.size if home < 0 else 0
             own[rows : rows + len(gradient)] = gradient.to_dense()
-        step.stages.all_reduce(own)
+        step.stages.all_reduce(own).wait()
         found[name] = own
     return found
 
@@ -127,7 +127,7 @@ def pipelined_language_model(
         task,
         model,
         Stages(size, CPU),
-        divide_language_model(model, homes, chunks),
+        divide_language_model(model, PipelinePlan([[*homes]], [chunks], "")),
         implementations=Implementations.everywhere(how),
     )
 
@@ -226,13 +226,13 @@ def pairs_of_sentences(task: TranslationTask) -> list[Batch]:
     return found
 
 
-def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int) -> StagePlacement:
+def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int) -> PipelinePlan:
     """Layers divided evenly, the two directions of a layer on two ranks."""
     upper, layers = len(model.encoder.upper_layers), len(model.decoder.layers)
-    pairs = ((0, 1),) * len(model.encoder.forward_layers)
-    decoder = (size - 1,) * layers if fed else tuple(layer * size // layers for layer in range(layers))
-    return StagePlacement(
-        pairs, tuple(layer * size // upper for layer in range(upper)), decoder, chunks, chunks + 1
+    pairs = [0, 1] * len(model.encoder.forward_layers)
+    decoder = [size - 1] * layers if fed else [layer * size // layers for layer in range(layers)]
+    return PipelinePlan(
+        [pairs, [layer * size // upper for layer in range(upper)], decoder], [chunks, chunks + 1], ""
     )
 
 
@@ -299,8 +299,9 @@ def steps_in(
             if alone:
                 step = TrainingStep(task, model, precision)
             else:
+                homes = [layer * communicator.size // 8 for layer in range(8)]
                 divided = (
-                    divide_language_model(model, [layer * communicator.size // 8 for layer in range(8)], 3)
+                    divide_language_model(model, PipelinePlan([homes], [3], ""))
                     if isinstance(model, LanguageModel)
                     else divide_translation(model, translation_homes(model, communicator.size, False, 2))
                 )

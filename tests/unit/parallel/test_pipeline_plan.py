@@ -15,9 +15,8 @@ from econmt.parallel.pipeline.plan import (
     Output,
     PipelinePart,
     Walk,
-    backward_actions,
+    actions_of,
     early,
-    forward_actions,
 )
 
 
@@ -67,8 +66,8 @@ def finishes(lists: list[list[Action]]) -> bool:
 def test_no_transfer_waits_for_ever(seed: int) -> None:
     ranks = 2 + seed % 3
     parts = random_parts(seed, ranks)
-    for actions_of in (forward_actions, backward_actions):
-        assert finishes([actions_of(parts, rank) for rank in range(ranks)])
+    for backward in (False, True):
+        assert finishes([actions_of(parts, rank, backward=backward) for rank in range(ranks)])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -76,7 +75,7 @@ def test_receipts_begin_early_and_keep_the_order_between_two_ranks(seed: int) ->
     ranks = 2 + seed % 3
     parts = random_parts(seed, ranks)
     for rank in range(ranks):
-        before = forward_actions(parts, rank)
+        before = actions_of(parts, rank)
         after = early(before)
         assert sorted(after) == sorted(before)
         for peer in range(ranks):

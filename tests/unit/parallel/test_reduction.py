@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from econmt.parallel.reduction import BucketedReduction
 
 
-class Done:
-    def wait(self) -> None:
-        return
+class Done(NamedTuple):
+    result: Tensor | None = None
+
+    def wait(self) -> Any:
+        return self.result
 
 
 class Twin:
@@ -37,9 +40,9 @@ class Twin:
     def broadcast(self, tensor: Tensor, rank: int) -> Done:
         raise AssertionError("nothing is broadcast")
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor) -> Done:
         self.calls.append(("gather", tuple(tensor.shape)))
-        return [tensor, tensor.clone()]
+        return Done(torch.stack([tensor, tensor]))
 
     def counts(self, own: list[int]) -> list[list[int]]:
         self.calls.append(("counts", tuple(own)))

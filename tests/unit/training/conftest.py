@@ -44,7 +44,7 @@ def use_rows(monkeypatch: pytest.MonkeyPatch) -> UseRows:
         def allot(planner: Planner) -> list[BatchBudget]:
             return [
                 BatchBudget(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
-                for shape in planner._shapes
+                for shape in planner.shapes
             ]
 
         monkeypatch.setattr(Planner, "allot", allot)

@@ -26,7 +26,7 @@ from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
-from econmt.training.validation import Callbacks, validate
+from econmt.training.validation import validate
 from econmt_memory.measure.ledger import OutsideMemory
 from econmt_ops.dispatch.device_limits import H200
 from tests.unit.training.conftest import UseRows
@@ -280,7 +280,7 @@ def test_validation_obeys_the_budget(
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
     for plan in (None, trainer.budget.plan):
-        result = validate(trainer.step, trainer.prepared, Callbacks(), plan)
+        result = validate(trainer.step, trainer.prepared, plan)
         found.append((result.perplexity, result.hypotheses))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]
@@ -330,7 +330,7 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
     asked = memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
     trainer = make_run(BUDGET).trainer()
     budget = trainer.budget
-    budget._device = torch.device("cuda")
+    budget.device = torch.device("cuda")
     budget.make(TrainingState(), 0)
     assert asked == [len(trainer.batches.shapes())]
     assert budget.plan is not None
@@ -340,7 +340,7 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
         "libraries 150 MiB, kernels and CUDA graphs 50 MiB; measured somehow)"
     ]
     small = make_run("training.memory_budget=400MiB", "training.cuda_graphs=off").trainer().budget
-    small._device = torch.device("cuda")
+    small.device = torch.device("cuda")
     with pytest.raises(
         InputError, match="beside 500 MiB outside of PyTorch's allocator; use a larger budget, such as"
     ):
@@ -361,7 +361,7 @@ def test_advice_for_a_gpu_counts_what_is_outside_too(
     def made(budget: str) -> Budget:
         run = make_run(f"training.memory_budget={budget}", "training.cuda_graphs=off", *REAL)
         made = run.trainer().budget
-        made._device = torch.device("cuda")
+        made.device = torch.device("cuda")
         made.make(TrainingState(), 0)
         return made
 
@@ -456,16 +456,16 @@ def test_a_plan_holds_for_the_same_shapes_and_state_only(
     derived = (BUDGET, "training.bucket_width=null")
     budget = make_run(*derived).trainer().budget
     before = budget._made_for("text")
-    budget._recipe = make_run(*derived, change).recipe
+    budget.recipe = make_run(*derived, change).recipe
     assert budget._made_for("text") != before
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("_precision", NAMED["bfloat16"]),
-        ("_device", torch.device("meta")),
-        ("_communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
+        ("precision", NAMED["bfloat16"]),
+        ("device", torch.device("meta")),
+        ("communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
     ],
 )
 def test_a_plan_holds_for_the_same_text_precision_and_ranks_only(
@@ -501,7 +501,7 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit))
     budget = make_run(BUDGET).trainer().budget
-    budget._device = torch.device(name)
+    budget.device = torch.device(name)
     with budget.enforced():
         assert limits == [(0.25, index)]
     assert limits[1:] == [(1.0, index)]

@@ -216,7 +216,7 @@ def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: p
     best = int(read_metadata(run.folder.best)["update"])
     assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
     assert run.folder.best.stat().st_nlink == 1
-    assert recover(run.folder, 1, False) == (Commit(4, True), ())
+    assert recover(run.folder, 1, False) == (Commit(4, True), [])
 
 
 OPERATIONS = [
@@ -320,8 +320,8 @@ def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> 
     aside = state.with_name(f"{state.name}.damaged")
     shutil.copytree(state, aside)
     (state / "state.json").write_text("broken again")
-    recovered = recover(copy.folder, 2, False)
-    assert recovered.commit == Commit(6, True)
+    commit, _ = recover(copy.folder, 2, False)
+    assert commit == Commit(6, True)
     assert (aside / "state.json").read_text() == "broken again"
     assert not state.exists()
 
@@ -365,7 +365,7 @@ def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> N
     pending(run.folder.hypotheses(2)).write_text("x\n")
     (run.folder.path / ".params.00002.safetensors.new.77.partial").write_text("x")
     (run.folder.states / "00002.tmp").mkdir()
-    assert recover(run.folder, 1, False) == (None, ())
+    assert recover(run.folder, 1, False) == (None, [])
     assert sorted(path.name for path in run.folder.path.iterdir()) == ["training_state"]
     assert list(run.folder.states.iterdir()) == []
 

@@ -18,7 +18,7 @@ from econmt.errors import InputError
 from econmt.model import TranslationModel
 from econmt.training.hooks import HookError, Judged, program_hook
 from econmt.training.run import run_recipe
-from econmt.training.validation import Callbacks, validate
+from econmt.training.validation import validate
 from tests.unit.training.tiny import Run, metrics
 
 MakeRun = Callable[..., Run]
@@ -55,7 +55,7 @@ def test_accuracy_counts_the_most_probable_tokens(make_run: MakeRun) -> None:
             right += int((best == batch.target_output)[mask].sum())
             total += int(mask.sum())
     assert 0 < right < total
-    found = validate(trainer.step, trainer.prepared, Callbacks()).others["valid_accuracy"]
+    found = validate(trainer.step, trainer.prepared).others["valid_accuracy"]
     assert found == pytest.approx(100 * right / total)
     run_recipe(run.recipe, [run.text], console=run.console)
     rows = metrics(run.folder)

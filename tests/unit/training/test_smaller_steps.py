@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from econmt.checkpoint.tensor_files import read_tensors
-from econmt.engine.parameter_types import in_float32
+from econmt.engine.parameters import in_float32
 from econmt.training.trainer import Trainer
 from tests.unit.training.test_hooks import MakeRun
 

@@ -162,7 +162,7 @@ def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeR
 
 
 def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawing(*arguments: object) -> Validation:
+    def drawing(*arguments: object, **named: object) -> Validation:
         random.random()
         np.random.rand()
         torch.rand(3)
