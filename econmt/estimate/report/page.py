@@ -23,7 +23,7 @@ from econmt.estimate.report.report import (
     size_of,
     speed_text,
 )
-from econmt_memory.measure.ledger import CATEGORIES, LAYERS
+from econmt_memory.measure.ledger import CATEGORIES
 from econmt_memory.report.charts import Bar, Part, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
 from econmt_memory.report.page import (
@@ -139,7 +139,7 @@ def _panel(report: Report, number: int) -> str:
         note = f" ({_timed(profile)})" if _timed(profile) else ""
         live += f"<h3>Time by layer{note}</h3>{html_table('times', layers_table(profile))}"
         live += f"<p class='note'>{speed_text(times)}</p>"
-    largest = max(each.bytes.layer(layer) for each in report.profiles for layer in LAYERS)
+    largest = max(size for each in report.profiles for size in each.bytes.by_layer().values())
     at_peak = layer_bars(ledger, largest) + html_table("ledger", ledger_table(ledger))
     sections = section(f"Where the bytes are at the peak{name}", at_peak)
     sections += section(f"Live memory over the step{name}", live)

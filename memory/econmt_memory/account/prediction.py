@@ -90,7 +90,7 @@ def predict(
         tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
         tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
-            tracker.see(parameter)
+            tracker.find(parameter)
         made = _warm_up(tracker, step)
         scopes = ModuleScopes(tracker, models, optimizers)
         account = Account(tracker)

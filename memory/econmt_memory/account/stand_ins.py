@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from econmt_memory.measure.patches import patched
 
@@ -62,7 +63,8 @@ class OnCPU(TorchFunctionMode):
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
-                    return func(*_widened(args), **_widened(kwargs))
+                    args, kwargs = tree_map(_widened, (args, kwargs))
+                    return func(*args, **kwargs)
             if name in _TO_FLOAT32 and args and isinstance(args[0], Tensor) and args[0].dtype in _HALF:
                 kwargs.setdefault("dtype", torch.float32)
         return func(*args, **kwargs)
@@ -95,12 +97,8 @@ class OnCPU(TorchFunctionMode):
 
 
 def _widened(value: Any) -> Any:
-    """Returns arguments with tensors of 16 bits in float32."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALF else value
-    if isinstance(value, dict):
-        return {name: _widened(part) for name, part in value.items()}
-    return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
+    """Returns an argument in float32 if it is a tensor of 16 bits."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
 
 def during_backward(mode: OnCPU) -> AbstractContextManager[None]:

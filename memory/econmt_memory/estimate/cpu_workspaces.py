@@ -6,7 +6,6 @@ CPU runs each such operator once for each shape, on zeros, and reads what the al
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from econmt_memory.measure.allocations import AllocationLog
+from econmt_memory.measure.profiled_operators import read_events
 from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
@@ -79,7 +79,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         log = AllocationLog()
         with log.recording():
             results = func(*real_args, **real_kwargs)
-        sizes = [event.size for event in log.events(time.time_ns())] if log.has_events else []
+        events = [] if log.result is None else read_events(log.result, torch.device("cpu"))[1]
+        sizes = [event.size for event in events]
         del results
     return max(accumulate(sizes), default=0) - sum(sizes)
 

@@ -10,9 +10,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,17 +25,9 @@ _RECORDING = threading.Lock()
 """Held while a log records: PyTorch's profiler crashes if two threads run it, and records one thread alone."""
 
 
-def another_thread_records() -> bool:
-    """Returns True if a log of another thread records."""
-    return _RECORDING.locked() and not torch._C._autograd._profiler_enabled()
-
-
-class Allocation(NamedTuple):
-    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start."""
-
-    seconds: float
-    address: int
-    size: int
+def profiler_is_free() -> bool:
+    """Returns True if PyTorch's profiler, of which there is one, records nothing."""
+    return not _RECORDING.locked() and not torch._C._autograd._profiler_enabled()
 
 
 class AllocationLog:
@@ -81,41 +72,14 @@ class AllocationLog:
                 autograd._prepare_profiler(config, activities)
                 autograd._enable_profiler(config, activities, *scopes)
             try:
-                with _without_warnings():
+                # The profiler leaves out what happens to a GPU's memory outside of all ranges.
+                with _without_warnings(), profiler._RecordFunctionFast("econmt_memory"):
                     yield
             finally:
                 with _quiet():
                     self.result = autograd._disable_profiler()
         finally:
             _RECORDING.release()
-
-    @contextmanager
-    def range(self) -> Iterator[None]:
-        """Records a range, since the profiler leaves out what happens to a GPU's memory outside of all ranges."""
-        from torch._C import _profiler as profiler
-
-        with profiler._RecordFunctionFast("econmt_memory"):
-            yield
-
-    @property
-    def has_events(self) -> bool:
-        """True if the log has recorded."""
-        return self.result is not None
-
-    def events(self, start: int) -> list[Allocation]:
-        """Returns a CPU's events in order; ``start``: beginning of the record, from ``time.time_ns``."""
-        events = []
-        waiting = list(self.result.experimental_event_tree())
-        while waiting:
-            event = waiting.pop()
-            waiting += event.children
-            if event.tag.name == "Allocation":
-                fields = event.extra_fields
-                if fields.device.type == "cpu":
-                    seconds = (event.start_time_ns - start) / 1e9
-                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size))
-        self.result = None
-        return sorted(events, key=attrgetter("seconds"))
 
 
 @contextmanager

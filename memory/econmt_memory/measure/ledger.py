@@ -131,10 +131,6 @@ class Ledger:
         """Returns the bytes of a category at the peak, over all layers."""
         return sum(size for (kind, _), size in self.entries.items() if kind == category)
 
-    def layer(self, layer: str) -> int:
-        """Returns the bytes of a layer at the peak, over all categories."""
-        return self.by_layer()[layer]
-
     def by_layer(self) -> Counter[str]:
         """Returns the bytes at the peak by layer, over all categories."""
         sizes: Counter[str] = Counter()
@@ -216,7 +212,7 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
     backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
-    stashes = (_feature_maps(tracker.alive(changes)) for changes in backward)
+    stashes = map(_feature_maps, map(tracker.alive, backward))
     ledger.stash = max(stashes, key=Counter.total, default=Counter())
     ledger.timeline = _timeline(tracker)
     return ledger

@@ -112,7 +112,7 @@ def test_the_sum_of_the_parts_is_the_whole(model: TranslationModel) -> None:
     ledger = measure_step(step_of(model, loss_of(model), ADAM), some_batch(5), timed=False)
     assert ledger.peak == ledger.total == max(size for _, size, _ in ledger.timeline)
     assert ledger.peak == sum(ledger.category(category) for category in CATEGORIES)
-    assert ledger.peak == sum(ledger.layer(name) for name in LAYERS)
+    assert ledger.peak == sum(ledger.by_layer()[name] for name in LAYERS)
     assert all(size >= 0 for size in ledger.entries.values())
     size = size_of(model)
     assert ledger.category("weights") == size
