@@ -27,7 +27,7 @@ from econmt.engine.devices import reproducible
 from econmt.errors import EconmtError
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
+from econmt_ops.linear_recurrence.scan import RecurrenceArguments
 from scripts.bench import layers
 from scripts.bench.frame import Bench, in_turns, replayed
 
@@ -69,9 +69,6 @@ LONGEST = 8192
 GIVEN_MEMORY = "c, given memory"
 """Name of the C library's kernel without its allocations, see `into_given_memory`."""
 
-SERIAL = "triton, serial"
-"""Name of `SerialScan`, the published baseline."""
-
 LOOP_STEPS = 5000
 """Most steps on which the reference, a loop in Python, is timed; its time is scaled to all steps."""
 
@@ -80,28 +77,6 @@ _ALLOWED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3, torc
 
 _CHECKED_STEPS = 8192
 """Most steps whose results are compared, in 32 units of 2 rows."""
-
-
-class SerialScan(torch.autograd.Function):
-    """Linear recurrence in kernels whose threads walk through all steps of their units, also where tiles are faster."""
-
-    @staticmethod
-    def forward(ctx: Any, decay: Tensor, inputs: Tensor) -> Tensor:
-        """Computes the outputs (B, T, H) of decay and inputs (B, T, H)."""
-        ctx.kernels = importlib.import_module("econmt_ops.backends.triton.recurrence")
-        call = RecurrenceArguments(decay, inputs, None, None, False, "outputs", "triton")
-        ctx.block = block_of(inputs.shape[1], "triton")
-        outputs: Tensor = ctx.kernels.forward(call, ctx.block, keep=False, tiled=False)[0]
-        ctx.save_for_backward(decay, outputs)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the gradients (B, T, H) of decay and inputs."""
-        decay, outputs = ctx.saved_tensors
-        call = RecurrenceArguments(decay, outputs, None, None, False, "outputs", "triton")
-        gradients = ctx.kernels.backward(call, None, ctx.block, incoming[0], tiled=False)
-        return gradients[0], gradients[1]
 
 
 def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
@@ -120,8 +95,6 @@ def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[st
             )
     if "c" in found:
         found[GIVEN_MEMORY] = found["c"]
-    if "triton" in found:
-        found[SERIAL] = SerialScan.apply
     in_reach = shape.steps.bit_count() == 1 and shape.steps <= LONGEST
     if device.type == "cuda" and importlib.util.find_spec("accelerated_scan") and in_reach:
         found[PEER] = importlib.import_module("accelerated_scan.warp").scan

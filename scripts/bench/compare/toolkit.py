@@ -12,7 +12,7 @@ from .measure import FailedError, Reading
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-LAUNCHERS = HERE / "launchers"
+LAUNCHER = HERE / "launchers" / "start.py"
 REQUIREMENTS = HERE / "requirements"
 SOURCE, TARGET = "en", "de"
 LOG_EVERY = 10

@@ -72,8 +72,10 @@ class Econmt(Toolkit):
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Returns a command that validates and saves at the last update; the launcher prints numbers of tokens."""
         changes = f"training.max_updates={updates}", f"training.checkpoint_interval={updates}"
-        launcher, recipe = matched.LAUNCHERS / "start_econmt.py", places.work / "recipe.yaml"
-        return Command.python(places, launcher, "train", recipe, f"output={model}", *changes)
+        recipe = places.work / "recipe.yaml"
+        return Command.python(
+            places, matched.LAUNCHER, "econmt", "train", recipe, f"output={model}", *changes
+        )
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates raw text, which econmt segments itself."""

@@ -27,7 +27,7 @@ class Plain(Toolkit):
         return f"torch {importlib.metadata.version('torch')}"
 
     def _command(self, places: Places, verb: str, *arguments: object) -> Command:
-        program = matched.LAUNCHERS / "plain.py"
+        program = matched.LAUNCHER.with_name("plain.py")
         return Command.python(places, program, "--precision", self.precision, verb, places.data, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
