@@ -11,7 +11,6 @@ from econmt.estimate.report.kernel_tables import classes_table, launches_table
 from econmt.estimate.report.report import (
     Report,
     comparison_table,
-    faster,
     faster_text,
     format_precision,
     layers_table,
@@ -103,11 +102,9 @@ def _tiles(report: Report) -> str:
             (less(before, after), what, f"{format_bytes(before)} → {format_bytes(after)}")
             for before, after, what in pairs
         ]
-        if first.tokens_per_second is not None and best.tokens_per_second is not None:
+        if ratio := faster_text(first, best):
             figures = f"{first.tokens_per_second:,.0f} → {best.tokens_per_second:,.0f} target tokens/s"
-            tiles.append(
-                (faster(first.tokens_per_second, best.tokens_per_second), "the reference's speed", figures)
-            )
+            tiles.append((ratio, "the reference's speed", figures))
     return tiles_of(tiles)
 
 

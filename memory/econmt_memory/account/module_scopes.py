@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from econmt_memory.account.predicting_tracker import PredictingTracker
@@ -101,8 +101,8 @@ class ModuleScopes:
         """Names a model's modules, labels its parameters and buffers, and follows its gradients."""
         kind = type(_inside(model)).__name__
         taken = set(self.names.values())
-        numbered = (f"{kind} {number}" for number in count(2))
-        root = next(name for name in chain([kind], numbered) if name not in taken)
+        names = chain([kind], (f"{kind} {number}" for number in count(2)))
+        root = next(name for name in names if name not in taken)
         prefix = f"{root}." if self.order else ""
         for path, module in model.named_modules():
             path = _without_wrappers(path, model)
@@ -210,14 +210,13 @@ class ModuleScopes:
             is_elementwise = "foreach" in optimizer.defaults and len(args) == 1 and not kwargs
             self._tracker.update(elementwise=is_elementwise)
         self._updating.append(weakref.ref(optimizer))
-        wrapped = tuple(self._outside_of_update(each) if callable(each) else each for each in args[1:])
-        named = {
-            name: self._outside_of_update(each) if callable(each) else each for name, each in kwargs.items()
-        }
-        return (optimizer, *wrapped), named
+        closures, named = tree_map(self._outside_of_update, (args[1:], kwargs))
+        return (optimizer, *closures), named
 
-    def _outside_of_update(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _outside_of_update(self, closure: Any) -> Any:
         """Returns a function that runs a step's forward and backward pass, which are no part of the update."""
+        if not callable(closure):
+            return closure
 
         def run(*args: Any, **kwargs: Any) -> Any:
             updating, self._updating = self._updating, []
@@ -281,10 +280,8 @@ class ModuleScopes:
             return
         if _is_of_torch(module):  # else a line within the module made it
             self._tracker.made(result)
-        for depth in range(len(self._running) - 1, -1, -1):
-            if self._running[depth][0] is module:
-                self._unwind(depth)
-                return
+        depths = [depth for depth, (running, _) in enumerate(self._running) if running is module]
+        self._unwind(depths[-1] if depths else len(self._running))
 
     def _unwind(self, depth: int) -> None:
         """Leaves all but the outermost ``depth`` scopes."""
@@ -314,6 +311,4 @@ def _is_parallel(model: nn.Module) -> bool:
 def _without_wrappers(path: str, model: nn.Module) -> str:
     """Returns the name of a module without the parts that wrappers of the model add."""
     parts = [part for part in path.split(".") if part != "_orig_mod"]
-    return ".".join(
-        parts[1:] if _is_parallel(model) or _is_parallel(getattr(model, "_orig_mod", model)) else parts
-    )
+    return ".".join(parts[1:] if _is_parallel(getattr(model, "_orig_mod", model)) else parts)

@@ -52,14 +52,10 @@ class PredictingTracker(Tracker):
         """Notes that an optimizer's step begins or ends; its operators are recorded in any case."""
         self._updating = not self._updating
 
-    def use(self, tensor: Tensor) -> None:
+    def use(self, _: Any) -> None:
         """Does nothing; see the class."""
 
-    def made(self, tensor: Any) -> None:
-        """Does nothing; see the class."""
-
-    def return_to(self, layer: str) -> None:
-        """Does nothing; see the class."""
+    made = return_to = use
 
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""

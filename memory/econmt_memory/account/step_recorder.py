@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure import scopes
-from econmt_memory.measure.allocations import OUTSIDE, AllocationLog
+from econmt_memory.measure.allocations import OUTSIDE, recorded
 from econmt_memory.measure.clock import Clock
 from econmt_memory.measure.ops_package import whole_operators
 from econmt_memory.measure.profiled_operators import (
@@ -59,7 +59,7 @@ class StepRecorder(MemoryRecord):
         self.nodes = NodeLayers()
         self.containers: set[str] = set()
         self._nodes_of_backward = NodeLayers()
-        self._log = AllocationLog(operators=True)
+        self._recorded: list[Any] = []
         self._thread = threading.get_ident()
         self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device() tells
         self._end = 0
@@ -82,7 +82,7 @@ class StepRecorder(MemoryRecord):
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
         unpack = itemgetter(0) if self.clock is None else self.unpack
-        with self._log.recording():
+        with recorded(operators=True) as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
             try:
@@ -144,10 +144,6 @@ class StepRecorder(MemoryRecord):
         if self._index < 0 and not tensor.requires_grad and _address(tensor):
             self._note_use(tensor)
 
-    def keep(self, tensor: Tensor) -> None:
-        """Notes that autograd keeps a tensor for the backward pass."""
-        self.pack(tensor)
-
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
         layer, inner = scopes.current_layer(), _inner(tensor)
@@ -160,6 +156,8 @@ class StepRecorder(MemoryRecord):
             if self._index < 0 and not inner.requires_grad:
                 self._note_use(inner)
         return tensor, layer
+
+    keep = pack
 
     def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
         """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
@@ -189,15 +187,11 @@ class StepRecorder(MemoryRecord):
 
             self._references.append(weakref.ref(memory, gone))
 
-    def whole_blocks(self, size: int) -> int:
-        """Returns the bytes that the allocator gives out for ``size`` bytes."""
-        return size if self.device.type == "cpu" else -(-size // BLOCK) * BLOCK
-
     def settle(self) -> None:
         """Completes the record from the profiler's events, after the recording."""
-        result, self._log.result = self._log.result, None
-        if result is None:
+        if not self._recorded:
             return
+        result = self._recorded.pop()
         self._references.clear()
         operators, allocations = read_events(result, self.device)
         self._follow_memory(operators, allocations)
@@ -353,8 +347,8 @@ class _StepMemory:
         self, _nanoseconds: int, address: int, size: int, shape: Sequence[int], dtype: torch.dtype
     ) -> None:
         """Follows the use of a storage of ``size`` bytes; one at an unknown address existed before."""
-        size = self._recorder.whole_blocks(size)
         storage = self._at.get(address)
+        size = -(-size // BLOCK) * BLOCK if self._on_gpu else size
         if storage is None:
             if not size:
                 return

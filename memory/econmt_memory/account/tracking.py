@@ -79,11 +79,7 @@ def track(
 
 
 def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:
-    """Returns one object, or several ones, as a list.
-
-    Raises:
-        TypeError: One of them is of another class.
-    """
+    """Returns one object, or several ones, as a list; raises TypeError if one of them is of another class."""
     if given is None:
         return []
     all_given = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]

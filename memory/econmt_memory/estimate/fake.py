@@ -32,9 +32,9 @@ def _scalar(value: Tensor) -> float:
     return 0.5 if value.is_floating_point() else 1
 
 
-def _nonzero(tensor: Tensor) -> Tensor:
-    """Assumes that no value is zero."""
-    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+def elements_not_zero(share: float, tensor: Tensor) -> Tensor:
+    """Assumes that a share of the values is not zero."""
+    return tensor.new_empty((round(share * tensor.numel()), tensor.dim()), dtype=torch.int64)
 
 
 def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
@@ -164,7 +164,7 @@ def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.is_set_to.default: _is_same,
-    aten.nonzero.default: _nonzero,
+    aten.nonzero.default: partial(elements_not_zero, 1.0),
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: partial(_distinct, int),

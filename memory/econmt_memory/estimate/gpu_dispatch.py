@@ -35,17 +35,10 @@ def dropout(inputs: Tensor, p: float, train: bool) -> Tensor:
 
 
 def batch_norm(
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    enabled: bool,
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, *settings: Any
 ) -> Tensor:
     """Normalizes in cuDNN where it can (Normalization.cpp, _select_batch_norm_backend)."""
+    variance, training, momentum, eps, _ = settings
     types = {inputs.dtype} | ({weight.dtype} if weight is not None else set())
     in_cudnn = (
         torch.backends.cudnn.enabled
@@ -61,8 +54,7 @@ def batch_norm(
         and 0 < inputs.numel() < 2**31 - 1
     )
     if not in_cudnn:
-        arguments = (inputs, weight, bias, mean, variance, training, momentum, eps, enabled)
-        return _composite(aten.batch_norm.default, *arguments)  # type: ignore[no-any-return]
+        return _composite(aten.batch_norm.default, inputs, weight, bias, mean, *settings)  # type: ignore[no-any-return]
     layout = torch.channels_last if _is_channels_last(inputs) else torch.contiguous_format
     inputs = inputs.contiguous(memory_format=layout)
     return aten.cudnn_batch_norm(inputs, weight, bias, mean, variance, training, momentum, eps)[0]  # type: ignore[no-any-return]

@@ -30,56 +30,50 @@ def profiler_is_free() -> bool:
     return not _RECORDING.locked() and not torch._C._autograd._profiler_enabled()
 
 
-class AllocationLog:
-    """Record of the profiler: what was allocated and released and, with ``operators``, which operators ran.
+@contextmanager
+def recorded(*, operators: bool = False) -> Iterator[list[Any]]:
+    """Records what is allocated and released within the context, unless a profiler runs already.
 
     Args:
-        operators: True if operators are recorded with the shapes and addresses of their tensors.
+        operators: True if operators are recorded, too, with the shapes and addresses of their tensors.
 
-    Attributes:
-        result: Result of the profiler; None if nothing was recorded.
+    Returns:
+        A list to which the profiler's result is added after the context.
     """
+    found: list[Any] = []
+    # Bound here, since torch has no such names without its profiler.
+    from torch._C import _profiler as profiler
 
-    def __init__(self, *, operators: bool = False) -> None:
-        self.result: Any = None
-        self._operators = operators
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Records what is allocated and released within the context; records nothing if a profiler runs already."""
-        # Bound here, since torch has no such names without its profiler.
-        from torch._C import _profiler as profiler
-
-        autograd = torch._C._autograd
-        if autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
-            yield
-            return
-        activities = {profiler.ProfilerActivity.CPU}
-        config = profiler.ProfilerConfig(
-            profiler.ProfilerState.KINETO,
-            self._operators,
-            True,
-            False,
-            False,
-            False,
-            # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
-            profiler._ExperimentalConfig(disable_external_correlation=True),
-        )
-        # No operator has the scope of the lite interpreter, so that memory events remain.
-        scopes = () if self._operators else ({profiler.RecordScope.LITE_INTERPRETER},)
+    autograd = torch._C._autograd
+    if autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
+        yield found
+        return
+    activities = {profiler.ProfilerActivity.CPU}
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO,
+        operators,
+        True,
+        False,
+        False,
+        False,
+        # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
+        profiler._ExperimentalConfig(disable_external_correlation=True),
+    )
+    # No operator has the scope of the lite interpreter, so that memory events remain.
+    scopes = () if operators else ({profiler.RecordScope.LITE_INTERPRETER},)
+    try:
+        with _quiet():
+            autograd._prepare_profiler(config, activities)
+            autograd._enable_profiler(config, activities, *scopes)
         try:
-            with _quiet():
-                autograd._prepare_profiler(config, activities)
-                autograd._enable_profiler(config, activities, *scopes)
-            try:
-                # The profiler leaves out what happens to a GPU's memory outside of all ranges.
-                with _without_warnings(), profiler._RecordFunctionFast("econmt_memory"):
-                    yield
-            finally:
-                with _quiet():
-                    self.result = autograd._disable_profiler()
+            # The profiler leaves out what happens to a GPU's memory outside of all ranges.
+            with _without_warnings(), profiler._RecordFunctionFast("econmt_memory"):
+                yield found
         finally:
-            _RECORDING.release()
+            with _quiet():
+                found.append(autograd._disable_profiler())
+    finally:
+        _RECORDING.release()
 
 
 @contextmanager

@@ -160,14 +160,9 @@ class Operations:
             values[: len(others)] = [
                 other if value is None else value for value, other in zip(values, others, strict=False)
             ]
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for argument, value in zip(schema.arguments, values, strict=False):
-            if argument.kwarg_only:
-                kwargs[argument.name] = value
-            else:
-                args.append(value)
-        return args, kwargs
+        given = list(zip(schema.arguments, values, strict=False))
+        args = [value for argument, value in given if not argument.kwarg_only]
+        return args, {argument.name: value for argument, value in given if argument.kwarg_only}
 
     @cached_property
     def _others(self) -> dict[tuple[int, str], list[Any]]:

@@ -87,8 +87,3 @@ class MemoryRecord:
         for change in self.changes[:moment]:
             sizes[change.storage] = sizes.get(change.storage, 0) + change.size
         return {storage: size for storage, size in sizes.items() if size}
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Type of most floating-point operations."""
-        return max(self.flops, key=self.flops.__getitem__, default=torch.float32)

@@ -84,17 +84,3 @@ class Econmt(Toolkit):
         if self.precision != "auto":
             options += f" --precision {self.precision}"
         return Command.python(places, "-m", "econmt", "translate", *files, *options.split())
-
-
-class EconmtFloat32(Econmt):
-    """econmt in the precision of the others."""
-
-    name = "econmt, float32"
-    precision = "float32"
-
-
-class EconmtBfloat16(Econmt):
-    """econmt with products in bfloat16, whatever it would choose."""
-
-    name = "econmt, bfloat16"
-    precision = "bfloat16"

@@ -37,10 +37,3 @@ class Plain(Toolkit):
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates batches of 64, sorted by length."""
         return self._command(places, "translate", model, output)
-
-
-class PlainBfloat16(Plain):
-    """Plain loop with products in bfloat16, by one line of ``torch.autocast``."""
-
-    name = "plain PyTorch loop, bfloat16"
-    precision = "bfloat16"

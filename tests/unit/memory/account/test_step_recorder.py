@@ -174,7 +174,7 @@ def test_what_is_released_between_operators_is_within_a_range() -> None:
     with recorder.recording():
         made = torch.zeros(1000)
         del made
-    (root,) = (event for event in recorder._log.result.experimental_event_tree() if event.children)
+    (root,) = (event for event in recorder._recorded[0].experimental_event_tree() if event.children)
     assert [event.extra_fields.alloc_size for event in root.children if event.tag.name == "Allocation"] == [
         -4000
     ]
@@ -270,7 +270,7 @@ def test_what_an_operator_of_econmt_consists_of_is_not_recorded() -> None:
     with recorder.recording():
         rows = torch.ops.econmt_ops.look_up(table, ids, -1, table.dtype)
         rows.sum()
-    (root,) = (event for event in recorder._log.result.experimental_event_tree() if event.children)
+    (root,) = (event for event in recorder._recorded[0].experimental_event_tree() if event.children)
     inside = {event.name: [child.tag.name for child in event.children] for event in root.children}
     assert inside["econmt_ops::look_up"] == ["Allocation"]
     assert "aten::sum" in inside
