@@ -26,10 +26,10 @@ MOST_LINES = {
     "econmt": 39553,
     "econmt_serve": 3816,
     "econmt_distill": 1949,
-    "memory": 5833,
+    "memory": 5593,
     "runtime": 2261,
     "ops": 26707,
-    "scripts": 15368,
+    "scripts": 15011,
     "tests": 61128,
 }
 """Lines of Python below each folder; they may only fall."""

@@ -241,7 +241,6 @@ def test_on_a_gpu_the_peak_is_the_allocators(model: TranslationModel) -> None:
 
     step.run([batch], step.tokens([batch]), on_phase=lean)
     assert ledger.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
-    assert ledger.share_of_peak is not None
     assert {"forward", "backward", "optimizer"} == {phase for phase, _ in ledger.milliseconds}
 
 
@@ -317,8 +316,7 @@ def test_times_and_rates(model: TranslationModel, monkeypatch: pytest.MonkeyPatc
     assert ledger.tokens == 5
     # Products alone: 2 x 3 rows by the output layer once forward and twice backward, and much more.
     assert ledger.flops > 3 * 2 * 6 * 8 * 11
-    assert ledger.share_of_peak is not None
-    assert 0.0 < ledger.share_of_peak < 1.0
+    assert 0.0 < (ledger.share_of_peak or 0.0) < 1.0
     total = sum(ledger.phase(phase) for phase in ("forward", "backward", "optimizer"))
     # Shares of one step, whatever the marks between the layers have taken.
     assert total == pytest.approx(1000.0 * ledger.seconds)
