@@ -174,7 +174,7 @@ else
   echo "gpu_suite: no multi30k in ECONMT_DATA (${ECONMT_DATA:-not set}), so nothing is trained" | tee -a "$out/speed.txt"
 fi
 step speed 35 "$python" -m scripts.bench gpu.search
-step kernels 70 "$python" -m scripts.bench gpu.output
+step kernels 70 "$python" -m scripts.bench gpu.output output kernel optimizer dropout
 step kernels 45 "$python" -m scripts.bench gpu.attention --positions 100
 step speed 40 "$python" -m scripts.bench gpu.step --only GNMT --precision bfloat16 --variants auto --seconds 0.3
 econmt 30 bench select iwslt --device cuda --csv "$out/choices.csv"

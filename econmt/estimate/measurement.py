@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from econmt.engine.devices import seconds_of, shortest_seconds
 from econmt.engine.step import TrainingStep
 from econmt_memory.measure import scopes
 from econmt_memory.measure.clock import Clock
-from econmt_memory.measure.ledger import Ledger, ledger_of, read_allocator
+from econmt_memory.measure.ledger import Ledger, ledger_of
 from econmt_memory.measure.storages import BLOCK, PHASES, NodeLayers
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.dispatch.capture import release_workspaces
@@ -41,13 +40,19 @@ def measure_step(
     An ``accumulating`` step adds to existing gradients, as all but the first batch of an update.
     """
     device, batch = step.device, batch.to(step.device)
+
+    def read_allocator() -> tuple[int, int]:
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device), peak
+
     with _restored(step):
         step.prepare()
         tracker = Tracker(device)
         if device.type == "cuda":
             release_workspaces()
             torch.cuda.empty_cache()
-            tracker = Tracker(device, block=BLOCK, meter=lambda: read_allocator(device))
+            tracker = Tracker(device, block=BLOCK, meter=read_allocator)
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         if device.type == "cuda":
             ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
@@ -57,7 +62,7 @@ def measure_step(
             seconds = seconds_of(lambda: step.run([batch], tokens), device)
             marked = [_time_layers(step, batch, tokens, layers) for _ in range(_MARKED)]
             ledger.milliseconds = min(marked, key=lambda spent: sum(spent.values()))
-            ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
+            ledger.peak_flops_per_second = peak_flops(device, tracker.flops.most_common(1)[0][0])
             _scale(ledger)
             ledger.take(seconds)  # of an undisturbed step, which the milliseconds need not add up to
     return ledger
@@ -113,7 +118,7 @@ def track_step(
 def _layers(step: TrainingStep) -> dict[Tensor, str]:
     """Returns the layers of the model's parameters, and of the step's slices of them."""
     names = step.task.layers(step.model)
-    parameters = chain(step.model.named_parameters(), step.named_parameters())
+    parameters = [*step.model.named_parameters(), *step.named_parameters()]
     return {parameter: names[name] for name, parameter in parameters}
 
 

@@ -64,7 +64,7 @@ class Profile:
     @property
     def tokens_per_second(self) -> float | None:
         """Target tokens per second without padding; None if no step was timed."""
-        return None if self.times is None else self.times.tokens_per_second
+        return self.times.tokens / self.times.seconds if self.times and self.times.seconds else None
 
 
 _Result = TypeVar("_Result")

@@ -1,17 +1,25 @@
 """Compares econmt_ops.LSTM and GRU with those of torch.nn.
 
-    python -m scripts.bench drop-in --device cpu
-    python -m scripts.bench drop-in --device cuda --precision bfloat16
+    python -m scripts.bench drop-in
+    python -m scripts.bench drop-in --device cuda --precision bfloat16 tf32 ieee
 
-Each row is a module and its sizes: median milliseconds of eager calls in turns, with all gradients, and MB (10^6
-bytes) allocated at the peak of a call beyond its arguments. "recompute" is econmt_ops with implementation="recompute".
-"ragged" rows have lengths spread from T / 4 to T: econmt_ops gets lengths=, torch.nn a packed sequence.
+Each row is a module and its sizes, with all gradients: median milliseconds of eager calls in turns, MB (10^6 bytes)
+allocated at the peak of a call beyond its arguments, and the largest error of outputs and gradients against float64,
+relative to the norm of the exact values. "recompute" is econmt_ops with implementation="recompute". "ragged" rows have
+lengths spread from T / 4 to T: econmt_ops gets lengths=, torch.nn a packed sequence.
+
+On a GPU there are more sizes, "host" is the time until an eager call returns, in microseconds, and "graph" the
+milliseconds of a call in a CUDA graph. Precisions are autocast to bfloat16, and float32 with TF32 allowed in cuDNN, as
+by default, or forbidden (ieee).
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import statistics
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +28,11 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import econmt_ops
 from econmt.bench.rows import Row
-from scripts.bench.frame import Bench, Call, in_turns, ratio_of
-from scripts.bench.layers import passes, peak_bytes
+from econmt_ops.dispatch.rule import captured
+from scripts.bench.frame import CUDA, Bench, in_turns, milliseconds, ratio_of
+from scripts.bench.layers import passes, peak_bytes, relative
+
+PRECISIONS = ("bfloat16", "tf32", "ieee")
 
 
 class Case(NamedTuple):
@@ -47,52 +58,120 @@ CASES = (
     Case("LSTM", 32, 50, 256, 2, True), Case("LSTM", 32, 50, 256, ragged=True), Case("GRU", 32, 50, 256),
     Case("GRU", 64, 100, 512), Case("GRU", 32, 50, 256, ragged=True),
 )  # fmt: skip
+ON_GPU = tuple(
+    Case("LSTM", *sizes)
+    for sizes in (
+        (256, 50, 128), (64, 100, 512, 2), (16, 1024, 768), (128, 100, 1024), (1, 1024, 512), (256, 256, 128),
+        (32, 35, 200), (32, 35, 200, 2),
+    )
+)  # fmt: skip
 
 
-def calls_of(case: Case, lowered: bool, device: torch.device) -> dict[str, Call]:
-    """Returns both passes of a case by econmt_ops, with recomputation, and by torch.nn."""
-    torch.manual_seed(0)
-    sizes = case.hidden, case.hidden, case.layers
-    options: dict[str, Any] = {"bidirectional": case.bidirectional, "device": device}
-    inputs = torch.randn(case.steps, case.batch, case.hidden, device=device, requires_grad=True)
-    lengths = torch.linspace(case.steps // 4, case.steps, case.batch).long() if case.ragged else None
-    modules: dict[str, Any] = {"econmt_ops": getattr(econmt_ops, case.kind)(*sizes, **options)}
-    modules["recompute"] = getattr(econmt_ops, case.kind)(*sizes, **options, implementation="recompute")
-    modules["torch.nn"] = getattr(nn, case.kind)(*sizes, **options)
+class Way:
+    """Both passes of a module, eager: outputs (B, T, H), and all gradients."""
 
-    def both(module: Any) -> Call:
+    def __init__(
+        self, library: Any, case: Case, precision: str, device: torch.device, **options: Any
+    ) -> None:
+        torch.manual_seed(0)
+        batch, steps, hidden = case[1:4]
+        self._sizes: dict[str, Any] = {
+            "bidirectional": case.bidirectional,
+            "device": device,
+            "batch_first": True,
+        }
+        self._case, self._lowered = case, precision == "bfloat16"
+        self._module = self._made(library, **options)
+        self._inputs = torch.randn(batch, steps, hidden, device=device, requires_grad=True)
+        self._lengths = torch.linspace(steps // 4, steps, batch).long() if case.ragged else None
+
+    def _made(self, library: Any, **options: Any) -> Any:
+        case = self._case
+        return getattr(library, case.kind)(case.hidden, case.hidden, case.layers, **self._sizes, **options)
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Returns outputs and gradients."""
+        return self._both(self._module, self._inputs, self._lowered)
+
+    def _both(self, module: Any, inputs: Tensor, lowered: bool) -> tuple[Tensor, ...]:
         def run() -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16, enabled=lowered):
-                if lengths is None:
-                    outputs: Tensor = module(inputs)[0]
-                    return outputs
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=lowered):
+                if self._lengths is None:
+                    return module(inputs)[0]  # type: ignore[no-any-return]
                 if isinstance(module, nn.LSTM | nn.GRU):
-                    packed = module(pack_padded_sequence(inputs, lengths, enforce_sorted=False))[0]
-                    return packed.data  # type: ignore[no-any-return]
-                return module(inputs, lengths=lengths)[0]  # type: ignore[no-any-return]
+                    packed = pack_padded_sequence(inputs, self._lengths, True, enforce_sorted=False)
+                    return module(packed)[0].data  # type: ignore[no-any-return]
+                return module(inputs, lengths=self._lengths)[0]  # type: ignore[no-any-return]
 
-        return passes(run, [inputs, *module.parameters()])["both"]
+        made: tuple[Tensor, ...] = passes(run, [inputs, *module.parameters()])["both"]()
+        return made
 
-    return {name: both(module) for name, module in modules.items()}
+    def error(self) -> float:
+        """Returns the largest error of outputs and gradients against float64; those of ragged rows are not compared."""
+        exact = self._made(nn).double()
+        exact.load_state_dict(self._module.state_dict())
+        wanted = self._both(exact, self._inputs.detach().double().requires_grad_(), False)
+        return max(map(relative, self(), wanted))
 
 
-def rows(given: argparse.Namespace) -> Iterator[Row]:
-    """Yields the row of each case."""
-    for case in CASES:
-        calls = calls_of(case, given.precision == "bfloat16", given.device)
-        for call in calls.values():
-            call()
-        row: Row = {"module, B x T x H x layers": case.name}
-        timings = in_turns(calls, given.device, turns=given.turns)
-        for name, call in calls.items():
-            row[f"{name}, ms"] = 1e3 * timings[name].median
-            row[f"{name}, MB"] = peak_bytes(call, given.device) / 1e6
-        yield row | {"faster": str(ratio_of(timings["torch.nn"].samples, timings["econmt_ops"].samples))}
+def allow_tf32(precision: str) -> None:
+    """Sets PyTorch's switches; products outside of cuDNN have IEEE float32, as by default."""
+    torch.backends.cudnn.allow_tf32 = precision != "ieee"
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def on_gpu(ways: dict[str, Way], turns: int) -> dict[str, Row]:
+    """Returns by name the microseconds until a call returns, and the milliseconds of one in a graph, in turns."""
+    host: dict[str, list[float]] = {name: [] for name in ways}
+    for _, (name, way) in itertools.product(range(5 * turns), ways.items()):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        way()
+        host[name].append(1e6 * (time.perf_counter() - begin))
+    with captured():
+        graphs = milliseconds(ways, turns)
+    return {
+        name: {"host us": round(statistics.median(host[name])), "graph ms": graphs[name]} for name in ways
+    }
+
+
+def row_of(case: Case, precision: str, device: torch.device, turns: int) -> Row:
+    """Returns the row of a case."""
+    allow_tf32(precision)
+    ways = {
+        "econmt_ops": Way(econmt_ops, case, precision, device),
+        "torch.nn": Way(nn, case, precision, device),
+    }
+    ways["recompute"] = Way(econmt_ops, case, precision, device, implementation="recompute")
+    row: Row = {"module, B x T x H x layers": case.name, "precision": precision}
+    errors = {} if case.ragged else {name: f"{way.error():.1e}" for name, way in ways.items()}
+    more = on_gpu(ways, turns) if device.type == "cuda" and not case.ragged else {}
+    timings = in_turns(ways, device, turns=turns)
+    for name, way in ways.items():
+        row[f"{name}, ms"], row[f"{name}, MB"] = 1e3 * timings[name].median, peak_bytes(way, device) / 1e6
+        row |= {f"{name}, {what}": value for what, value in more.get(name, {}).items()}
+        row[f"{name}, error"] = errors.get(name, "")
+    return row | {"faster": str(ratio_of(timings["torch.nn"].samples, timings["econmt_ops"].samples))}
+
+
+def compile_kernels(case: Case, precision: str) -> None:
+    """Runs a layer once over a few steps, which compiles its kernels."""
+    allow_tf32(precision)
+    Way(econmt_ops, case._replace(steps=4), precision, CUDA)()
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    bench = Bench(__doc__, device="cpu", turns=9)
-    bench.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    bench = Bench(__doc__, device="cpu", turns=9, compiles=True)
+    bench.add_argument("--precision", nargs="+", default=["ieee"], choices=PRECISIONS)
     given = bench.begin(words)
-    bench.print_header(given.precision)
-    bench.report(rows(given), "milliseconds and MB")
+    with_gpu = given.device.type == "cuda"
+    todo = list(itertools.product((*CASES, *ON_GPU) if with_gpu else CASES, given.precision))
+    if with_gpu and bench.compiled([partial(compile_kernels, *each) for each in todo]):
+        return
+    bench.print_header(" ".join(given.precision))
+
+    def rows() -> Iterator[Row]:
+        for case, precision in todo:
+            yield row_of(case, precision, given.device, given.turns)
+
+    bench.report(rows(), "milliseconds and MB")

@@ -219,6 +219,14 @@ def brief(error: Exception) -> str:
     return f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+def figures_of(measure: Callable[[], Row]) -> Row:
+    """Returns the figures of a case, or its failure as a column, so that the others are still measured."""
+    try:
+        return measure()
+    except FAILURES as error:
+        return {"failure": brief(error)}
+
+
 def in_graph(function: Callable[[], object], device: torch.device, calls: int = 1) -> Callable[[], object]:
     """Captures ``calls`` calls of a function in a CUDA graph, after two outside; returns a function that replays it."""
     capturer = GraphCache(device)

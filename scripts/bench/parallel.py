@@ -37,6 +37,7 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import settle
 from econmt.training.pipelines import make_pipeline
+from econmt_memory.measure.patches import patched
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from scripts.bench.frame import Bench
 from scripts.bench.parallel_processes import together
@@ -306,13 +307,8 @@ def _counting() -> Iterator[list[float]]:
 
         return call
 
-    for name in before:
-        setattr(dist, name, counted(name))
-    try:
+    with patched(dist, **{name: counted(name) for name in _SHARES}):
         yield sent
-    finally:
-        for name, function in before.items():
-            setattr(dist, name, function)
 
 
 _SHARES: dict[str, Callable[[int], float]] = {

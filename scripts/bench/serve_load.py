@@ -30,7 +30,7 @@ from econmt.bench.rows import Row
 from econmt.data.text.corpus import read_lines
 from econmt.errors import EconmtError
 from econmt_ops.dispatch.timing import quantile
-from scripts.bench.compare.measure import resident_bytes
+from scripts.bench.compare.measure import processor_seconds, resident_bytes
 from scripts.bench.frame import Bench
 
 WARM = 0.2
@@ -112,17 +112,13 @@ class Span:
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._begun = time.perf_counter(), self._computed()
+        self._begun = time.perf_counter(), processor_seconds(process)
         self.seconds = self.computing = 0.0
 
     def end(self) -> None:
         """Ends the phase."""
         self.seconds = time.perf_counter() - self._begun[0]
-        self.computing = self._computed() - self._begun[1]
-
-    def _computed(self) -> float:
-        fields = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        self.computing = processor_seconds(self._process) - self._begun[1]
 
 
 async def one_by_one(port: int, process: int, lines: Sequence[str]) -> tuple[dict[str, str], Tally, Span]:

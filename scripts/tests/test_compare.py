@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.text.vocabulary import SPECIAL_TOKENS, WordVocabulary
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WordVocabulary
 from scripts.bench.compare.launchers import plain
-from scripts.bench.compare.make_data import piece_line, vocabulary_files, write_test
+from scripts.bench.compare.make_data import STRANGE, piece_lines, vocabulary_files, write_test
 from scripts.bench.compare.measure import (
     FailedError,
     Mark,
@@ -121,9 +121,10 @@ def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
 
 
 def test_pieces_are_one_word_each_in_every_format() -> None:
-    assert piece_line(["▁Ein", "\xa0", "s"]) == "▁Ein <U+00A0> s"
-    with pytest.raises(ValueError, match="<unk>"):
-        piece_line(["▁Ein", "<unk>"])
+    vocabulary = WordVocabulary([*SPECIAL_TOKENS, "▁Ein", "\xa0", "s"])
+    assert piece_lines(vocabulary, [[4, 5, 6], [UNK]]) == ["▁Ein <U+00A0> s", STRANGE]
+    with pytest.raises(ValueError, match="id 0"):
+        piece_lines(vocabulary, [[4, 0]])
     files = vocabulary_files(["a", "▁b", "\xa0"], Counter({"▁b": 7, "a": 2}))
     assert files["joeynmt.txt"] == "▁b\na\n<U+00A0>\n"
     assert files["opennmt.txt"] == "▁b\t7\na\t2\n<U+00A0>\t0\n"

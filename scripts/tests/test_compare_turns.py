@@ -45,7 +45,7 @@ class Clock:
 
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self, _process: int = 0) -> float:
         return self.now
 
 
@@ -304,8 +304,9 @@ class FakeToolkit(Toolkit):
         return Command([sys.executable, "-S", "-c", program, str(output)])
 
 
+@pytest.mark.parametrize("clock", [(), pytest.param(("--processor-time",), marks=pytest.mark.slow)])
 def test_the_command_measures_in_turns(
-    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: tuple[str, ...]
 ) -> None:
     kept = signal.getsignal(signal.SIGTERM)
     toolkits = {name: type(name, (FakeToolkit,), {"name": name}) for name in "ab"}
@@ -313,7 +314,7 @@ def test_the_command_measures_in_turns(
     monkeypatch.setattr(command_line, "make_data", lambda *_: {"test_pairs": 200})
     words = ("--work", tmp_path, "--seconds", "0.1", "--warm-up", "2", "--checkpoint-updates", "4")
     try:
-        rows = measured("compare.run", *words, "--turn", "0.05", "--translations", "2")
+        rows = measured("compare.run", *words, *clock, "--turn", "0.05", "--translations", "2")
     finally:
         signal.signal(signal.SIGTERM, kept)
     assert [row["toolkit"] for row in rows] == ["a", "b"]

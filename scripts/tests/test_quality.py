@@ -13,7 +13,7 @@ from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import prepare
 from scripts.bench.compare import quality
 from scripts.bench.compare.launchers import marks
-from scripts.bench.compare.make_data import piece_line, pieces_of
+from scripts.bench.compare.make_data import pieces_of
 from scripts.bench.compare.toolkit import Places
 from scripts.bench.compare.tools.by_minute import BY_MINUTE, Checkpoint
 from tests.unit.cli.conftest import Call
@@ -171,7 +171,7 @@ def test_token_files_of_a_joint_store_have_one_vocabulary(tmp_path: Path) -> Non
 
 
 def test_named_spaces_are_read_again() -> None:
-    assert pieces_of(piece_line(["a\u00a0b", "\u2028"])) == ["a\u00a0b", "\u2028"]
+    assert pieces_of("a<U+00A0>b <U+2028>") == ["a\u00a0b", "\u2028"]
 
 
 def test_what_was_measured_is_kept(bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

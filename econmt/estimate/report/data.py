@@ -27,9 +27,9 @@ def times_data(ledger: Ledger, shape: Shape) -> dict[str, Any]:
             if any(name == phase for name, _ in ledger.milliseconds)
         },
         "target_tokens": ledger.tokens,
-        "target_tokens_per_second": ledger.tokens_per_second,
+        "target_tokens_per_second": ledger.tokens / ledger.seconds if ledger.seconds else None,
         "flops": ledger.flops,
-        "flops_per_second": ledger.flops_per_second,
+        "flops_per_second": ledger.flops / ledger.seconds if ledger.seconds else None,
         "peak_flops_per_second": ledger.peak_flops_per_second,
         "share_of_peak": ledger.share_of_peak,
     }

@@ -11,7 +11,6 @@ from econmt.estimate.report.kernel_tables import classes_table, launches_table
 from econmt.estimate.report.report import (
     Report,
     comparison_table,
-    faster,
     faster_text,
     format_precision,
     layers_table,
@@ -21,7 +20,7 @@ from econmt.estimate.report.report import (
     size_of,
     speed_text,
 )
-from econmt_memory.measure.ledger import CATEGORIES, LAYERS
+from econmt_memory.measure.ledger import CATEGORIES
 from econmt_memory.report.charts import Bar, Part, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
 from econmt_memory.report.page import (
@@ -101,11 +100,9 @@ def _tiles(report: Report) -> str:
             (less(before, after), what, f"{format_bytes(before)} → {format_bytes(after)}")
             for before, after, what in pairs
         ]
-        if first.tokens_per_second is not None and best.tokens_per_second is not None:
+        if ratio := faster_text(first, best):
             figures = f"{first.tokens_per_second:,.0f} → {best.tokens_per_second:,.0f} target tokens/s"
-            tiles.append(
-                (faster(first.tokens_per_second, best.tokens_per_second), "the reference's speed", figures)
-            )
+            tiles.append((ratio, "the reference's speed", figures))
     return tiles_of(tiles)
 
 
@@ -137,7 +134,7 @@ def _panel(report: Report, number: int) -> str:
         note = f" ({_timed(profile)})" if _timed(profile) else ""
         live += f"<h3>Time by layer{note}</h3>{html_table('times', layers_table(profile))}"
         live += f"<p class='note'>{speed_text(times)}</p>"
-    largest = max(each.bytes.layer(layer) for each in report.profiles for layer in LAYERS)
+    largest = max(size for each in report.profiles for size in each.bytes.by_layer().values())
     at_peak = layer_bars(ledger, largest) + html_table("ledger", ledger_table(ledger))
     sections = section(f"Where the bytes are at the peak{name}", at_peak)
     sections += section(f"Live memory over the step{name}", live)

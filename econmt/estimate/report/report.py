@@ -104,9 +104,7 @@ def heading(report: Report) -> list[str]:
 
 def speed_text(times: Ledger) -> str:
     """Describes the speed of a timed step."""
-    assert times.tokens_per_second is not None
-    assert times.flops_per_second is not None
-    text = f"{times.tokens_per_second:,.0f} target tokens/s, {format_rate(times.flops_per_second)}"
+    text = f"{times.tokens / times.seconds:,.0f} target tokens/s, {format_rate(times.flops / times.seconds)}"
     if times.share_of_peak is not None:
         text += f", {100 * times.share_of_peak:.0f} % of what a large matrix product reaches here"
     return text

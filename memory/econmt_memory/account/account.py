@@ -28,9 +28,7 @@ from econmt_memory.report.page import account_page
 from econmt_memory.report.tables import Cell, ReportTable, format_bytes, shape_text
 
 if TYPE_CHECKING:
-    from econmt_memory.account.module_scopes import ModuleScopes
-    from econmt_memory.account.step_recorder import StepRecorder
-    from econmt_memory.account.step_tracker import StepTracker
+    from econmt_memory.account.module_scopes import ModuleScopes, StepFollower
 
 OUTSIDE = "outside of modules"
 """Row of bytes that belong to no module."""
@@ -54,7 +52,7 @@ class Account:
         full: Bytes that could not be allocated; None if the memory was not full, 0 if the number is unknown.
     """
 
-    def __init__(self, tracker: StepTracker | StepRecorder) -> None:
+    def __init__(self, tracker: StepFollower) -> None:
         self.notes: list[str] = []
         self.names: list[str] = []
         self.full: int | None = None

@@ -115,13 +115,18 @@ def _frames(storage: Storage) -> list[dict[str, Any]]:
 def _segment(address: int, size: int, storage: Storage) -> dict[str, Any]:
     """Returns a segment that holds one storage."""
     block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated"}
-    sizes = {"total_size": size, "allocated_size": size, "active_size": size, "requested_size": size}
-    blocks = [{**block, "frames": _frames(storage)}]
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
     kind = {
-        "device": 0,
-        "stream": 0,
         "segment_type": "large",
         "segment_pool_id": (0, 0),
         "is_expandable": False,
+        "device": 0,
+        "stream": 0,
     }
-    return {"address": address, **sizes, **kind, "frames": [], "blocks": blocks}
+    return {
+        "address": address,
+        **sizes,
+        **kind,
+        "frames": [],
+        "blocks": [{**block, "frames": _frames(storage)}],
+    }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.step_recorder import StepRecorder
-from econmt_memory.account.step_tracker import StepTracker
 from econmt_memory.measure import scopes
 from econmt_memory.measure.user_lines import UserLine, user_line
+
+StepFollower = StepRecorder | PredictingTracker
+"""Record of a program's step, of real or of fake tensors."""
 
 _CALLS = 3
 """Number of stack frames between the line that calls a module and the hook that looks for that line."""
@@ -33,7 +38,7 @@ class ModuleScopes:
     model is registered as one when it runs on its own.
 
     Attributes:
-        names: Names of modules by their ids, of those that exist.
+        names: Names of modules that exist.
         order: Names of all modules, in the order in which they were known.
         compiled: Names of modules that ``torch.compile`` has compiled.
         kinds: Classes of modules by name.
@@ -44,11 +49,12 @@ class ModuleScopes:
 
     def __init__(
         self,
-        tracker: StepTracker | StepRecorder,
+        tracker: StepFollower,
         models: Iterable[nn.Module],
         optimizers: Iterable[Optimizer],
     ) -> None:
-        self.names: dict[int, str] = {}
+        # Weak, so that the account keeps nothing alive that the program lets go.
+        self.names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
         self.order: dict[str, None] = {}
         self.compiled: list[str] = []
         self.kinds: dict[str, str] = {}
@@ -56,18 +62,15 @@ class ModuleScopes:
         self.in_threads = self.has_sparse = False
         self._thread = threading.get_ident()
         self._tracker = tracker
-        # By id, so that the account keeps nothing alive that the program lets go.
-        self._owners: dict[int, str] = {}
-        self._owned: dict[int, list[int]] = {}
+        self._owners: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self._running: list[tuple[nn.Module, UserLine | None]] = []
-        self._optimizers = weakref.WeakKeyDictionary(dict.fromkeys(optimizers))
-        self._states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        # The number of parameters whose state has a label, by optimizer.
+        self._optimizers = weakref.WeakKeyDictionary(dict.fromkeys(optimizers, 0))
         self._updating: list[weakref.ref[Optimizer]] = []
-        self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._hooks = ExitStack()
         for model in models:
             self._register(model)
-        for optimizer in self._optimizers:
+        for optimizer in list(self._optimizers):
             self._label_optimizer(optimizer)
 
     @contextmanager
@@ -98,7 +101,8 @@ class ModuleScopes:
         """Names a model's modules, labels its parameters and buffers, and follows its gradients."""
         kind = type(_inside(model)).__name__
         taken = set(self.names.values())
-        root = next(name for name in _numbered(kind) if name not in taken)
+        names = chain([kind], (f"{kind} {number}" for number in count(2)))
+        root = next(name for name in names if name not in taken)
         prefix = f"{root}." if self.order else ""
         for path, module in model.named_modules():
             path = _without_wrappers(path, model)
@@ -115,27 +119,18 @@ class ModuleScopes:
 
     def _name(self, module: nn.Module, name: str) -> str:
         """Names a module, if it has no name yet, and returns its name."""
-        key = id(module)
-        if key not in self.names:
-            self.names[key] = name
+        if module not in self.names:
+            self.names[module] = name
             self.order.setdefault(name)
-
-            def gone(_: weakref.ref[nn.Module]) -> None:  # another module may get its id
-                del self.names[key], self._modules[key]
-                for parameter in self._owned.pop(key, ()):
-                    self._owners.pop(parameter, None)
-
-            self._modules[key] = weakref.ref(module, gone)
-        return self.names[key]
+        return self.names[module]
 
     def _label_weights(self, module: nn.Module, name: str) -> None:
         """Labels a module's own parameters and buffers that have memory."""
         for parameter in module.parameters(recurse=False):
-            if id(parameter) in self._owners:
-                self._tracker.label(parameter, "weights", self._owners[id(parameter)])
+            if parameter in self._owners:
+                self._tracker.label(parameter, "weights", self._owners[parameter])
                 self._label_gradient(parameter)
             elif not is_lazy(parameter):
-                self._owned.setdefault(id(module), []).append(id(parameter))
                 self._own(parameter, name)
         for buffer in module.buffers(recurse=False):
             if not is_lazy(buffer):
@@ -143,10 +138,8 @@ class ModuleScopes:
 
     def _label_new_weights(self) -> None:
         """Labels what parameters and buffers have got within the context, as from ``model.to`` or a lazy module."""
-        for key, reference in list(self._modules.items()):
-            module, name = reference(), self.names.get(key)
-            if module is not None and name is not None:
-                self._label_weights(module, name)
+        for module, name in list(self.names.items()):
+            self._label_weights(module, name)
 
     def _enter_compiled(self, module: nn.Module, name: str) -> None:
         """Enters the scope of a module whose call is compiled, and which therefore calls no hooks."""
@@ -165,7 +158,7 @@ class ModuleScopes:
         self._hooks.callback(setattr, module, "_compiled_call_impl", compiled)
 
     def _own(self, parameter: Tensor, name: str) -> None:
-        self._owners[id(parameter)] = name
+        self._owners[parameter] = name
         self._tracker.nodes.add_parameters({parameter: name})
         self._tracker.label(parameter, "weights", name)
         self._label_gradient(parameter)
@@ -192,39 +185,38 @@ class ModuleScopes:
             self.has_sparse |= gradient.is_sparse
             parts = (gradient._values(), gradient._indices()) if gradient.is_sparse else (gradient,)
             for part in parts:
-                self._tracker.label(part, "gradients", self._owners.get(id(parameter), "other"))
+                self._tracker.label(part, "gradients", self._owners.get(parameter, "other"))
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
-        self._states[optimizer] = len(optimizer.state)
+        self._optimizers[optimizer] = len(optimizer.state)
         for parameter, state in optimizer.state.items():
             for part in tree_leaves(state):
                 if isinstance(part, Tensor):
-                    self._tracker.label(part, "optimizer state", self._owners.get(id(parameter), "other"))
+                    self._tracker.label(part, "optimizer state", self._owners.get(parameter, "other"))
 
     def _label_parameters(self, optimizer: Optimizer) -> None:
         """Labels the parameters of an optimizer that no module has, such as an image that is optimized."""
         for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
-            if id(parameter) not in self._owners:
+            if parameter not in self._owners:
                 self._own(parameter, "other")
 
     def _begin_update(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._optimizers[optimizer] = None
+        self._optimizers.setdefault(optimizer, 0)
         self._leave_update(optimizer)  # if its last step has failed
         if not self._updating:  # else another optimizer runs this one
             # Optimizers that PyTorch runs for lists of tensors work element by element, without a closure.
             is_elementwise = "foreach" in optimizer.defaults and len(args) == 1 and not kwargs
             self._tracker.update(elementwise=is_elementwise)
         self._updating.append(weakref.ref(optimizer))
-        wrapped = tuple(self._outside_of_update(each) if callable(each) else each for each in args[1:])
-        named = {
-            name: self._outside_of_update(each) if callable(each) else each for name, each in kwargs.items()
-        }
-        return (optimizer, *wrapped), named
+        closures, named = tree_map(self._outside_of_update, (args[1:], kwargs))
+        return (optimizer, *closures), named
 
-    def _outside_of_update(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _outside_of_update(self, closure: Any) -> Any:
         """Returns a function that runs a step's forward and backward pass, which are no part of the update."""
+        if not callable(closure):
+            return closure
 
         def run(*args: Any, **kwargs: Any) -> Any:
             updating, self._updating = self._updating, []
@@ -248,7 +240,7 @@ class ModuleScopes:
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_update(optimizer)
         self._label_parameters(optimizer)
-        if len(optimizer.state) != self._states.get(optimizer):
+        if len(optimizer.state) != self._optimizers[optimizer]:
             self._label_optimizer(optimizer)
 
     def _is_elsewhere(self) -> bool:
@@ -262,13 +254,13 @@ class ModuleScopes:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._is_elsewhere():
             return
-        name = self.names.get(id(module))
+        name = self.names.get(module)
         if name is None:
             if self._running:  # made after its model was registered
                 self._name(module, f"{scopes.current_layer()}.{type(module).__name__}")
             else:
                 self._register(module)
-            name = self.names[id(module)]
+            name = self.names[module]
         size = 0
         for each in args:
             if isinstance(each, Tensor) and each.layout is torch.strided:
@@ -288,10 +280,8 @@ class ModuleScopes:
             return
         if _is_of_torch(module):  # else a line within the module made it
             self._tracker.made(result)
-        for depth in range(len(self._running) - 1, -1, -1):
-            if self._running[depth][0] is module:
-                self._unwind(depth)
-                return
+        depths = [depth for depth, (running, _) in enumerate(self._running) if running is module]
+        self._unwind(depths[-1] if depths else len(self._running))
 
     def _unwind(self, depth: int) -> None:
         """Leaves all but the outermost ``depth`` scopes."""
@@ -321,15 +311,4 @@ def _is_parallel(model: nn.Module) -> bool:
 def _without_wrappers(path: str, model: nn.Module) -> str:
     """Returns the name of a module without the parts that wrappers of the model add."""
     parts = [part for part in path.split(".") if part != "_orig_mod"]
-    return ".".join(
-        parts[1:] if _is_parallel(model) or _is_parallel(getattr(model, "_orig_mod", model)) else parts
-    )
-
-
-def _numbered(name: str) -> Iterator[str]:
-    """Yields a name, and variants of it with numbers."""
-    yield name
-    number = 2
-    while True:
-        yield f"{name} {number}"
-        number += 1
+    return ".".join(parts[1:] if _is_parallel(getattr(model, "_orig_mod", model)) else parts)

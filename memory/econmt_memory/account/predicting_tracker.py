@@ -1,4 +1,4 @@
-"""Tracker of a step on fake tensors that simulates the memory of a GPU or of a CPU."""
+"""Tracker of a program's step on fake tensors, which simulates the memory of a GPU or of a CPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_memory.account.step_tracker import StepTracker
 from econmt_memory.estimate.allocator import CachingAllocator
+from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import Storage
+from econmt_memory.measure.tracker import Tracker
+from econmt_memory.measure.user_lines import UserLine
 
 ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
 """Operators whose internal memory on a GPU is assumed."""
@@ -17,14 +19,22 @@ ASSUMED_ROW = "cuDNN (assumed)"
 """Row of that memory in tables by module."""
 
 
-class PredictingTracker(StepTracker):
-    """Tracker of a step on fake tensors, which may run several steps and record the last one.
+class PredictingTracker(Tracker):
+    """Tracker of a program's step on fake tensors, which tells by itself which phase the step is in.
+
+    It may run several steps and record the last one. It sees all that operators read and make, so that hooks of modules
+    need not tell it.
 
     Args:
         allocator: Simulated allocator of a GPU, whose blocks give the sizes; None on a CPU, where sizes are those
             of the tensors.
         settings: Arguments of :class:`econmt_memory.measure.tracker.Tracker`.
     """
+
+    clock = None
+    calling: UserLine | None = None
+    containers: frozenset[str] = frozenset()
+    _updating = False
 
     def __init__(self, allocator: CachingAllocator | None, **settings: Any) -> None:
         super().__init__(torch.device("cpu"), **settings)  # type: ignore[no-untyped-call]
@@ -38,9 +48,22 @@ class PredictingTracker(StepTracker):
         with torch._C.DisableTorchFunction():
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def see(self, tensor: Tensor) -> None:
-        """Notes a tensor that exists, whether or not an operator will read it."""
-        self._find(tensor)
+    def update(self, *, elementwise: bool = False) -> None:  # noqa: ARG002
+        """Notes that an optimizer's step begins or ends; its operators are recorded in any case."""
+        self._updating = not self._updating
+
+    def use(self, _: Any) -> None:
+        """Does nothing; see the class."""
+
+    made = return_to = use
+
+    def phase(self) -> str:
+        """Returns the current phase, and begins it if it is another one than before."""
+        in_backward = torch._C._current_graph_task_id() >= 0
+        phase = self.phase_of(current_layer(), updating=self._updating, in_backward=in_backward)
+        if not self.begins or self.begins[-1].phase != phase:
+            self.begin(phase)
+        return phase
 
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
@@ -57,11 +80,11 @@ class PredictingTracker(StepTracker):
         assumed = self.allocator is not None and self._path() in ASSUMED
         super()._charge(workspace, flops, dtype, ASSUMED_ROW if assumed and workspace else layer)
 
-    def _find(self, tensor: Tensor) -> Storage:
+    def find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""
         if self.allocator is not None and tensor.untyped_storage()._cdata not in self._known:
             self._add(tensor, self.nodes.running())
-        return super()._find(tensor)
+        return super().find(tensor)
 
     def _allocated(self, storage: Storage, size: int) -> int:
         if self.allocator is None:

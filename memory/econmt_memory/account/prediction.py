@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from operator import is_not
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map
 
@@ -23,7 +29,7 @@ from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.cpu_workspaces import cpu_workspace
-from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
+from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
 from econmt_memory.estimate.shape_cache import ShapeCache
 
 aten = torch.ops.aten
@@ -40,8 +46,8 @@ def predict(
     """Predicts the account of a training step without running it; a GPU's needs no GPU.
 
     The step runs twice on tensors without memory: once so that the optimizer has its state, and once to be counted.
-    Attributes of the models, gradients and optimizer state are as before afterwards. Other state of the program, such
-    as a schedule of the learning rate, has advanced by two steps; tensors that the step keeps there have no values.
+    Afterwards the models, optimizers, schedules and containers that the step can reach are as before, and PyTorch's
+    random state. Variables that the step assigns, and files and iterators that it reads, are not.
 
     Args:
         step: Runs a training step of ``model`` and ``optimizer``. Without a model, it makes all it needs itself; if it
@@ -72,33 +78,40 @@ def predict(
         raise ValueError(
             "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
-    with _values_unknown(), ExitStack() as stack:
-        mode = stack.enter_context(fake_tensors(device))
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with (
+        _values_unknown(),
+        torch.random.fork_rng(devices=[]),
+        _restored(step, models, optimizers),
+        fake_tensors(device) as mode,
+        OnCPU(like_gpu=on_gpu) as stand_ins,
+        during_backward(stand_ins),
+        autocast_on_cpu(),
+        fake_scalers(),
+        uncompiled,
+        _faked(models, optimizers, stand_ins),
+    ):
         mode.allow_non_fake_inputs = True
-        stand_ins = stack.enter_context(OnCPU(like_gpu=on_gpu))
-        stack.enter_context(during_backward(stand_ins))
-        stack.enter_context(autocast_on_cpu())
-        stack.enter_context(fake_scalers())
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_faked(models, optimizers, stand_ins))
         replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
-        replacements[aten.nonzero.default] = lambda tensor: tensor.new_empty(
-            (round(nonzero * tensor.numel()), tensor.dim()), dtype=torch.int64
-        )
+        replacements[aten.nonzero.default] = functools.partial(elements_not_zero, nonzero)
         allocator = CachingAllocator() if on_gpu else None
         tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
         tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
-            tracker.see(parameter)
-        made = _warm_up(tracker, step)
+            tracker.find(parameter)
+        with tracker:  # without a record
+            made = step()
+            run = made if callable(made) else step
+            del made  # a result, which would stay in memory
+            if run is not step:
+                run()
         scopes = ModuleScopes(tracker, models, optimizers)
         account = Account(tracker)
         with tracker.recording():
             tracker.start_over()
             tracker.begin("forward")
             with scopes.active(), nested_hooks(tracker):
-                made()
+                run()
         account.close(scopes)
     account.ledger.device = device
     account.ledger.milliseconds.clear()
@@ -129,18 +142,9 @@ def _values_unknown() -> Iterator[None]:
         ) from error
 
 
-def _warm_up(tracker: PredictingTracker, step: Callable[[], object]) -> Callable[[], object]:
-    """Runs the step once, without a record of it; returns the function that runs it again."""
-    with tracker:
-        made = step()
-        if callable(made):
-            made()
-    return made if callable(made) else step
-
-
 @contextmanager
 def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_ins: OnCPU) -> Iterator[None]:
-    """Replaces parameters, buffers, gradients and optimizer state by fake tensors within the context.
+    """Replaces parameters, buffers, gradients and optimizer state by fake tensors, until they are restored.
 
     The program may hold parameters elsewhere, such as in a list, and may run optimizers that were not given.
     """
@@ -162,9 +166,7 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_i
     def fake_optimizer(optimizer: Optimizer) -> None:
         faked.append(optimizer)
         for group in optimizer.param_groups:
-            stack.callback(group.update, dict(group))
             group["params"] = [fake(parameter) for parameter in group["params"]]
-        stack.callback(setattr, optimizer, "state", optimizer.state)
         state = {fake(parameter): tree_map(fake, state) for parameter, state in optimizer.state.items()}
         optimizer.state = defaultdict(dict, state)
 
@@ -173,32 +175,68 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_i
         if optimizer not in faked and any(each in fakes for each in parameters):
             fake_optimizer(optimizer)
 
-    with ExitStack() as stack:
-        for module in [each for model in models for each in model.modules()]:
-            stack.callback(_restorer(module))
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    setattr(module, name, fake(parameter))  # as an RNN notices
-            module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
-        for optimizer in optimizers:
-            fake_optimizer(optimizer)
-        stack.callback(register_optimizer_step_pre_hook(find_optimizer).remove)
+    for module in [each for model in models for each in model.modules()]:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(module, name, fake(parameter))  # as an RNN notices
+        module._buffers.update({name: fake(buffer) for name, buffer in module._buffers.items()})
+    for optimizer in optimizers:
+        fake_optimizer(optimizer)
+    hook = register_optimizer_step_pre_hook(find_optimizer)
+    try:
         yield
+    finally:
+        hook.remove()
 
 
-def _restorer(module: nn.Module) -> Callable[[], None]:
-    """Returns a function that gives a module its attributes of now, and its lists and dictionaries their entries."""
-    attributes = dict(vars(module))
-    lists = [(each, list(each)) for each in attributes.values() if isinstance(each, list)]
-    tables = [(each, dict(each)) for each in attributes.values() if isinstance(each, dict)]
+@contextmanager
+def _restored(*roots: Any) -> Iterator[None]:
+    """Restores dicts, lists, sets, deques and attributes that can be reached from functions and objects.
 
-    def restore() -> None:
-        vars(module).clear()
-        vars(module).update(attributes)
-        for entries, values in lists:
-            entries[:] = values
-        for table, items in tables:
-            table.clear()
-            table.update(items)
+    From a function these are what it takes from functions around it, and the globals that it names. Objects of the
+    standard library and most of PyTorch are not looked into.
+    """
+    seen: dict[int, Any] = {}  # by id, which no other object gets meanwhile
+    before: list[tuple[Any, Any, list[Any]]] = []
+    waiting = list(roots)
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, Tensor | str | bytes | type | ModuleType):
+            continue
+        seen[id(each)] = each
+        kind = next((kind for kind in _CONTAINERS if isinstance(each, kind)), None)
+        if kind is not None:
+            before.append((kind, each, _parts(kind, each)))
+            waiting += before[-1][2]
+        elif isinstance(each, FunctionType):
+            named = (each.__globals__.get(name) for name in each.__code__.co_names)
+            waiting += [each.__closure__, each.__defaults__, each.__kwdefaults__, *named]
+        elif isinstance(each, tuple | frozenset | MethodType | CellType | functools.partial):
+            waiting += gc.get_referents(each)
+        elif isinstance(each, _LOOKED_INTO) or type(each).__module__.partition(".")[0] not in _LIBRARIES:
+            waiting.append(getattr(each, "__dict__", None))
+    try:
+        yield
+    finally:
+        for kind, each, parts in before:
+            now = _parts(kind, each)
+            if len(now) != len(parts) or any(map(is_not, now, parts)):
+                kind.clear(each)  # by methods of the kind, which a subclass may forbid
+                _CONTAINERS[kind](
+                    each, zip(parts[::2], parts[1::2], strict=True) if issubclass(kind, dict) else parts
+                )
 
-    return restore
+
+def _parts(kind: Any, container: Any) -> list[Any]:
+    """Returns what a container holds, of a dict each key and its value."""
+    if issubclass(kind, dict):
+        return [part for item in dict.items(container) for part in item]
+    return list(kind.__iter__(container))
+
+
+_CONTAINERS: dict[Any, Callable[[Any, Any], object]] = {
+    OrderedDict: OrderedDict.update, dict: dict.update, list: list.extend, deque: deque.extend, set: set.update,
+}  # fmt: skip
+"""Functions that fill containers, by class."""
+_LOOKED_INTO = (nn.Module, Optimizer, LRScheduler, GradScaler, SimpleNamespace)
+_LIBRARIES = {*sys.stdlib_module_names, "torch"} - {"__main__"}

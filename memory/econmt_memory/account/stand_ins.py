@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from econmt_memory.measure.patches import patched
 
@@ -53,7 +53,7 @@ class OnCPU(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = self._replaced(args), self._replaced(kwargs or {})
+        args, kwargs = tree_map(self._replaced, (args, kwargs or {}))
         name = getattr(func, "__name__", "")
         if func is Tensor.cuda:
             return args[0]
@@ -62,7 +62,8 @@ class OnCPU(TorchFunctionMode):
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
-                    return func(*_widened(args), **_widened(kwargs))
+                    args, kwargs = tree_map(_widened, (args, kwargs))
+                    return func(*args, **kwargs)
             if name in _TO_FLOAT32 and args and isinstance(args[0], Tensor) and args[0].dtype in _HALF:
                 kwargs.setdefault("dtype", torch.float32)
         return func(*args, **kwargs)
@@ -74,9 +75,7 @@ class OnCPU(TorchFunctionMode):
             return torch.device("cpu") if value.type == "cuda" else value
         if isinstance(value, str):
             return "cpu" if value.partition(":")[0] == "cuda" else value
-        if isinstance(value, dict):
-            return {name: self._replaced(part) for name, part in value.items()}
-        return type(value)(map(self._replaced, value)) if type(value) in (list, tuple) else value
+        return value
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Returns the fake tensor that stands for a real one; the same one each time."""
@@ -95,12 +94,8 @@ class OnCPU(TorchFunctionMode):
 
 
 def _widened(value: Any) -> Any:
-    """Returns arguments with tensors of 16 bits in float32."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALF else value
-    if isinstance(value, dict):
-        return {name: _widened(part) for name, part in value.items()}
-    return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
+    """Returns an argument in float32 if it is a tensor of 16 bits."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
 
 def during_backward(mode: OnCPU) -> AbstractContextManager[None]:
@@ -117,26 +112,13 @@ def during_backward(mode: OnCPU) -> AbstractContextManager[None]:
     return patched(torch.autograd, _engine_run_backward=followed)
 
 
-@contextmanager
-def fake_scalers() -> Iterator[None]:
-    """Lets `torch.amp.GradScaler` run every step of an optimizer, and forget its fake scale after the context."""
-    kind: Any = GradScaler
-    begin = kind._lazy_init_scale_growth_tracker
-    begun: list[GradScaler] = []
+def fake_scalers() -> AbstractContextManager[None]:
+    """Lets `torch.amp.GradScaler` run every step of an optimizer."""
 
     def run(_: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
-    def begin_fake(self: GradScaler, device: torch.device) -> None:
-        begun.append(self)
-        begin(self, device)
-
-    try:
-        with patched(kind, _maybe_opt_step=run, _lazy_init_scale_growth_tracker=begin_fake):
-            yield
-    finally:
-        for scaler in begun:
-            scaler._scale = scaler._growth_tracker = None
+    return patched(GradScaler, _maybe_opt_step=run)
 
 
 def autocast_on_cpu() -> AbstractContextManager[None]:

@@ -17,30 +17,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from econmt_memory.account.profiled_operators import (
+from econmt_memory.measure import scopes
+from econmt_memory.measure.allocations import OUTSIDE, recorded
+from econmt_memory.measure.clock import Clock
+from econmt_memory.measure.ops_package import whole_operators
+from econmt_memory.measure.profiled_operators import (
+    AttributedAllocation,
     NodeRun,
     Operations,
-    StepEvents,
+    ProfiledOperator,
     extent_of,
     read_events,
     tensors_of,
 )
-from econmt_memory.measure import scopes
-from econmt_memory.measure.allocations import OUTSIDE, AllocationLog
-from econmt_memory.measure.clock import Clock
-from econmt_memory.measure.ops_package import whole_operators
-from econmt_memory.measure.record import MemoryRecord, now
+from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
-
-_Label = tuple[int, int, int, str, str]
-"""Time in nanoseconds, address, bytes, category and layer of a tensor."""
-
-_Use = tuple[int, int, int, tuple[int, ...], torch.dtype]
-"""Time in nanoseconds, address and bytes of a storage, and shape and type of a tensor in it."""
-
-_Mark = tuple[int, int, str, UserLine | None]
-"""Time in nanoseconds and address of a tensor, the layer that keeps it (empty: none), and the line that made it."""
 
 
 class StepRecorder(MemoryRecord):
@@ -67,18 +59,22 @@ class StepRecorder(MemoryRecord):
         self.nodes = NodeLayers()
         self.containers: set[str] = set()
         self._nodes_of_backward = NodeLayers()
-        self._log = AllocationLog(operators=True)
+        self._recorded: list[Any] = []
         self._thread = threading.get_ident()
         self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device() tells
-        self._start = self._end = 0
+        self._end = 0
         self._scopes: list[tuple[int, str]] = []
         self._updates: list[int] = []
         self._older: set[int] = set()
-        self._labels: list[_Label] = []
-        self._marks: list[_Mark] = []
-        self._used: dict[int, _Use] = {}
+        # Arguments for the methods of _StepMemory with these names; the first is the time, in nanoseconds of the epoch.
+        self._notes: dict[str, list[tuple[Any, ...]]] = {
+            "label": [],
+            "mark": [],
+            "use": [],
+            "release_older": [],
+        }
+        self._used: set[int] = set()
         self._references: list[weakref.ref[Any]] = []
-        self._released: list[tuple[int, int]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -86,7 +82,7 @@ class StepRecorder(MemoryRecord):
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
         unpack = itemgetter(0) if self.clock is None else self.unpack
-        with self._log.recording(), self._log.range():
+        with recorded(operators=True) as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
             try:
@@ -102,10 +98,6 @@ class StepRecorder(MemoryRecord):
                     self.clock.begin(None)
                 self._end = time.time_ns()
                 self.seconds = self.since(self._end)
-
-    def now(self) -> float:
-        """Returns the seconds since the start of the recording."""
-        return now(self._start)
 
     def enter(self, layer: str) -> None:
         """Notes that the program's code belongs to ``layer`` from now on."""
@@ -137,12 +129,12 @@ class StepRecorder(MemoryRecord):
             if not self._start:
                 self._older.add(address)
                 self._note_use(tensor)
-            self._labels.append((time.time_ns(), address, tensor.nbytes, category, layer))
+            self._notes["label"].append((time.time_ns(), address, tensor.nbytes, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and (address := _address(tensor)) and tensor.nbytes >= LARGE:
-            self._marks.append((time.time_ns(), address, "", self.calling or user_line()))
+            self._notes["mark"].append((time.time_ns(), address, "", self.calling or user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
@@ -152,10 +144,6 @@ class StepRecorder(MemoryRecord):
         if self._index < 0 and not tensor.requires_grad and _address(tensor):
             self._note_use(tensor)
 
-    def keep(self, tensor: Tensor) -> None:
-        """Notes that autograd keeps a tensor for the backward pass."""
-        self.pack(tensor)
-
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
         layer, inner = scopes.current_layer(), _inner(tensor)
@@ -164,10 +152,12 @@ class StepRecorder(MemoryRecord):
             line = None
             if inner.nbytes >= LARGE and address not in self._older:
                 line = self.calling or user_line()
-            self._marks.append((time.time_ns(), address, layer, line))
+            self._notes["mark"].append((time.time_ns(), address, layer, line))
             if self._index < 0 and not inner.requires_grad:
                 self._note_use(inner)
         return tensor, layer
+
+    keep = pack
 
     def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
         """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
@@ -187,63 +177,52 @@ class StepRecorder(MemoryRecord):
         address = memory.data_ptr()
         if not address or address in self._used:
             return
-        self._used[address] = time.time_ns(), address, memory.nbytes(), shape_of(tensor), tensor.dtype
+        self._used.add(address)
+        self._notes["use"].append((time.time_ns(), address, memory.nbytes(), shape_of(tensor), tensor.dtype))
         if self._index < 0:
-            released = self._released
+            released = self._notes["release_older"]
 
             def gone(_: weakref.ref[Any]) -> None:
                 released.append((time.time_ns(), address))
 
             self._references.append(weakref.ref(memory, gone))
 
-    def whole_blocks(self, size: int) -> int:
-        """Returns the bytes that the allocator gives out for ``size`` bytes."""
-        return size if self.device.type == "cpu" else -(-size // BLOCK) * BLOCK
-
     def settle(self) -> None:
         """Completes the record from the profiler's events, after the recording."""
-        result, self._log.result = self._log.result, None
-        if result is None:
+        if not self._recorded:
             return
+        result = self._recorded.pop()
         self._references.clear()
-        events = read_events(result, self.device)
-        self._follow_memory(events)
-        self._follow_operators(events, Operations(result))
+        operators, allocations = read_events(result, self.device)
+        self._follow_memory(operators, allocations)
+        self._follow_operators(operators, Operations(result))
 
-    def _follow_memory(self, events: StepEvents) -> None:
-        if self.device.type == "cuda" and events.allocations:
-            first = events.allocations[0]
-            self._at_start = first.total - first.size
+    def _follow_memory(
+        self, operators: Sequence[ProfiledOperator], allocations: Sequence[AttributedAllocation]
+    ) -> None:
+        if self.device.type == "cuda" and allocations:
+            self._at_start = allocations[0].total - allocations[0].size
         memory = _StepMemory(self)
         steps: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = [
-            *((each.nanoseconds, memory.change, each) for each in events.allocations),
-            *((each[0], memory.label, each) for each in self._labels),
-            *((each[0], memory.mark, each) for each in self._marks),
-            *((each[0], memory.use, each) for each in self._used.values()),
-            *((each[0], memory.release_older, each) for each in self._released if each[0] <= self._end),
+            *((each.nanoseconds, memory.change, each) for each in allocations),
+            *((each[0], getattr(memory, name), each) for name in self._notes for each in self._notes[name]),
         ]
-        for operator in events.operators:
+        for operator in operators:
             tensors = (each for each in tensors_of(operator.inputs) if each.device == self.device)
             steps += [(operator.begin, memory.read, (tensor,)) for tensor in tensors]
-        steps.sort(key=lambda step: step[0])
-        for _, action, arguments in steps:
-            action(*arguments)
+        for moment, action, arguments in sorted(steps, key=itemgetter(0)):
+            if moment <= self._end:
+                action(*arguments)
         self.before = list(memory.older.items())
         self.changes = memory.changes
 
-    def _follow_operators(self, events: StepEvents, operations: Operations) -> None:
+    def _follow_operators(self, operators: Sequence[ProfiledOperator], operations: Operations) -> None:
         self.begins = [Beginning("forward", 0.0, 0)]
         stamps = [change.seconds for change in self.changes]
-        for operator in events.operators:
+        for operator in operators:
             begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
-            if operator.overload is None or bisect_right(self._updates, operator.begin) % 2:
-                phase = "optimizer"
-            elif operator.node is not None:
-                phase = "backward"
-            elif layer != "other":
-                phase = "forward"
-            else:  # code between the phases, such as clipping of gradients, belongs to the one before
-                phase = self.begins[-1].phase
+            updating = operator.overload is None or bisect_right(self._updates, operator.begin) % 2 > 0
+            phase = self.phase_of(layer, updating=updating, in_backward=operator.node is not None)
             if phase != self.begins[-1].phase:
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
             if operator.facts.is_view:
@@ -255,10 +234,6 @@ class StepRecorder(MemoryRecord):
                 self.flops[tensors[0].dtype] += flops
             self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))
 
-    def since(self, nanoseconds: int) -> float:
-        """Returns the seconds from the start to a moment of the epoch."""
-        return (nanoseconds - self._start) / 1e9
-
     def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
         index = bisect_right(self._scopes, nanoseconds, key=itemgetter(0)) - 1
@@ -266,9 +241,10 @@ class StepRecorder(MemoryRecord):
         if layer != "other" or node is None:
             return layer
         if node.sequence < 0:  # its parameter has a label
-            first = bisect_left(self._labels, node.begin, key=itemgetter(0))
-            label = self._labels[first] if first < len(self._labels) else None
-            return label[-1] if label is not None and label[0] <= node.end else "other"
+            labels = self._notes["label"]
+            first = bisect_left(labels, node.begin, key=itemgetter(0))
+            label = labels[first] if first < len(labels) else None
+            return str(label[-1]) if label is not None and label[0] <= node.end else "other"
         if node.is_nested and self._nodes_of_backward.are_known:
             return self._nodes_of_backward.of_number(node.sequence)
         return self.nodes.of_number(node.sequence)
@@ -371,8 +347,8 @@ class _StepMemory:
         self, _nanoseconds: int, address: int, size: int, shape: Sequence[int], dtype: torch.dtype
     ) -> None:
         """Follows the use of a storage of ``size`` bytes; one at an unknown address existed before."""
-        size = self._recorder.whole_blocks(size)
         storage = self._at.get(address)
+        size = -(-size // BLOCK) * BLOCK if self._on_gpu else size
         if storage is None:
             if not size:
                 return

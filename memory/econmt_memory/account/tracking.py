@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,16 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from econmt_memory.account.account import Account
-from econmt_memory.account.module_scopes import ModuleScopes
+from econmt_memory.account.module_scopes import ModuleScopes, StepFollower
 from econmt_memory.account.step_recorder import StepRecorder
-from econmt_memory.account.step_tracker import StepTracker
-from econmt_memory.measure.allocations import another_thread_records
-from econmt_memory.measure.clock import Clock
-from econmt_memory.measure.ledger import read_allocator
+from econmt_memory.measure.allocations import profiler_is_free
 from econmt_memory.measure.patches import patched
 from econmt_memory.measure.scopes import current_layer
-from econmt_memory.measure.storages import BLOCK
-from econmt_memory.measure.tracker import Tracker
 
 _Any = TypeVar("_Any")
 
@@ -48,7 +42,7 @@ def track(
         The account.
 
     Raises:
-        ValueError: The device is neither a CPU nor a CUDA device that is there, or another thread is in such a block.
+        ValueError: The device is neither a CPU nor a CUDA device that is there, or PyTorch's profiler runs already.
         TypeError: ``model`` or ``optimizer`` is something else.
     """
     models = several(model, nn.Module)
@@ -59,16 +53,14 @@ def track(
         raise ValueError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"memory.track: there is no GPU for device '{where}'; memory.predict needs none")
-    if another_thread_records():
+    if not profiler_is_free():
         raise ValueError(
-            "memory.track: a block of another thread has not ended; one thread can be tracked at a time"
+            "memory.track: PyTorch's profiler runs already (torch.profiler, or a block of memory.track); end that first"
         )
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    tracker = StepRecorder(where) if _can_record() else _tracker_of(where)
+    tracker = StepRecorder(where)
     scopes = ModuleScopes(tracker, models, optimizers)
-    if isinstance(tracker, StepTracker):
-        _leave_compiled(scopes)
     account = Account(tracker)
     try:
         with (
@@ -84,42 +76,10 @@ def track(
         raise
     finally:
         account.close(scopes)
-        if isinstance(tracker, StepTracker):
-            account.notes.append(
-                "A profiler ran already, so each operator was followed from Python, which is slow"
-                + ("." if where.type == "cuda" else ", and memory inside of operators is not counted.")
-            )
-
-
-def _can_record() -> bool:
-    """Returns True if PyTorch's profiler, of which there is one, is free."""
-    has_profiler: bool = torch.autograd.kineto_available()  # type: ignore[attr-defined]
-    return has_profiler and not torch._C._autograd._profiler_enabled()
-
-
-def _tracker_of(device: torch.device) -> StepTracker:
-    """Returns a tracker that needs no profiler."""
-    if device.type == "cpu":
-        return StepTracker(device, follows=False)
-    tracker = StepTracker(device, block=BLOCK, meter=lambda: read_allocator(device), follows=False)
-    tracker.clock = Clock(device)  # operators return before they have run, so times need marks on the device
-    return tracker
-
-
-def _leave_compiled(scopes: ModuleScopes) -> None:
-    """Keeps PyTorch from compiling the tracker if the program compiles functions."""
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    if dynamo is not None and (scopes.compiled or dynamo.input_codes.seen):
-        disabled = torch._disable_dynamo(Tracker.__torch_dispatch__)  # type: ignore[attr-defined]
-        StepTracker.__torch_dispatch__ = disabled  # type: ignore[method-assign]
 
 
 def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]:
-    """Returns one object, or several ones, as a list.
-
-    Raises:
-        TypeError: One of them is of another class.
-    """
+    """Returns one object, or several ones, as a list; raises TypeError if one of them is of another class."""
     if given is None:
         return []
     all_given = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
@@ -133,7 +93,7 @@ def several(given: _Any | Sequence[_Any] | None, kind: type[_Any]) -> list[_Any]
 
 
 @contextmanager
-def nested_hooks(tracker: StepTracker | StepRecorder) -> Iterator[None]:
+def nested_hooks(tracker: StepFollower) -> Iterator[None]:
     """Follows the hooks for saved tensors that a program sets, as activation checkpointing does.
 
     Hooks replace the tracker's own. In the forward pass they may keep a tensor, put it elsewhere or forget it; what

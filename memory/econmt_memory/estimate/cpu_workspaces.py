@@ -6,7 +6,6 @@ CPU runs each such operator once for each shape, on zeros, and reads what the al
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from econmt_memory.measure.allocations import AllocationLog
+from econmt_memory.measure.allocations import recorded
+from econmt_memory.measure.profiled_operators import read_events
 from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
@@ -46,16 +46,8 @@ def cpu_workspace(func: Any) -> Callable[..., int] | None:
     if func in _IN_16_BITS:
         return lambda *args, **kwargs: _measured(func, args, kwargs) if args[0].element_size() == 2 else 0
     if torch.Tag.pointwise in func.tags:
-        return lambda *args, **kwargs: _converted(func, args, kwargs) if _is_mixed(args) else 0
+        return lambda *args, **kwargs: _measured(func, args, kwargs) if _is_mixed(args) else 0
     return None
-
-
-def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the bytes of tensors that an operator converts to another type."""
-    try:
-        return _measured(func, args, kwargs)
-    except (RuntimeError, ZeroDivisionError):  # integers divided by zeros
-        return 0
 
 
 def _is_mixed(args: tuple[Any, ...]) -> bool:
@@ -76,10 +68,12 @@ def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.random.fork_rng(devices=[]):
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
-        log = AllocationLog()
-        with log.recording():
-            results = func(*real_args, **real_kwargs)
-        sizes = [event.size for event in log.events(time.time_ns())] if log.has_events else []
+        try:
+            with recorded() as found:
+                results = func(*real_args, **real_kwargs)
+        except (RuntimeError, ZeroDivisionError):  # integers divided by zeros
+            return 0
+        sizes = [event.size for each in found for event in read_events(each, torch.device("cpu"))[1]]
         del results
     return max(accumulate(sizes), default=0) - sum(sizes)
 

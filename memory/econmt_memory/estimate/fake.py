@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -31,9 +32,9 @@ def _scalar(value: Tensor) -> float:
     return 0.5 if value.is_floating_point() else 1
 
 
-def _nonzero(tensor: Tensor) -> Tensor:
-    """Assumes that no value is zero."""
-    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+def elements_not_zero(share: float, tensor: Tensor) -> Tensor:
+    """Assumes that a share of the values is not zero."""
+    return tensor.new_empty((round(share * tensor.numel()), tensor.dim()), dtype=torch.int64)
 
 
 def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
@@ -54,25 +55,22 @@ def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
     return tensor.new_empty(len(mask.expand(shape).reshape(-1).nonzero()))
 
 
-def _unique(most_distinct: Callable[[int], int]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Returns a replacement of ``unique`` that assumes ``most_distinct(n)`` distinct values among n."""
-
-    def unique(
-        values: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        distinct = values.new_empty(most_distinct(values.numel()))
-        indices = values.new_empty(values.shape if inverse else 0)
-        return distinct, indices, values.new_empty(len(distinct) if counts else 0)
-
-    return unique
-
-
-_all_distinct = _unique(lambda count: count)
+def _distinct(
+    most: Callable[[int], int],
+    values: Tensor,
+    _sorted: bool = True,
+    inverse: bool = False,
+    counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Assumes that ``unique`` finds ``most(n)`` distinct values among n."""
+    distinct = values.new_empty(most(values.numel()))
+    indices = values.new_empty(values.shape if inverse else 0)
+    return distinct, indices, values.new_empty(len(distinct) if counts else 0)
 
 
 def _consecutive(values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None) -> Any:
     """Assumes that no two neighbours are equal."""
-    return _all_distinct(values, inverse=inverse, counts=counts)
+    return _distinct(int, values, True, inverse, counts)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
@@ -166,10 +164,10 @@ def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.is_set_to.default: _is_same,
-    aten.nonzero.default: _nonzero,
+    aten.nonzero.default: partial(elements_not_zero, 1.0),
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
-    aten._unique2.default: _all_distinct,
+    aten._unique2.default: partial(_distinct, int),
     aten.add.Tensor: _adds_sparse(torch.empty_like),
     aten.add_.Tensor: _adds_sparse(lambda left: left),
     aten.unique_consecutive.default: _consecutive,
@@ -201,7 +199,7 @@ if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer
 
 def assuming_distinct(most: Callable[[int], int]) -> dict[OpOverload[..., Any], Callable[..., Any]]:
     """Returns the replacements for a CPU, where ``unique`` finds at most ``most(n)`` distinct values among n."""
-    return {**REPLACEMENTS, aten._unique2.default: _unique(lambda count: max(1, most(count)))}
+    return {**REPLACEMENTS, aten._unique2.default: partial(_distinct, lambda count: max(1, most(count)))}
 
 
 @contextmanager

@@ -34,21 +34,14 @@ def _efficient_attention(
 
 
 def _efficient_attention_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _bias: Any,
-    outputs: Tensor,
-    *_: Any,
-    **__: Any,
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Computes gradients contiguous as (B, T, H, D) (transformers/cuda/attention_backward.cu)."""
     gradient = gradient.transpose(1, 2).contiguous()
     results = [_by_position(each, each.shape[-1]) for each in (query, key, value)]
     rows, heads, steps = query.shape[:3]
     if query.dtype is torch.float32:
-        products = gradient * outputs.transpose(1, 2)
+        products = gradient * others[1].transpose(1, 2)  # with the outputs
         sums = products.sum(-1)
         del products
         delta = sums.transpose(1, 2).contiguous()

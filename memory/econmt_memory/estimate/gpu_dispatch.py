@@ -35,17 +35,10 @@ def dropout(inputs: Tensor, p: float, train: bool) -> Tensor:
 
 
 def batch_norm(
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    enabled: bool,
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, *settings: Any
 ) -> Tensor:
     """Normalizes in cuDNN where it can (Normalization.cpp, _select_batch_norm_backend)."""
+    variance, training, momentum, eps, _ = settings
     types = {inputs.dtype} | ({weight.dtype} if weight is not None else set())
     in_cudnn = (
         torch.backends.cudnn.enabled
@@ -61,8 +54,7 @@ def batch_norm(
         and 0 < inputs.numel() < 2**31 - 1
     )
     if not in_cudnn:
-        arguments = (inputs, weight, bias, mean, variance, training, momentum, eps, enabled)
-        return _composite(aten.batch_norm.default, *arguments)  # type: ignore[no-any-return]
+        return _composite(aten.batch_norm.default, inputs, weight, bias, mean, *settings)  # type: ignore[no-any-return]
     layout = torch.channels_last if _is_channels_last(inputs) else torch.contiguous_format
     inputs = inputs.contiguous(memory_format=layout)
     return aten.cudnn_batch_norm(inputs, weight, bias, mean, variance, training, momentum, eps)[0]  # type: ignore[no-any-return]
@@ -176,7 +168,7 @@ def attention(
 def _cudnn_rnn(
     name: str,
     inputs: Tensor,
-    states: Sequence[Tensor],
+    hx: Sequence[Tensor] | Tensor,
     weights: Sequence[Tensor],
     settings: tuple[bool, int, float, bool, bool],
     *,
@@ -190,6 +182,7 @@ def _cudnn_rnn(
     (native/RNN.cpp, _cudnn_rnn_cast_reflatten).
     """
     biases, layers, p, train, bidirectional = settings
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         inputs, states = inputs.to(dtype), [state.to(dtype) for state in states]
@@ -205,20 +198,15 @@ def _cudnn_rnn(
     return tuple(results[: 2 if c is None else 3])
 
 
-def _recurrent(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns stand-ins of a recurrent network for padded and for packed sequences."""
+def padded_rnn(name: str, inputs: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
+    """Runs a recurrent network over padded sequences."""
+    return _cudnn_rnn(name, inputs, hx, params, settings[:-1], batch_first=settings[-1])
 
-    def states(hx: Any) -> list[Tensor]:
-        return list(hx) if isinstance(hx, list | tuple) else [hx]
 
-    def padded(inputs: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
-        return _cudnn_rnn(name, inputs, states(hx), params, settings[:-1], batch_first=settings[-1])
-
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
-        sizes = [data.shape[0] // len(batch_sizes)] * len(batch_sizes)
-        return _cudnn_rnn(name, data, states(hx), params, settings, batch_sizes=sizes)
-
-    return padded, packed
+def packed_rnn(name: str, data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
+    """Runs a recurrent network over packed sequences, whose lengths are taken to be equal."""
+    sizes = [data.shape[0] // len(batch_sizes)] * len(batch_sizes)
+    return _cudnn_rnn(name, data, hx, params, settings, batch_sizes=sizes)
 
 
 def pack_backward(gradient: Tensor, shape: Sequence[int], _batch_sizes: Tensor, _batch_first: bool) -> Tensor:
@@ -250,20 +238,18 @@ def gru_cell(
     return aten._thnn_fused_gru_cell(inputs @ ih.t(), hx @ hh.t(), hx, bias, more)[0]  # type: ignore[no-any-return]
 
 
-def _stand_ins() -> dict[str, Callable[..., Any]]:
-    """Returns the stand-ins by the name of the function's overload."""
-    functions: dict[str, Callable[..., Any]] = {
-        "dropout": dropout,
-        "batch_norm": batch_norm,
-        "scaled_dot_product_attention": attention,
-        "lstm_cell": lstm_cell,
-        "gru_cell": gru_cell,
-        "_pack_padded_sequence_backward": pack_backward,
-        "_pad_packed_sequence": unpack,
-    }
-    for name in _MODES:
-        functions[f"{name}.input"], functions[f"{name}.data"] = _recurrent(name)
-    return functions
+_STAND_INS: dict[str, Callable[..., Any]] = {
+    "dropout": dropout,
+    "batch_norm": batch_norm,
+    "scaled_dot_product_attention": attention,
+    "lstm_cell": lstm_cell,
+    "gru_cell": gru_cell,
+    "_pack_padded_sequence_backward": pack_backward,
+    "_pad_packed_sequence": unpack,
+    **{f"{name}.input": functools.partial(padded_rnn, name) for name in _MODES},
+    **{f"{name}.data": functools.partial(packed_rnn, name) for name in _MODES},
+}
+"""Stand-ins by the name of the function's overload."""
 
 
 def _overload(name: str) -> Any:
@@ -292,7 +278,7 @@ def _only_fake(name: str, stand_in: Callable[..., Any]) -> Callable[..., Any]:
 def as_on_gpu() -> Iterator[None]:
     """Lets fake tensors of the CPU take the path of a GPU within the context; optimizers update all tensors at once."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, stand_in in _stand_ins().items():
+    for name, stand_in in _STAND_INS.items():
         library.impl(name, _only_fake(name, stand_in), "AutogradCPU")
     modules: list[Any] = [importlib.import_module("torch.optim.optimizer"), _foreach_utils]
     kinds = {id(kinds): kinds for kinds in (module._foreach_supported_types for module in modules)}

@@ -8,6 +8,7 @@ beyond their results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,16 +81,10 @@ def _embedding_backward(gradient: Tensor, indices: Tensor, rows: int, *_: Any) -
 
 
 def _group_norm(
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rows: int,
-    channels: int,
-    _: int,
-    groups: int,
-    *__: float,
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes a scale and a shift for each channel of each row (cuda/group_norm_kernel.cu)."""
+    rows, channels, _, groups, _ = sizes
     outputs = torch.empty_like(inputs)
     statistics = [inputs.new_empty(rows, groups) for _ in range(2)]
     if weight is not None or bias is not None:
@@ -139,22 +134,15 @@ class Workspaces:
 
     def __call__(self, func: Any) -> Callable[..., int] | None:
         """Returns a function that gives an operator's internal bytes for its arguments; None if it needs none."""
-        if getattr(func, "overloadpacket", None) is aten.addmm:
-            return self._use_cublaslt
-        if getattr(func, "overloadpacket", None) in _BY_CUBLAS:
-            return self._use_cublas
-        return _WORKSPACES.get(func)
+        packet = getattr(func, "overloadpacket", None)
+        return partial(self._use_cublas, packet) if packet in _BY_CUBLAS else _WORKSPACES.get(func)
 
-    def _use_cublas(self, *_: Any, **__: Any) -> int:
+    def _use_cublas(self, packet: Any, first: Tensor, *_: Any, **__: Any) -> int:
         backward = torch._C._current_graph_task_id() >= 0
         self._begin(backward, cublas_workspace())
-        return 0
-
-    def _use_cublaslt(self, added: Tensor, *_: Any, **__: Any) -> int:
-        """A product to which a vector is added uses cuBLASLt, whose workspace is another 1 MiB."""
-        self._use_cublas()
-        if added.dim() == 1:
-            self._begin(("Lt", torch._C._current_graph_task_id() >= 0), 1 << 20)
+        if packet is aten.addmm and first.dim() == 1:
+            # A product to which a vector is added uses cuBLASLt, whose workspace is another 1 MiB.
+            self._begin(("Lt", backward), 1 << 20)
         return 0
 
     def _begin(self, of: Any, size: int) -> None:

@@ -28,8 +28,6 @@ class _Recurrent:
     """Sizes of a recurrent network in cuDNN (cudnn/RNN.cpp)."""
 
     def __init__(self, inputs: Tensor, settings: Sequence[Any]) -> None:
-        hidden: int
-        layers: int
         mode, hidden, projected, layers, batch_first, _, self.trains, bidirectional, sizes, _ = settings
         self.packed, self.batch_first = bool(sizes), batch_first
         if sizes:
@@ -39,7 +37,7 @@ class _Recurrent:
             self.positions = self.steps * self.batch
         self.gates = (1, 1, 4, 3)[mode]
         self.is_gru = mode == 3
-        self.hidden, self.layers, self.directions = hidden, layers, 2 if bidirectional else 1
+        self.hidden, self.layers, self.directions = int(hidden), int(layers), 2 if bidirectional else 1
         self.outputs = projected or hidden
         self.inputs = inputs.shape[-1]
 
@@ -59,8 +57,7 @@ class _Recurrent:
         values that depend on the kernel: float32 layers of up to 128 units have larger ones.
         """
         state = self.batch * self.hidden * width
-        values: int
-        total: int = 3 * state + 512
+        total = 3 * state + 512
         for layer in range(self.layers):
             size = self.directions * self.outputs if layer else self.inputs
             weights = self.gates * self.hidden * (size + self.hidden) * width
@@ -72,7 +69,7 @@ class _Recurrent:
         else:
             values = (21 if small else 5) * self.hidden + self.inputs
         values += (self.directions - 1) * (6 if self.is_gru else 9) * self.hidden
-        return total + self.positions * values * width
+        return int(total + self.positions * values * width)
 
 
 def _cudnn_rnn(inputs: Tensor, _weights: list[Tensor], _: int, *others: Any) -> tuple[Tensor, ...]:

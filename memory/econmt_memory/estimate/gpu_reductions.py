@@ -6,11 +6,17 @@ of blocks depends on the GPU; it is that of an H100 or H200.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from econmt_memory.estimate.allocator import round_up
+from econmt_memory.measure.storages import BLOCK
+
+aten = torch.ops.aten
 
 _PROCESSORS = 132
 _THREADS_OF_PROCESSOR = 2048
@@ -55,11 +61,7 @@ def reduction_buffers(inputs: Tensor, dims: Sequence[int] | None, width: int = 4
     sizes = list(zip(inputs.shape, inputs.stride(), strict=True))
     reduced = _coalesced([sizes[dim] for dim in range(count) if dim in reduced_dims])
     kept = _coalesced([sizes[dim] for dim in range(count) if dim not in reduced_dims])
-    inside, outputs = 1, 1
-    for size, _ in reduced:
-        inside *= size
-    for size, _ in kept:
-        outputs *= size
+    inside, outputs = (prod(size for size, _ in dimensions) for dimensions in (reduced, kept))
     if inside <= 1 or not inputs.numel():
         return []
     along_inputs = not kept or reduced[0][1] < kept[0][1]
@@ -107,7 +109,7 @@ def _output_vector(kept: list[tuple[int, int]], reduced: list[tuple[int, int]]) 
 def reduction(inputs: Tensor, dims: Any = None, *_: Any, **__: Any) -> int:
     """Returns the bytes that a sum, mean or norm needs besides its result."""
     listed = [dims] if isinstance(dims, int) else dims
-    return sum(_up(size, 512) * 512 for size in reduction_buffers(inputs, listed))
+    return sum(round_up(size, BLOCK) for size in reduction_buffers(inputs, listed))
 
 
 def norm(inputs: Tensor, _order: Any = 2, dims: Any = None, *_: Any, **__: Any) -> int:
@@ -115,11 +117,8 @@ def norm(inputs: Tensor, _order: Any = 2, dims: Any = None, *_: Any, **__: Any) 
     return reduction(inputs, dims)
 
 
-REDUCTIONS = {
-    torch.ops.aten.sum.default: lambda inputs, **_: reduction(inputs),
-    torch.ops.aten.sum.dim_IntList: reduction,
-    torch.ops.aten.mean.default: lambda inputs, **_: reduction(inputs),
-    torch.ops.aten.mean.dim: reduction,
-    torch.ops.aten.linalg_vector_norm.default: norm,
+REDUCTIONS: dict[Any, Callable[..., int]] = {
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), reduction),
+    aten.linalg_vector_norm.default: norm,
 }
 """Bytes by operator."""

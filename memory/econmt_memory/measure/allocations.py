@@ -10,9 +10,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,96 +25,55 @@ _RECORDING = threading.Lock()
 """Held while a log records: PyTorch's profiler crashes if two threads run it, and records one thread alone."""
 
 
-def another_thread_records() -> bool:
-    """Returns True if a log of another thread records."""
-    return _RECORDING.locked() and not torch._C._autograd._profiler_enabled()
+def profiler_is_free() -> bool:
+    """Returns True if PyTorch's profiler, of which there is one, records nothing."""
+    return not _RECORDING.locked() and not torch._C._autograd._profiler_enabled()
 
 
-class Allocation(NamedTuple):
-    """Allocation of ``size`` bytes at an address (release if negative), ``seconds`` after the start."""
-
-    seconds: float
-    address: int
-    size: int
-
-
-class AllocationLog:
-    """Record of the profiler: what was allocated and released and, with ``operators``, which operators ran.
+@contextmanager
+def recorded(*, operators: bool = False) -> Iterator[list[Any]]:
+    """Records what is allocated and released within the context, unless a profiler runs already.
 
     Args:
-        operators: True if operators are recorded with the shapes and addresses of their tensors.
+        operators: True if operators are recorded, too, with the shapes and addresses of their tensors.
 
-    Attributes:
-        result: Result of the profiler; None if nothing was recorded.
+    Returns:
+        A list to which the profiler's result is added after the context.
     """
+    found: list[Any] = []
+    # Bound here, since torch has no such names without its profiler.
+    from torch._C import _profiler as profiler
 
-    def __init__(self, *, operators: bool = False) -> None:
-        self.result: Any = None
-        self._operators = operators
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Records what is allocated and released within the context; records nothing if a profiler runs already."""
-        # Bound here, since torch has no such names without its profiler.
-        from torch._C import _profiler as profiler
-
-        autograd = torch._C._autograd
-        if autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
-            yield
-            return
-        activities = {profiler.ProfilerActivity.CPU}
-        config = profiler.ProfilerConfig(
-            profiler.ProfilerState.KINETO,
-            self._operators,
-            True,
-            False,
-            False,
-            False,
-            # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
-            profiler._ExperimentalConfig(disable_external_correlation=True),
-        )
-        # No operator has the scope of the lite interpreter, so that memory events remain.
-        scopes = () if self._operators else ({profiler.RecordScope.LITE_INTERPRETER},)
+    autograd = torch._C._autograd
+    if autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
+        yield found
+        return
+    activities = {profiler.ProfilerActivity.CPU}
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO,
+        operators,
+        True,
+        False,
+        False,
+        False,
+        # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
+        profiler._ExperimentalConfig(disable_external_correlation=True),
+    )
+    # No operator has the scope of the lite interpreter, so that memory events remain.
+    scopes = () if operators else ({profiler.RecordScope.LITE_INTERPRETER},)
+    try:
+        with _quiet():
+            autograd._prepare_profiler(config, activities)
+            autograd._enable_profiler(config, activities, *scopes)
         try:
-            with _quiet():
-                autograd._prepare_profiler(config, activities)
-                autograd._enable_profiler(config, activities, *scopes)
-            try:
-                with _without_warnings():
-                    yield
-            finally:
-                with _quiet():
-                    self.result = autograd._disable_profiler()
+            # The profiler leaves out what happens to a GPU's memory outside of all ranges.
+            with _without_warnings(), profiler._RecordFunctionFast("econmt_memory"):
+                yield found
         finally:
-            _RECORDING.release()
-
-    @contextmanager
-    def range(self) -> Iterator[None]:
-        """Records a range, since the profiler leaves out what happens to a GPU's memory outside of all ranges."""
-        from torch._C import _profiler as profiler
-
-        with profiler._RecordFunctionFast("econmt_memory"):
-            yield
-
-    @property
-    def has_events(self) -> bool:
-        """True if the log has recorded."""
-        return self.result is not None
-
-    def events(self, start: int) -> list[Allocation]:
-        """Returns a CPU's events in order; ``start``: beginning of the record, from ``time.time_ns``."""
-        events = []
-        waiting = list(self.result.experimental_event_tree())
-        while waiting:
-            event = waiting.pop()
-            waiting += event.children
-            if event.tag.name == "Allocation":
-                fields = event.extra_fields
-                if fields.device.type == "cpu":
-                    seconds = (event.start_time_ns - start) / 1e9
-                    events.append(Allocation(seconds, fields.ptr, fields.alloc_size))
-        self.result = None
-        return sorted(events, key=attrgetter("seconds"))
+            with _quiet():
+                found.append(autograd._disable_profiler())
+    finally:
+        _RECORDING.release()
 
 
 @contextmanager

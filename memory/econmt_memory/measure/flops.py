@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,26 +27,16 @@ def flops_formula(func: Any) -> Callable[..., int] | None:
     return None if counter is None else counter.flop_registry.get(func.overloadpacket)
 
 
-def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    """Returns the operations of a product of matrices, or of two stacks of them."""
-    return 2 * left.numel() * right.shape[-1]
-
-
-def _added_product(_start: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    return _product(left, right)
-
-
-def _vector_product(left: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * left.numel()
-
-
-def _lstm(steps: int, batch: int, inputs: int, hidden: int) -> int:
-    """Returns the forward operations of an LSTM layer in one direction: four gates, each a product with [x ; h]."""
-    return 2 * steps * batch * (inputs + hidden) * 4 * hidden
+def _product(first: int, *args: Any, **_: Any) -> int:
+    """Returns the operations of a product of two arguments, from ``first`` on: matrices, stacks of them, or vectors."""
+    left, right = args[first : first + 2]
+    return 2 * int(left.numel()) * (right.shape[-1] if right.dim() > 1 else 1)
 
 
 def _onednn(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any, **__: Any) -> int:
-    return _lstm(inputs.shape[0], inputs.shape[1], weight.shape[1], recurrent.shape[1])
+    """Returns the operations of an LSTM layer (T, B, I) in one direction: four gates, each a product with [x ; h]."""
+    steps, batch = inputs.shape[:2]
+    return 2 * steps * batch * (weight.numel() + recurrent.numel())
 
 
 def _cudnn(inputs: Tensor, weights: list[Tensor], *_: Any, **__: Any) -> int:
@@ -72,31 +63,29 @@ def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *res
     return int(sum(needed[:2])) * _convolution(inputs, weight, out_val=gradient, transposed=transposed)
 
 
-def _attention(queries: Tensor, keys: Tensor, *_: Any, **__: Any) -> int:
-    """Returns the operations of scores and weighted sums; a causal mask saves none of them."""
-    return 4 * queries.numel() * keys.shape[-2]
+def _attention(first: int, products: int, *args: Any, **_: Any) -> int:
+    """Returns the operations of products as large as the scores; queries and keys are the arguments from ``first`` on.
 
-
-def _attention_backward(_gradient: Tensor, queries: Tensor, keys: Tensor, *_: Any, **__: Any) -> int:
-    """Returns the operations of five products, since the scores are computed again."""
-    return 10 * queries.numel() * keys.shape[-2]
+    A causal mask saves none. The backward pass computes the scores again.
+    """
+    queries, keys = args[first : first + 2]
+    return 2 * products * int(queries.numel() * keys.shape[-2])
 
 
 _ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.mm: _product,
-    aten.bmm: _product,
-    aten.addmm: _added_product,
-    aten.baddbmm: _added_product,
-    aten.mv: _vector_product,
-    aten.dot: _vector_product,
+    **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot), partial(_product, 0)),
+    **dict.fromkeys((aten.addmm, aten.baddbmm), partial(_product, 1)),
     aten.mkldnn_rnn_layer: _onednn,
     aten.mkldnn_rnn_layer_backward: lambda *arguments, **_: 2 * _onednn(*arguments),
     aten._cudnn_rnn: _cudnn,
     aten._cudnn_rnn_backward: lambda *arguments, **_: 2 * _cudnn(*arguments),
     aten.convolution: _convolution,
     aten.convolution_backward: _convolution_backward,
-    **{getattr(aten, f"_scaled_dot_product_{name}"): _attention for name in _ATTENTION},
-    **{getattr(aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _ATTENTION},
+    **{getattr(aten, f"_scaled_dot_product_{name}"): partial(_attention, 0, 2) for name in _ATTENTION},
+    **{
+        getattr(aten, f"_scaled_dot_product_{name}_backward"): partial(_attention, 1, 5)
+        for name in _ATTENTION
+    },
 }

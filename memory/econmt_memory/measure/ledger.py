@@ -16,8 +16,6 @@ from itertools import islice, pairwise
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-import torch
-
 from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import Beginning, Storage, expanded
 
@@ -127,10 +125,6 @@ class Ledger:
         """Returns the bytes of a category at the peak, over all layers."""
         return sum(size for (kind, _), size in self.entries.items() if kind == category)
 
-    def layer(self, layer: str) -> int:
-        """Returns the bytes of a layer at the peak, over all categories."""
-        return self.by_layer()[layer]
-
     def by_layer(self) -> Counter[str]:
         """Returns the bytes at the peak by layer, over all categories."""
         sizes: Counter[str] = Counter()
@@ -139,30 +133,15 @@ class Ledger:
         return sizes
 
     @property
-    def total(self) -> int:
-        """Sum of all entries, which is the peak."""
-        return sum(self.entries.values())
-
-    @property
     def stashed(self) -> int:
         """Bytes of feature maps kept at the end of the forward pass."""
         return sum(self.stash.values())
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """Target tokens per second; None if the step was not timed."""
-        return self.tokens / self.seconds if self.seconds else None
-
-    @property
-    def flops_per_second(self) -> float | None:
-        """Floating-point operations per second; None if the step was not timed."""
-        return self.flops / self.seconds if self.seconds else None
-
-    @property
     def share_of_peak(self) -> float | None:
         """Rate of the step as a share of the device's peak rate; None if either is unknown."""
-        rate, peak = self.flops_per_second, self.peak_flops_per_second
-        return None if rate is None or peak is None else rate / peak
+        is_known = self.seconds and self.peak_flops_per_second
+        return self.flops / self.seconds / self.peak_flops_per_second if is_known else None  # type: ignore[operator]
 
     def take(self, seconds: float) -> None:
         """Sets the seconds of the step, and scales the times by layer and those of the timeline accordingly.
@@ -212,7 +191,7 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
     ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
     backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
-    stashes = (_feature_maps(tracker.alive(changes)) for changes in backward)
+    stashes = map(_feature_maps, map(tracker.alive, backward))
     ledger.stash = max(stashes, key=Counter.total, default=Counter())
     ledger.timeline = _timeline(tracker)
     return ledger
@@ -251,10 +230,3 @@ def kind_of(storage: Storage) -> tuple[str, str]:
     if storage.kept_by is not None:
         return "feature maps", storage.kept_by
     return "workspace", storage.layer
-
-
-def read_allocator(device: torch.device) -> tuple[int, int]:
-    """Returns the bytes allocated on a GPU, and their peak since the last call."""
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device), peak

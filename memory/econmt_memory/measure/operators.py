@@ -45,10 +45,8 @@ class OperatorFacts(NamedTuple):
     workspace: Callable[..., int] | None = None
 
 
-def look_at(
-    func: Any, replacements: Mapping[OpOverload[..., Any], Callable[..., Any]], *, follows: bool
-) -> OperatorFacts:
-    """Returns the properties of an operator; ``follows``: a custom operator's body runs with the tracker on."""
+def look_at(func: Any, replacements: Mapping[OpOverload[..., Any], Callable[..., Any]]) -> OperatorFacts:
+    """Returns the properties of an operator."""
     name = str(func._schema.name)
     replacement = replacements.get(func)
     cost = None if func.namespace == "aten" else cost_of(name)
@@ -61,7 +59,7 @@ def look_at(
         func.is_view and replacement is None,
         func._schema.is_mutable,
         replacement is not None,
-        replacement or (_body(func, name) if follows and not cost else None),
+        replacement or (None if cost else _body(func, name)),
         cost,
         None if cost else flops_formula(func),
     )

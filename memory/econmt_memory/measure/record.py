@@ -40,10 +40,24 @@ class MemoryRecord:
         self.works: list[Work] = []
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
-        self._at_start = 0
+        self._at_start = self._start = 0
 
     def settle(self) -> None:
         """Completes the record, after the recording."""
+
+    def since(self, nanoseconds: int) -> float:
+        """Returns the seconds from the start of the recording to a moment, in nanoseconds of the epoch."""
+        return (nanoseconds - self._start) / 1e9
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return self.since(time.time_ns())
+
+    def phase_of(self, layer: str, *, updating: bool, in_backward: bool) -> str:
+        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before."""
+        if updating or in_backward:
+            return "optimizer" if updating else "backward"
+        return "forward" if layer != "other" or not self.begins else self.begins[-1].phase
 
     def phase(self) -> str:
         """Returns the current phase."""
@@ -73,13 +87,3 @@ class MemoryRecord:
         for change in self.changes[:moment]:
             sizes[change.storage] = sizes.get(change.storage, 0) + change.size
         return {storage: size for storage, size in sizes.items() if size}
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Type of most floating-point operations."""
-        return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
-
-
-def now(start: int) -> float:
-    """Returns the seconds since ``start``, by the clock of the profiler's events."""
-    return (time.time_ns() - start) / 1e9

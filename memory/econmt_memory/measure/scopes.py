@@ -51,6 +51,5 @@ def leave() -> None:
 
 
 def _tell() -> None:
-    name = current_layer()
     for watcher in _watchers:
-        watcher(name)
+        watcher(current_layer())

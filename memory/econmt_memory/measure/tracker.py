@@ -3,8 +3,8 @@
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
 tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
 oneDNN, is included if the tracker has a meter. Operators registered with
-``torch.library.custom_op`` run with the tracker on, if it follows them, so that their workspace is included, or declare
-it (`econmt_memory.measure.ops_package.cost_of`).
+``torch.library.custom_op`` run with the tracker on, so that their workspace is included, or declare it
+(`econmt_memory.measure.ops_package.cost_of`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt_memory.measure.record import MemoryRecord, now
+from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import (
     Beginning,
     Change,
@@ -37,9 +37,6 @@ from econmt_memory.measure.storages import (
 )
 from econmt_memory.measure.user_lines import LARGE, user_line
 
-_FACTS: dict[int, OperatorFacts] = {}
-"""Properties of operators that run as they are, by id."""
-
 
 class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of one device.
@@ -50,7 +47,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         replacements: Functions to run instead of operators, with the tracker on; one that returns NotImplemented leaves
             its call to the operator.
         meter: Returns the bytes allocated on the device, and their peak since the last call.
-        follows: True if custom operators run with the tracker on.
         workspace: Returns a function that gives an operator's internal bytes for its arguments, or None.
     """
 
@@ -61,7 +57,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         block: int = 1,
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
-        follows: bool = True,
         workspace: Callable[[Any], Callable[..., int] | None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
@@ -71,16 +66,14 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block = block
         self.replacements = replacements or {}
         self._meter = meter
-        self._follows, self.workspace = follows, workspace
+        self.workspace = workspace
         self.run = run or _call
         self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
-        # Shared by trackers that run every operator as it is.
-        self._facts: dict[int, OperatorFacts] = {} if follows else _FACTS
+        self._facts: dict[int, OperatorFacts] = {}
         self._inside: list[str] = []
         self._replacing: int | None = None
         self._recording = False
-        self._start = 0
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -98,12 +91,12 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             ):
                 yield
         finally:
-            self.seconds = now(self._start)
+            self.seconds = self.now()
             self._recording = False
 
     def begin(self, phase: str) -> None:
         """Begins a phase, one of :data:`econmt_memory.measure.storages.PHASES`."""
-        self.begins.append(Beginning(phase, now(self._start), len(self.changes)))
+        self.begins.append(Beginning(phase, self.now(), len(self.changes)))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -119,7 +112,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
         for dense in self._on_device((tensor,)):
-            storage = self._find(dense)
+            storage = self.find(dense)
             if storage.category is None:
                 storage.category, storage.layer = category, layer
 
@@ -135,7 +128,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         # By id: operators live as long as the program, and their hashes are slow.
         facts = self._facts.get(id(func))
         if facts is None:
-            facts = look_at(func, self.replacements, follows=self._follows)
+            facts = look_at(func, self.replacements)
             if self.workspace is not None:
                 facts = facts._replace(workspace=self.workspace(func))
             self._facts[id(func)] = facts
@@ -155,7 +148,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             read += self._on_device(kwargs.values())
         for tensor in read:
             if tensor.untyped_storage()._cdata not in self._known:
-                self._find(tensor)
+                self.find(tensor)
         # The operators that a replacement runs are attributed to the replaced operator.
         self._inside.append(facts.name if self._replacing is None else "")
         if facts.replaced and self._replacing is None:
@@ -177,11 +170,11 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body, cost = facts.body, facts.cost
-        begin, phase = now(self._start) if facts.replaced else 0.0, self.phase()
+        begin, phase = self.now() if facts.replaced else 0.0, self.phase()
         if body is None:
             if self._meter is not None:
                 self._meter()
-            begin = now(self._start)
+            begin = self.now()
             result = self.run(func, args, kwargs)
         else:
             with self:
@@ -196,7 +189,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         flops += 0 if declared is None else declared[1]
         layer = self.nodes.running()
         if begin:
-            self.works.append(Work(begin, now(self._start), self._path(), layer, phase, flops))
+            self.works.append(Work(begin, self.now(), self._path(), layer, phase, flops))
         if facts.is_mutable:
             for tensor in read:
                 self._update(tensor)
@@ -217,10 +210,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._meter is None:  # otherwise the allocator has counted it
             self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
-    def now(self) -> float:
-        """Returns the seconds since the start of the recording."""
-        return now(self._start)
-
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""
         tensors: list[Tensor] = []
@@ -235,12 +224,12 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def keep(self, tensor: Tensor) -> Tensor:
         """Records that autograd keeps a tensor for the backward pass."""
         for dense in self._on_device((tensor,)):
-            storage = self._find(dense)
+            storage = self.find(dense)
             if storage.kept_by is None:
                 storage.kept_by = scopes.current_layer()
         return tensor
 
-    def _find(self, tensor: Tensor) -> Storage:
+    def find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; an unknown one existed before the recording."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         if known is not None:
@@ -292,7 +281,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _change(self, storage: Storage, size: int) -> None:
         if self._recording:
             self._grown += size
-            self.changes.append(Change(now(self._start), storage, size))
+            self.changes.append(Change(self.now(), storage, size))
 
     def _allocated(self, _storage: Storage, size: int) -> int:
         """Returns the bytes that ``size`` bytes of a storage take."""

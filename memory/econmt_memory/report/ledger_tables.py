@@ -33,7 +33,7 @@ def maker(tensor: TensorAtPeak) -> str:
 
 def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
     """Lists the bytes at the peak by layer, or by what ``kind`` names, and by category."""
-    sizes, total = ledger.by_layer(), ledger.total
+    sizes, total = ledger.by_layer(), ledger.entries.total()
     rows: list[list[Cell]] = [
         [
             layer,
@@ -59,7 +59,7 @@ def _device_rows(ledger: Ledger) -> list[list[Cell]]:
     if ledger.outside is None or ledger.reserved is None:
         return []
     sizes = {
-        "reserved, unused": ledger.reserved - ledger.total,
+        "reserved, unused": ledger.reserved - ledger.entries.total(),
         "outside PyTorch": ledger.outside.total,
         "of the GPU": ledger.reserved + ledger.outside.total,
     }

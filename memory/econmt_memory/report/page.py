@@ -84,13 +84,13 @@ def section(title: str, content: str) -> str:
 def layer_bars(ledger: Ledger, largest: int) -> str:
     """Returns bars of the bytes at the peak, one per layer; ``largest`` bytes fill the width."""
     rows = []
-    sizes, total = ledger.by_layer(), ledger.total
+    sizes = ledger.by_layer()
     for layer in ledger.layers:
         size = sizes[layer]
         parts = bar_parts(
             layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES}
         )
-        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, total)}"))
+        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, sizes.total())}"))
     return labelled_bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
 
 

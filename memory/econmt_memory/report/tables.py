@@ -34,10 +34,8 @@ class ReportTable(NamedTuple):
             result.add_column(column, justify="left" if number in self.left else "right")
         for row in self.rows:
             result.add_row(*map(_shown, row))
-        if self.sums:
-            result.add_section()
-            result.add_row(*map(_shown, self.sums))
-        for row in self.below:
+        result.add_section()
+        for row in filter(None, [self.sums, *self.below]):
             result.add_row(*map(_shown, row))
         return result
 

@@ -48,16 +48,8 @@ def visible(piece: str) -> str:
     return "".join(f"<U+{ord(letter):04X}>" if letter.isspace() else letter for letter in piece)
 
 
-def piece_line(pieces: Sequence[str]) -> str:
-    """Joins the pieces of a sentence by spaces; raises ValueError if one of them is a special symbol."""
-    for piece in pieces:
-        if piece in SPECIAL:
-            raise ValueError(f"the text has {piece}, which cannot stand in the token files")
-    return " ".join(map(visible, pieces))
-
-
 def pieces_of(line: str) -> list[str]:
-    """Returns the pieces of a line that :func:`piece_line` or a toolkit wrote."""
+    """Returns the pieces of a line of a token file, or of what a toolkit wrote."""
     return [_NAMED.sub(lambda match: chr(int(match[1], 16)), piece) for piece in line.split()]
 
 
@@ -74,41 +66,30 @@ def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, s
 def sentences(
     store: TokenStore, vocabularies: Sequence[Vocabulary], limit: int | None
 ) -> list[tuple[str, str]]:
-    """Returns both sides of the first ``limit`` pairs as lines of pieces.
-
-    Raises ValueError if a pair has a special symbol.
-    """
+    """Returns both sides of the first ``limit`` pairs as lines of pieces."""
     count = len(store) if limit is None else min(limit, len(store))
-    pieces = [pieces_by_id(vocabulary) for vocabulary in vocabularies]
     made: list[tuple[str, str]] = []
     for first in range(0, count, _CHUNK):
         chunk = store.gather(np.arange(first, min(first + _CHUNK, count))).lists()
-        try:
-            sides = [
-                [" ".join([known[i] for i in row]) for row in rows]
-                for known, rows in zip(pieces, chunk, strict=True)
-            ]
-        except KeyError as error:
-            raise ValueError(f"the text has id {error}, which cannot stand in the token files") from error
-        made += zip(*sides, strict=True)
+        made += zip(*map(piece_lines, vocabularies, chunk), strict=True)
     return made
 
 
-def pieces_by_id(vocabulary: Vocabulary) -> dict[int, str]:
-    """Returns what stands for each id in token files; special symbols other than the unknown one are absent."""
-    pieces = dict(enumerate(map(visible, vocabulary.tokens(range(vocabulary.size)))))
-    return {number: piece for number, piece in pieces.items() if piece not in SPECIAL} | {UNK: STRANGE}
+def piece_lines(vocabulary: Vocabulary, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Returns sentences of ids as lines of pieces; unknown ones become a piece that no toolkit's vocabulary has.
+
+    Raises ValueError if a sentence has another special symbol.
+    """
+    names = enumerate(map(visible, vocabulary.tokens(range(vocabulary.size))))
+    known = {number: piece for number, piece in names if piece not in SPECIAL} | {UNK: STRANGE}
+    try:
+        return [" ".join([known[number] for number in row]) for row in rows]
+    except KeyError as error:
+        raise ValueError(f"the text has id {error}, which cannot stand in the token files") from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def known_or_strange(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
-    """Returns the pieces; unknown ones become a piece that no toolkit's vocabulary has."""
-    return [
-        STRANGE if number == UNK else piece for number, piece in zip(ids, vocabulary.tokens(ids), strict=True)
-    ]
 
 
 def write_test(
@@ -120,7 +101,7 @@ def write_test(
     """Writes the test text, raw and as pieces; returns its pairs and target tokens, ``</s>`` counted."""
     tokens = 0
     for side, vocabulary, lines in zip(sides, vocabularies, zip(*pairs, strict=True), strict=True):
-        pieces = [piece_line(known_or_strange(vocabulary, row)) for row in vocabulary.encode_many(lines)]
+        pieces = piece_lines(vocabulary, vocabulary.encode_many(lines))
         write_lines(folder / f"test.raw.{side}", lines)
         write_lines(folder / f"test.{side}", pieces)
         tokens = sum(len(line.split()) + 1 for line in pieces)

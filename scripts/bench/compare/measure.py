@@ -9,7 +9,8 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,14 +120,12 @@ class DeviceMemoryWatch(MemoryWatch):
     """
 
     def __init__(self) -> None:
-        import pynvml
+        from econmt.engine.outside_memory import (
+            taken_by_all,  # imports torch, which other watchers do without
+        )
 
         super().__init__(0)
-        pynvml.nvmlInit()
-        name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        by_name = pynvml.nvmlDeviceGetHandleByIndex if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
-        handle = by_name(int(name) if name.isdigit() else name)
-        self._used: Callable[[], int] = lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        self._used = partial(taken_by_all, 0)
         self._before = self._used()
 
     def _look(self) -> int:
@@ -149,6 +148,16 @@ def process_memory(process: int) -> tuple[int, int]:
         return resident_bytes(Path(f"/proc/{process}/status").read_text(encoding="utf-8"))
     except OSError:
         return 0, 0
+
+
+def processor_seconds(process: int) -> float:
+    """Returns the processor time of a process and its descendants so far, those included that have ended."""
+    ticks = 0
+    for each in process_tree(process):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{each}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Finished(NamedTuple):

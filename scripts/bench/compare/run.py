@@ -1,11 +1,12 @@
 """Compares training and translation with other toolkits.
 
     python -m scripts.bench compare.run --data-dir corpora --threads 2 --json compare.json
-    python -m scripts.bench compare.run --only econmt plain --seconds 20 --turn 2
+    python -m scripts.bench compare.run --only econmt plain --seconds 20 --turn 2 --processor-time
 
 Measures target tokens a second and peak resident memory of training, and seconds to translate 200 sentences, with
 matched models on the same token files, on the CPU. The toolkits train in turns of a few seconds, so that all meet the
-same conditions. README.md beside this file describes the matching.
+same conditions. With --processor-time the seconds of training are those of processors. README.md beside this file
+describes the matching.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.bench.frame import Bench
 
 from .make_data import make_data
-from .measure import FailedError, Finished
+from .measure import FailedError, Finished, processor_seconds
 from .report import Measured, set_ratios
 from .toolkit import Command, Places, Toolkit, find_environment
 from .tools import TOOLKITS
@@ -121,8 +123,12 @@ class Runner:
 
     def _process(self, command: Command, *, train: bool = False) -> Trainee:
         work, given = self.places.work, command.standard_input
-        training = (self.toolkit.reading, self.options.warm_up) if train else ()
-        return Trainee(command.words, self.environment, work, *training, standard_input=given)
+        training: dict[str, Any] = {}
+        if train:
+            training = {"reading": self.toolkit.reading, "warm_up": self.options.warm_up}
+            if self.options.processor_time:
+                training["clock"] = processor_seconds
+        return Trainee(command.words, self.environment, work, standard_input=given, **training)
 
     def _run(self, process: Trainee, what: str) -> Finished:
         finished = self._logged(run_alone(process), what)
@@ -175,6 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add = bench.add_argument
     add("--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}")
     add("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
+    add("--processor-time", action="store_true", help="count seconds of processors, for a shared machine")
     add("--translations", type=int, default=3, help="of each; the median is shown (3)")
     add("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
     add("--checkpoint-updates", type=int, default=200, help="of the models that translate (200)")

@@ -12,7 +12,7 @@ from .measure import FailedError, Reading
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-LAUNCHERS = HERE / "launchers"
+LAUNCHER = HERE / "launchers" / "start.py"
 REQUIREMENTS = HERE / "requirements"
 SOURCE, TARGET = "en", "de"
 LOG_EVERY = 10
@@ -60,12 +60,16 @@ class Command(NamedTuple):
 
 
 class Toolkit(ABC):
-    """Toolkit of one row of the table."""
+    """Toolkit of one row of the table.
 
-    name: ClassVar[str]
+    Args:
+        precision: Precision of its products in place of its own.
+    """
+
+    name: str
     package: ClassVar[str]
     """Distribution whose version is reported; also the name of its file of requirements."""
-    precision: ClassVar[str] = "float32"
+    precision: str = "float32"
     """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
     """Device that it uses."""
@@ -77,6 +81,10 @@ class Toolkit(ABC):
     """True if it loads models that hold pickled objects, which torch refuses since 2.6 unless it is told."""
     translated: ClassVar[re.Pattern[str]]
     """Line of its log with the seconds of translation, start-up excluded."""
+
+    def __init__(self, precision: str = "") -> None:
+        if precision:
+            self.precision, self.name = precision, f"{self.name}, {precision}"
 
     @property
     def environment_name(self) -> str:

@@ -87,7 +87,7 @@ class Trainee:
         command, environment, folder, standard_input: see :func:`scripts.bench.compare.measure.start`.
         reading: understands a line of the training log.
         warm_up: updates before the window.
-        clock: in seconds; another one for tests.
+        clock: returns seconds for the id of the process, as the window counts them.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Trainee:
         folder: Path,
         reading: Callable[[str], Reading | None] = lambda _: None,
         warm_up: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[int], float] = lambda _: time.monotonic(),
         standard_input: Path | None = None,
     ) -> None:
         self.command = list(command)
-        self.clock = RunningClock(clock)
+        self.clock = RunningClock(lambda: clock(0 if self._process is None else self._process.pid))
         self.ended = False
         self.failed: FailedError | None = None
         self._environment, self._folder = environment, folder
@@ -116,8 +116,8 @@ class Trainee:
 
     def start(self) -> None:
         """Starts the process."""
-        self.clock.go()
         self._process = start(self.command, self._environment, self._folder, self._input)
+        self.clock.go()
         self._watch = MemoryWatch(self._process.pid)
         self._watch.__enter__()
         self._reader.start()

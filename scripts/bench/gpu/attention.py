@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt.bench.rows import Row
-from scripts.bench.frame import CUDA, FAILURES, Bench, brief, milliseconds
+from scripts.bench.frame import CUDA, Bench, figures_of, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cells
@@ -120,15 +120,15 @@ def launches(case: Case) -> list[Callable[[], None]]:
 
 
 def row_of(case: Case) -> Row:
-    """Times a case; a failure is a column of its row, so that the others are still timed."""
-    name = f"{case.kind}, plain Triton" if case.plain else case.kind
-    row: Row = {"kernel": name, "dtype": str(case.dtype)[6:], "S": case.positions}
-    try:
+    """Times a case."""
+
+    def measure() -> Row:
         count = 3 if case.kind == "sum" else STEPS
-        times = [1000 * milliseconds({"": each}, 5, repeats=count)[""] for each in launches(case)]
-    except FAILURES as error:
-        return row | {"failure": brief(error)}
-    return row | dict(zip(("forward, us", "backward, us"), times, strict=False))
+        times = (1000 * milliseconds({"": each}, 5, repeats=count)[""] for each in launches(case))
+        return dict(zip(("forward, us", "backward, us"), times, strict=False))
+
+    name = f"{case.kind}, plain Triton" if case.plain else case.kind
+    return {"kernel": name, "dtype": str(case.dtype)[6:], "S": case.positions} | figures_of(measure)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from econmt.bench.rows import Row
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.products.stack import StackOptions
-from scripts.bench.frame import CUDA, FAILURES, Bench, Call, brief, milliseconds
+from scripts.bench.frame import CUDA, FAILURES, Bench, Call, brief, figures_of, milliseconds
 from scripts.bench.layers import kernel_times, lstm_weights, passes, torch_lstm
 
 with suppress(ImportError):  # --help works without Triton
@@ -68,12 +68,9 @@ def directions(batch: int, hidden: int, steps: int = STEPS) -> dict[str, Call]:
 
 def attempt(name: str, make: Callable[..., dict[str, Call]], *sizes: Any) -> Row:
     """Returns the milliseconds of both passes."""
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        times = milliseconds(make(*sizes))
-        return {"what": name, **{f"{way}, ms": f"{times[way]:.3f}" for way in ("forward", "both")}}
-    except FAILURES as error:
-        return {"what": name, "failure": brief(error)}
+    return {"what": name} | figures_of(
+        lambda: {f"{way}, ms": f"{taken:.3f}" for way, taken in milliseconds(make(*sizes)).items()}
+    )
 
 
 def layer_rows(batch: int, hidden: int, layers: int = 1) -> Iterator[Row]:
@@ -88,17 +85,17 @@ def layer_rows(batch: int, hidden: int, layers: int = 1) -> Iterator[Row]:
 
 def recurrence_row(batch: int, hidden: int) -> Row:
     """Returns the microseconds a step that the recurrence's kernels take in bfloat16."""
-    row: Row = {"layers": 1, "B": batch, "H": hidden, "what": "recurrence alone, bf16"}
-    try:
+
+    def measure() -> Row:
         both = layer(batch, hidden, torch.bfloat16)["both"]
         both()
-        kernels = kernel_times(both)
-    except FAILURES as error:
-        return row | {"failure": brief(error)}
-    for way in ("forward", "backward"):
-        used = sum(each.microseconds for each in kernels if f"lstm_{way}" in each.name)
-        row[f"{way}, us a step"] = used / STEPS
-    return row
+        microseconds = {"forward": 0.0, "backward": 0.0}
+        for each, way in itertools.product(kernel_times(both), microseconds):
+            microseconds[way] += each.microseconds if f"lstm_{way}" in each.name else 0.0
+        return {f"{way}, us a step": used / STEPS for way, used in microseconds.items()}
+
+    row: Row = {"layers": 1, "B": batch, "H": hidden, "what": "recurrence alone, bf16"}
+    return row | figures_of(measure)
 
 
 def repeat(batch: int = 64, hidden: int = 512, times: int = 1000) -> str:

@@ -3,14 +3,18 @@
     python -m scripts.bench gpu.output                  # all parts, under a minute
     python -m scripts.bench gpu.output output dropout   # these parts
 
-The parts are output, kernel, optimizer and dropout; tests compare them with float64. Times are milliseconds of forward
-and backward in CUDA graphs, medians of replays. MiB are the peak of an eager call beyond its arguments. A case that
-fails prints a line below the table.
+The parts are output, packages, kernel, optimizer and dropout; tests compare them with float64. Times are milliseconds
+of forward and backward in CUDA graphs, medians of replays. MiB are the peak of an eager call beyond its arguments. A
+case that fails prints a line below the table. "packages" is the output layer with weights in bfloat16 beside
+liger-kernel and cut-cross-entropy, where they are installed; they cannot be captured in a graph. Errors are relative to
+the norm of the exact gradients, MB (10^6 bytes) beyond the gradients.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
@@ -20,32 +24,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import econmt_ops
 from econmt.bench.rows import Row
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.optimizers.fused import FusedOptimizer
-from econmt_ops.products.dropout import SeedCounter, dropout, keep_threshold
-from scripts.bench.frame import CUDA, FAILURES, Bench, Call, brief, milliseconds
-from scripts.bench.layers import kernel_times, peak_bytes
+from econmt_ops.products.dropout import SeedCounter, dropout
+from scripts.bench.frame import CUDA, FAILURES, Bench, Call, brief, figures_of, milliseconds
+from scripts.bench.layers import kernel_times, peak_bytes, relative
 
 with suppress(ImportError):  # --help works without Triton
-    from econmt_ops.backends.triton import cross_entropy, random
+    from econmt_ops.backends.triton import cross_entropy
     from econmt_ops.linear_cross_entropy import row_chunks
 
 MEBI = 1 << 20
 SIZES = ((6400, 512, 32_000), (12_800, 512, 7709), (12_800, 512, 17_191))
+BESIDE_PACKAGES = (*SIZES[:2], (8192, 2048, 128_256))
 CHUNKS = (16, 32, 64, 128)
 
 
 def timed(function: Callable[[], Any]) -> Row:
     """Returns the milliseconds of a call in a graph, and the MiB that an eager call allocates at its peak."""
-    try:
+
+    def measure() -> Row:
         function()
         torch.cuda.synchronize()
         peak = peak_bytes(function, CUDA) / MEBI
         return {"ms": milliseconds({"": function})[""], "MiB": round(peak, 1)}
-    except FAILURES as error:
-        return {"failure": brief(error)}
+
+    return figures_of(measure)
 
 
 def layer(
@@ -68,9 +75,9 @@ def plain(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    bias: Tensor | None,
-    smoothing: float,
-    softmax: torch.dtype,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    softmax: torch.dtype = torch.float32,
 ) -> Tensor:
     """Computes torch's layer and loss, with the softmax in type ``softmax``."""
     bias = None if bias is None else bias.to(hidden.dtype)
@@ -114,6 +121,33 @@ def output() -> Iterator[Row]:
             run = functools.partial(gradients, call, operands, smoothing=smoothing)
             yield {**shape, "smoothing": str(smoothing), "way": name, **timed(run)}
             row_chunks.CHUNK_BYTES = before
+
+
+def packages() -> Iterator[Row]:
+    """Yields both passes of the output layer and its loss beside other packages, compared on 1,024 rows first."""
+    ways: dict[str, Call] = {"econmt": econmt_ops.linear_cross_entropy, "torch": plain}
+    captured = list(ways)
+    if importlib.util.find_spec("liger_kernel"):
+        liger = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
+        ways["Liger"] = lambda hidden, weight, targets: liger(weight, hidden, targets)
+    if importlib.util.find_spec("cut_cross_entropy"):
+        ways["cut cross-entropy"] = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    for size in BESIDE_PACKAGES:
+        hidden, weight, targets, _ = layer(*size, torch.bfloat16, bias=False)
+        weight = weight.detach().bfloat16().requires_grad_()
+        few = hidden.detach()[:1024].requires_grad_(), weight, targets[:1024]
+        exact = (*(part.detach().double().requires_grad_() for part in few[:2]), few[2])
+        wanted = gradients(plain, exact, softmax=torch.float64)[1:]
+        errors = {name: map(relative, gradients(way, few)[1:], wanted) for name, way in ways.items()}
+        notes = {name: " ".join(f"{error:.1e}" for error in each) for name, each in errors.items()}
+        calls = {
+            name: functools.partial(gradients, way, (hidden, weight, targets)) for name, way in ways.items()
+        }
+        times = milliseconds(calls, eager=set(ways) - set(captured))
+        for name, call in calls.items():
+            peak = peak_bytes(call, CUDA) - hidden.nbytes - weight.nbytes
+            row: Row = {"rows x width x words": " x ".join(map(str, size)), "way": name, "ms": times[name]}
+            yield row | {"MB": round(peak / 1e6), "errors": notes[name]}
 
 
 def kernel() -> Iterator[Row]:
@@ -165,22 +199,18 @@ def optimizer() -> Iterator[Row]:
 
 
 def dropped() -> Iterator[Row]:
-    """Yields times of both passes of dropout of (128, 100, 512), and of making the mask."""
+    """Yields times of both passes of dropout of (128, 100, 512)."""
     seed = SeedCounter(1, CUDA).draw()
     for dtype in (torch.bfloat16, torch.float32):
         values = torch.randn(128, 100, 512, device=CUDA, dtype=dtype, requires_grad=True)
         incoming = torch.randn_like(values)
         ways: dict[str, Callable[[Tensor], Tensor]] = {
             "econmt": lambda values: dropout(values, 0.2, seed, index=1),
-            "variational": lambda values: dropout(values, 0.2, seed, True),
             "torch": lambda values: functional.dropout(values, 0.2),
         }
         calls: dict[str, Call] = {
             name: functools.partial(_both, drop, values, incoming) for name, drop in ways.items()
         }
-        calls["mask alone"] = functools.partial(
-            random.keep_mask, values.numel(), seed, 1, keep_threshold(0.2)
-        )
         for name, call in calls.items():
             yield {"dropout 128 x 100 x 512": name, "dtype": str(dtype)[6:], **timed(call)}
 
@@ -189,7 +219,7 @@ def _both(drop: Callable[[Tensor], Tensor], values: Tensor, incoming: Tensor) ->
     torch.autograd.grad(drop(values), values, incoming)
 
 
-PARTS = {"output": output, "kernel": kernel, "optimizer": optimizer, "dropout": dropped}
+PARTS = {"output": output, "packages": packages, "kernel": kernel, "optimizer": optimizer, "dropout": dropped}
 
 
 def main(words: Sequence[str] | None = None) -> None:

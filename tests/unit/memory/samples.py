@@ -26,7 +26,7 @@ def make_ledger(scale: int = 1, *, timed: bool = True) -> Ledger:
             ("other", "other"): 12_345,
         }
     )
-    ledger.peak = ledger.total
+    ledger.peak = ledger.entries.total()
     ledger.stash.update({"attention": 6_000_000 * scale, "decoder": 3_000_000 * scale})
     ledger.largest = [
         TensorAtPeak(6_000_000, (4, 30, 128), "float32", "feature maps", "attention", "aten.tanh")

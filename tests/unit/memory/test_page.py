@@ -133,9 +133,9 @@ def test_every_panel_shows_its_ledger(parsed: Page) -> None:
             name = row[0]["text"]
             assert [int(cell["data-bytes"]) for cell in row[1:-1]] == [
                 *(ledger.entries.get((category, name), 0) for category in CATEGORIES),
-                ledger.layer(name),
+                ledger.by_layer()[name],
             ]
-        assert [row[0]["text"] for row in layers] == [name for name in LAYERS if ledger.layer(name)]
+        assert [row[0]["text"] for row in layers] == [name for name in LAYERS if ledger.by_layer()[name]]
         assert int(sums[-2]["data-bytes"]) == ledger.peak == sum(drawn.values())
         (peak,) = parsed.find("circle", "peak", panel)
         assert int(peak["data-bytes"]) == ledger.peak

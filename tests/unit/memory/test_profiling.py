@@ -143,7 +143,7 @@ def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> No
         assert each.times is each.bytes
         assert each.timed_shape == each.shape == SHAPE
         assert each.bytes.tokens == 32 * 5
-        assert each.bytes.total == each.bytes.peak
+        assert each.bytes.entries.total() == each.bytes.peak
         predicted = estimate(task, each.technique, SHAPE, "cpu")
         # Words repeat more often than the prediction takes for granted.
         assert 0.93 * predicted.peak <= each.bytes.peak <= 1.02 * predicted.peak

@@ -79,7 +79,7 @@ def test_summary_tells_the_allocator() -> None:
     )
     below = ledger_table(profile.bytes).below
     assert [(row[0], row[-2]) for row in below] == [
-        ("reserved, unused", 20_000_000 - profile.bytes.total),
+        ("reserved, unused", 20_000_000 - profile.bytes.entries.total()),
         ("outside PyTorch", 500_000_000),
         ("of the GPU", 520_000_000),
     ]

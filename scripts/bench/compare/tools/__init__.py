@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from ..toolkit import Toolkit
-from .econmt import Econmt, EconmtBfloat16, EconmtFloat32
+from .econmt import Econmt
 from .fairseq import Fairseq
 from .joeynmt import JoeyNMT
 from .opennmt import OpenNMT
-from .plain import Plain, PlainBfloat16
+from .plain import Plain
 
-TOOLKITS: dict[str, type[Toolkit]] = {
-    "econmt": Econmt, "econmt-float32": EconmtFloat32, "econmt-bfloat16": EconmtBfloat16, "plain": Plain,
-    "plain-bfloat16": PlainBfloat16, "fairseq": Fairseq, "opennmt": OpenNMT, "joeynmt": JoeyNMT,
+TOOLKITS: dict[str, Callable[[], Toolkit]] = {
+    "econmt": Econmt, "econmt-float32": partial(Econmt, "float32"), "econmt-bfloat16": partial(Econmt, "bfloat16"),
+    "plain": Plain, "plain-bfloat16": partial(Plain, "bfloat16"), "fairseq": Fairseq, "opennmt": OpenNMT,
+    "joeynmt": JoeyNMT,
 }  # fmt: skip

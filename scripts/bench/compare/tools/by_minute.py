@@ -99,7 +99,7 @@ class EconmtByMinute(Econmt, ByMinute):
         """Returns the command that trains from the given store."""
         changes = f"data.prepared={places.data / 'store'}", f"output={model}"
         limit = f"training.max_seconds={round(seconds) + START_SECONDS}"
-        return Command.python(places, matched.LAUNCHERS / "start_econmt.py", "train", RECIPE, *changes, limit)
+        return Command.python(places, matched.LAUNCHER, "econmt", "train", RECIPE, *changes, limit)
 
     def checkpoints(self, lines: Sequence[str], model: Path, marks: Sequence[float]) -> list[Checkpoint]:
         """Returns the last checkpoint that was validated before each mark, as its table of metrics has it."""

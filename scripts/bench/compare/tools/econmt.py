@@ -72,8 +72,10 @@ class Econmt(Toolkit):
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Returns a command that validates and saves at the last update; the launcher prints numbers of tokens."""
         changes = f"training.max_updates={updates}", f"training.checkpoint_interval={updates}"
-        launcher, recipe = matched.LAUNCHERS / "start_econmt.py", places.work / "recipe.yaml"
-        return Command.python(places, launcher, "train", recipe, f"output={model}", *changes)
+        recipe = places.work / "recipe.yaml"
+        return Command.python(
+            places, matched.LAUNCHER, "econmt", "train", recipe, f"output={model}", *changes
+        )
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates raw text, which econmt segments itself."""
@@ -82,17 +84,3 @@ class Econmt(Toolkit):
         if self.precision != "auto":
             options += f" --precision {self.precision}"
         return Command.python(places, "-m", "econmt", "translate", *files, *options.split())
-
-
-class EconmtFloat32(Econmt):
-    """econmt in the precision of the others."""
-
-    name = "econmt, float32"
-    precision = "float32"
-
-
-class EconmtBfloat16(Econmt):
-    """econmt with products in bfloat16, whatever it would choose."""
-
-    name = "econmt, bfloat16"
-    precision = "bfloat16"

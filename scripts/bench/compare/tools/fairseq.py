@@ -35,7 +35,7 @@ class Fairseq(Toolkit):
 
     def _command(self, places: Places, program: str, *arguments: object) -> Command:
         flags = ["--cpu"] if self.device == "cpu" and program != "preprocess" else []
-        return Command.python(places, matched.LAUNCHERS / "start_fairseq.py", program, *arguments, *flags)
+        return Command.python(places, matched.LAUNCHER, "fairseq", program, *arguments, *flags)
 
     def _binary(self, places: Places) -> Path:
         """Returns the folder of the binarised token files."""

@@ -68,7 +68,7 @@ class JoeyNMT(Toolkit):
         config["training"] |= {"updates": updates, "validation_freq": updates}
         path = places.work / f"{model.name}.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        return Command.python(places, matched.LAUNCHERS / "start_joeynmt.py", "train", path, "--skip-test")
+        return Command.python(places, matched.LAUNCHER, "joeynmt", "train", path, "--skip-test")
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:  # noqa: ARG002
         """Returns a command that prints translations of standard input: its option for a file fails in 2.3.0."""

@@ -54,7 +54,7 @@ class OpenNMT(Toolkit):
     """Model and training."""
 
     def _command(self, places: Places, program: str, *arguments: object) -> Command:
-        return Command.python(places, matched.LAUNCHERS / "start_opennmt.py", program, *arguments)
+        return Command.python(places, matched.LAUNCHER, "opennmt", program, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Writes the configuration; returns a command that saves the model at the last update."""

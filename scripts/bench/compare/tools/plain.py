@@ -27,7 +27,7 @@ class Plain(Toolkit):
         return f"torch {importlib.metadata.version('torch')}"
 
     def _command(self, places: Places, verb: str, *arguments: object) -> Command:
-        program = matched.LAUNCHERS / "plain.py"
+        program = matched.LAUNCHER.with_name("plain.py")
         return Command.python(places, program, "--precision", self.precision, verb, places.data, *arguments)
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
@@ -37,10 +37,3 @@ class Plain(Toolkit):
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates batches of 64, sorted by length."""
         return self._command(places, "translate", model, output)
-
-
-class PlainBfloat16(Plain):
-    """Plain loop with products in bfloat16, by one line of ``torch.autocast``."""
-
-    name = "plain PyTorch loop, bfloat16"
-    precision = "bfloat16"

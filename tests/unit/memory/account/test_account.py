@@ -272,13 +272,3 @@ def test_every_model_is_predicted_for_a_gpu(name: str) -> None:
     )
     assert account.peak_bytes == sum(account.by_category().values())
     assert account.ledger.stashed > 0
-
-
-def test_an_account_says_that_a_profiler_runs_already() -> None:
-    """PyTorch has one profiler at a time, so that the allocator cannot be followed."""
-    model, inputs = nn.Linear(3, 2), torch.ones(4, 3)
-    for profiler in (torch.profiler.profile(profile_memory=True), nullcontext()):
-        with profiler, memory.track(model) as account:
-            model(inputs).sum().backward()
-        noted = [note for note in account.notes if "profiler" in note]
-        assert len(noted) == (not isinstance(profiler, nullcontext))

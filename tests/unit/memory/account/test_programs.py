@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from econmt import memory
@@ -54,27 +57,24 @@ def test_transforms_of_torch_func_run_in_the_block() -> None:
     assert predicted.by_category()["workspace"] >= expected.nbytes
 
 
-def test_two_threads_do_not_share_the_profiler() -> None:
-    model, inputs, errors = perceptron(), torch.randn(8, 64), []
+def test_two_blocks_do_not_share_the_profiler() -> None:
+    refused = []
 
     def run() -> None:
-        try:
-            with memory.track(model):
-                model(inputs)
-        except ValueError as error:
-            errors.append(str(error))
+        with pytest.raises(ValueError, match="profiler runs already") as error, memory.track():
+            pass
+        refused.append(error)
 
-    def run_in_thread() -> None:
+    with memory.track():
+        run()
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-
-    with memory.track(model):
-        run_in_thread()
-        run()  # in the same thread another block may begin
-    run_in_thread()
-    assert len(errors) == 1
-    assert "a block of another thread has not ended" in errors[0]
+    with torch.profiler.profile():
+        run()
+    with memory.track():
+        assert torch._C._len_torch_dispatch_stack() == 0  # no operator passes through Python
+    assert len(refused) == 3
 
 
 def test_a_block_in_which_nothing_happens(tmp_path: Path) -> None:
@@ -145,12 +145,20 @@ def test_a_prediction_says_that_hooks_of_parameters_do_not_run() -> None:
     assert "Hooks of parameters did not run" in notes()
 
 
+class Frozen(dict[str, object]):
+    """A dictionary that refuses to be changed, as some libraries keep their configurations."""
+
+    def update(self, *_: object, **__: object) -> None:
+        raise TypeError
+
+
 class Stateful(nn.Module):
     """A module that keeps tensors from one step to the next, in every place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.last, self.seen, self.cache = nn.LSTM(4, 4), None, [], {}
+        self.config = Frozen(size=4)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs, state = self.layer(inputs, self.last)
@@ -162,25 +170,41 @@ class Stateful(nn.Module):
         return outputs * self.mask
 
 
-def test_a_prediction_leaves_a_model_as_it_was() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_prediction_leaves_what_the_step_can_reach_as_it_was(device: str) -> None:
     model, inputs = Stateful(), torch.randn(6, 3, 4)
-    attributes, parameters = dict(vars(model)), list(model.parameters())
-    losses = []
+    averaged, optimizer = AveragedModel(model.layer), torch.optim.SGD(model.parameters(), 0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    losses: list[list[Any]] = [[]]
+    state: dict[str, Any] = {
+        "loss": torch.ones(()),
+        "recent": deque(maxlen=2),
+        "kinds": set(),
+        "losses": losses,
+    }
 
     def step() -> None:
         loss = model(inputs).sum()
         loss.backward()
-        losses.append(loss.detach().numpy())
+        optimizer.step()
+        schedule.step()
+        averaged.update_parameters(model.layer)
+        state["loss"] = 0.9 * state["loss"] + 0.1 * loss.detach()
+        assert loss.detach().numpy().shape == ()
+        for add in (state["recent"].append, state["kinds"].add, losses[0].append):
+            add(loss.item())
 
-    memory.predict(step, model, device="cpu")
-    assert vars(model) == attributes
-    assert not model.seen
-    assert not model.cache
-    assert not list(model.buffers())
-    assert all(found is wanted for found, wanted in zip(model.parameters(), parameters, strict=True))
-    assert [each.shape for each in losses] == [(), ()]
+    def seen() -> tuple[str, list[int]]:
+        scheduled = schedule.last_epoch, schedule.get_last_lr(), optimizer.param_groups[0]["lr"]
+        parts = [*state.values(), *vars(model).values(), *model.parameters()]
+        return repr((scheduled, averaged.n_averaged, parts)), [*map(id, parts)]
+
+    before = seen()
+    memory.predict(step, model, optimizer, device=device)
+    assert seen() == before
     step()
-    assert losses[2] == pytest.approx(model.seen[0].sum().item(), rel=1e-5)
+    assert (schedule.last_epoch, int(averaged.n_averaged), len(losses[0])) == (1, 1, 1)
+    assert losses[0][0] == pytest.approx(model.seen[0].sum().item(), rel=1e-5)
 
 
 def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:

@@ -58,15 +58,13 @@ class ProfiledOperator(NamedTuple):
     inputs: list[Any]
 
 
-class StepEvents(NamedTuple):
-    """Operators and allocations of a step; an operator that consists of others does not count, but those do."""
+def read_events(
+    result: Any, device: torch.device
+) -> tuple[list[ProfiledOperator], list[AttributedAllocation]]:
+    """Returns the operators and the allocations on a device that the profiler has recorded, in order.
 
-    operators: list[ProfiledOperator]
-    allocations: list[AttributedAllocation]
-
-
-def read_events(result: Any, device: torch.device) -> StepEvents:
-    """Reads the result of the profiler; allocations are those of ``device``."""
+    An operator that consists of others does not count, but those do.
+    """
     operators: list[ProfiledOperator] = []
     allocations: list[AttributedAllocation] = []
     waiting: list[tuple[Any, str, NodeRun | None]] = [
@@ -97,10 +95,10 @@ def read_events(result: Any, device: torch.device) -> StepEvents:
         waiting += [(child, operator, node) for child in event.children]
     operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)
-    return StepEvents(operators, allocations)
+    return operators, allocations
 
 
-_ELEMENTWISE = look_at(torch.ops.aten.add_.Tensor, {}, follows=False)
+_ELEMENTWISE = look_at(torch.ops.aten.add_.Tensor, {})
 
 
 @lru_cache(None)
@@ -112,7 +110,7 @@ def _known(name: str, arguments: int) -> tuple[Any, OperatorFacts | None]:
         return None, None
     overloads = [getattr(packet, each) for each in packet.overloads()]
     overload = next((each for each in overloads if len(each._schema.arguments) == arguments), overloads[0])
-    return overload, look_at(overload, {}, follows=False)
+    return overload, look_at(overload, {})
 
 
 def tensors_of(inputs: list[Any]) -> list[Any]:
@@ -162,14 +160,9 @@ class Operations:
             values[: len(others)] = [
                 other if value is None else value for value, other in zip(values, others, strict=False)
             ]
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for argument, value in zip(schema.arguments, values, strict=False):
-            if argument.kwarg_only:
-                kwargs[argument.name] = value
-            else:
-                args.append(value)
-        return args, kwargs
+        given = list(zip(schema.arguments, values, strict=False))
+        args = [value for argument, value in given if not argument.kwarg_only]
+        return args, {argument.name: value for argument, value in given if argument.kwarg_only}
 
     @cached_property
     def _others(self) -> dict[tuple[int, str], list[Any]]:
