@@ -14,7 +14,7 @@ from econmt.api.fusion import load_fusion
 from econmt.checkpoint.checkpoints import LoadedModel, load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
-from econmt.config.conditions import SEARCH_RULES, idle_keys
+from econmt.config.conditions import check_search
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary, read_glossary
@@ -324,7 +324,8 @@ class TrainedModel:
         if not isinstance(language_model, (Path, str, type(None))):
             raise InputError("language_model expects the folder of a language model")
         search = {**search, **further} if isinstance(search, Mapping) else search
-        options = self._options(search, language_model)
+        facts = {"language_model": language_model, "restrict_lexicon": restrict_lexicon}
+        options = self._options(search, {**facts, "restrict_lexicon_topk": restrict_lexicon_topk})
         if language_model is not None and search.get("lm_weight") is None:
             options = options.changed(lm_weight=LM_WEIGHT)
         options = options.changed(avoid=tuple(avoid) or options.avoid)
@@ -368,10 +369,6 @@ class TrainedModel:
     def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
         """Loads the shortlists of a lexicon file; None if ``path`` is None."""
         limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
-        if path is None and top is not None:
-            raise InputError(
-                "restrict_lexicon_topk has no effect without restrict_lexicon; give that too, or remove it"
-            )
         if path is None:
             return None
         if not self._vocabulary:
@@ -393,42 +390,29 @@ class TrainedModel:
 
             options = model.search_options({"beam_size": 10, "length_penalty_alpha": 0.8})
         """
-        return self._options(search, None)
+        return self._options(search, {})
 
-    def _options(self, search: Mapping[str, Any], language_model: Path | str | None) -> SearchOptions:
-        """Returns the options of a search, which may have a language model; see :meth:`search_options`."""
+    def _options(self, search: Mapping[str, Any], files: Mapping[str, Any]) -> SearchOptions:
+        """Returns the options of a search with ``files``, by name, and their options; see :meth:`search_options`."""
         if not isinstance(search, Mapping):
             raise InputError(f"search {search!r}: expected options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in search.items() if value is not None}
+        given = {**changes, **{name: value for name, value in files.items() if value is not None}}
         top_k = changes.pop("top_k", None)
         if changes.get("sample") is True:  # as on the command line; a number is the top k itself
             changes["sample"] = top_k or 0
-        elif top_k is not None:
-            raise InputError("top_k has no effect without sample=True; add that, or remove top_k")
         elif changes.get("sample") is False:
             del changes["sample"]
         try:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        given = {**changes, "sample": options.sample, "language_model": language_model}
-        _refuse_idle(given, options)
+        fields = SearchOptions.model_fields
+        chosen = [name for name in given if name not in fields or given[name] != fields[name].default]
+        values = {**dict(options), **files, "sample": given.get("sample") or options.sample}
+        for problem in check_search(values, chosen):
+            raise InputError(problem)
         return options
-
-
-def _refuse_idle(given: Mapping[str, Any], options: SearchOptions) -> None:
-    """Rejects search options that were given and have no effect.
-
-    Raises:
-        InputError: if there is one; the message names it and what it needs.
-    """
-    values = {f"decoding.{name}": value for name, value in [*options, *given.items()]}
-    idle = idle_keys(values, SEARCH_RULES)
-    for name, value in given.items():
-        field, key = SearchOptions.model_fields.get(name), f"decoding.{name}"
-        if key in idle and value is not None and (field is None or value != field.default):
-            needs = SEARCH_RULES[key].needs.text.replace("decoding.", "")
-            raise InputError(f"{name} has no effect without {needs}; add that, or remove {name}")
 
 
 def parameter_count(models: Iterable[torch.nn.Module]) -> int:

@@ -32,7 +32,8 @@ from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 from econmt.options.option_groups import RecipeKeys, option, recipe_option
-from econmt.options.shared_options import FloatComputing, ModelChoice, OutputOption, refuse_idle
+from econmt.options.option_rules import refuse_options
+from econmt.options.shared_options import FloatComputing, ModelChoice, OutputOption
 
 
 @dataclass(frozen=True)
@@ -91,26 +92,19 @@ def score(
     models = [local_model(name) for name in model.models]
     read = [pairs.source, pairs.target, *(pairs.source_factors or ())]
     if holds_language_model(models):
-        why = "means nothing with a language model; leave it out"
-        refuse_idle(
-            context, why, "source", "source_factors", "target_tokens", "batch_size", "max_input_length"
-        )
-        refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
+        refuse_options(context, "score of a language model")
         if score_type == "normalized":
-            raise InputError(f"--score-type normalized {why}")
+            raise InputError("--score-type normalized is for translation models; leave it out")
         lines_out = line_output(output, [pairs.target], models)
         checkpoint = (model.checkpoint or ["best"])[0]
         reader = load_reader(models[0], checkpoint, computing)
         score_text(reader, pairs.target, lines_out, score_type, total=total)
         return
-    refuse_idle(context, "is for language models; leave it out", "total")
+    refuse_options(context, "score of a translation model")
     if (pairs.source is None) != (pairs.target is None):
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
-    if score_type not in ("normalized", "json"):
-        why = f"has no effect on --score-type {score_type}; it needs normalized or json"
-        refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
     lines_out = line_output(output, read, models)
     loaded = load_models(models, computing, model.checkpoint)
     show = partial(_shown, score_type=score_type, options=loaded.search_options(penalty))

@@ -91,11 +91,7 @@ def train(
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
-    environment = _rank_environment(processes, max_restarts)
-    if overwrite_output and resume_with_changes:
-        raise InputError(
-            "--overwrite-output starts a new run and --resume-with-changes resumes one; give one of them"
-        )
+    environment = _rank_environment(processes)
     loaded = recipe.load({"output": output})
     search = recipe.search_path
     hook = None if validation_hook is None else program_hook(validation_hook)
@@ -172,10 +168,8 @@ def _scratch() -> Iterator[Path]:
                 os.environ["ECONMT_CACHE"] = before
 
 
-def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
+def _rank_environment(processes: int | None) -> RankEnvironment | None:
     """Returns this process's rank environment, or None if it runs alone or is the launcher."""
-    if max_restarts and processes is None:
-        raise InputError("--max-restarts needs --processes; torchrun has an option of the same name")
     environment = rank_environment()
     if environment is not None and processes not in (None, environment.size):
         raise InputError(

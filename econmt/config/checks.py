@@ -1,29 +1,46 @@
-"""Checks across the sections of a recipe; each raises a ValueError that names the conflicting keys."""
+"""Checks across the sections of a recipe; the messages name the conflicting keys."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from econmt.config.conditions import conflicts
+from econmt.config.conditions import find_conflicts, idle_values
 from econmt.config.data import Data
-from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
 from econmt.config.text import data_kind, model_kind
-from econmt.config.yaml_reader import leaves
+from econmt.config.yaml_reader import MISPLACED, leaves
 
 
-def check_recipe(recipe: Any) -> None:
-    """Checks that sections and keys of a recipe agree."""
+def check_recipe(recipe: Any, *, accept_idle: bool) -> None:
+    """Checks that sections and keys of a recipe agree.
+
+    Args:
+        recipe: the recipe.
+        accept_idle: True for a recipe that an earlier version may have written, with values that have no effect.
+
+    Raises:
+        ValueError: sections are those of another task, or do not fit each other.
+        ValidationError: values cannot be combined, or would have no effect; with an error for each.
+    """
     _check_task(recipe)
-    for problem in conflicts(dict(leaves(recipe))):
-        raise ValueError(problem)
+    findings = list(find_conflicts(dict(leaves(recipe))))
+    if not accept_idle:
+        findings += [each for each in idle_values(recipe) if each.refused]
+    if findings:
+        kind: Any = MISPLACED
+        details = [
+            InitErrorDetails(type=PydanticCustomError(kind, "{problem}", each._asdict()), input=None)
+            for each in findings
+        ]
+        raise ValidationError.from_exception_data("Recipe", details)
     if isinstance(recipe.data, Data):
         _check_data(recipe.data, recipe)
 
 
 def _check_task(recipe: Any) -> None:
-    """Checks that the sections and keys of a recipe belong to its task."""
+    """Checks that the sections of a recipe belong to its task."""
     text = recipe.task == "language_model"
     needed_keys = ["data.source and data.target", "model.encoder and model.decoder"]
     if text:
@@ -32,11 +49,6 @@ def _check_task(recipe: Any) -> None:
     for kind, needed in zip((data_kind(recipe.data), model_kind(recipe.model)), needed_keys, strict=True):
         if (kind == "text") != text:
             raise ValueError(f"task: {recipe.task} needs {needed}")
-    schema: type[BaseModel] = type(recipe)
-    without_effect = marked_keys(schema, TRANSLATION if text else LANGUAGE_MODEL)
-    for key, _ in leaves(recipe, changed_only=True):
-        if key in without_effect:
-            raise ValueError(f"{key} has no effect with task: {recipe.task}; remove it")
 
 
 def _check_data(data: Data, recipe: Any) -> None:

@@ -9,7 +9,7 @@ field descriptions here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
@@ -48,7 +48,7 @@ from econmt.config.text import TextWords as TextWords
 from econmt.config.text import data_kind, model_kind
 from econmt.config.training import Training as Training
 from econmt.config.yaml_reader import dump_yaml, leaves, load_section
-from econmt.errors import InputError, printable, talk
+from econmt.errors import InputError
 
 OPS = {
     "encoder": ("lstm", "bidirectional_lstm"),
@@ -174,6 +174,10 @@ class Decoding(Section):
     )
 
 
+WRITTEN = "written"
+"""Context of the validation of a recipe that econmt has written, which may have values without effect."""
+
+
 class Recipe(Section):
     """Settings of one training run."""
 
@@ -209,8 +213,8 @@ class Recipe(Section):
         return self.model
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> Recipe:
-        check_recipe(self)
+    def _sections_fit(self, info: ValidationInfo) -> Recipe:
+        check_recipe(self, accept_idle=info.context == WRITTEN)
         return self
 
 
@@ -258,7 +262,7 @@ def find_recipe(name: Path | str) -> Path:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe given by path or by shipped name and applies ``key.sub=value`` overrides.
 
-    Values without effect are errors or print a note on standard error (:mod:`econmt.config.conditions`).
+    Values without effect are errors, or print a note on standard error (:mod:`econmt.config.conditions`).
 
     Raises:
         InputError: if anything is wrong, with one line for each mistake that names file and line (or the override) and
@@ -266,7 +270,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     file = find_recipe(path)
     text = _text_of(file)
-    return load_section(Recipe, text, str(file), overrides, remove=remove_keys, check=idle_values, note=_note)
+    return load_section(Recipe, text, str(file), overrides, remove=remove_keys, notes=_notes)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -276,7 +280,7 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text; errors name it ``where``."""
-    return load_section(Recipe, text, where, remove=remove_keys)
+    return load_section(Recipe, text, where, remove=remove_keys, context=WRITTEN)
 
 
 def _text_of(file: Path) -> str:
@@ -294,8 +298,8 @@ def _text_of(file: Path) -> str:
         raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
 
 
-def _note(text: str) -> None:
-    talk(printable(text))
+def _notes(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    return ((each.key, each.problem) for each in idle_values(recipe) if not each.refused)
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

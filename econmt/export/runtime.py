@@ -27,10 +27,11 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
-from econmt.config.recipe import CodesSubwords, Decoding, Recipe
+from econmt.config.conditions import RUNTIME, settings_text
+from econmt.config.recipe import Recipe
+from econmt.config.yaml_reader import leaves
 from econmt.data.files import whole_file, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
-from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.layout import dense
@@ -46,17 +47,6 @@ FILE_SUFFIX = ".pyz"
 """End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
-_CELLS = ("lstm", "gru", "ssru")
-_MAX_BEAM = 64
-"""Largest beam size, equal to econmt_runtime.library.MOST_WORDS."""
-_UNSUPPORTED_SEARCH = (
-    "block_ngram_repeat",
-    "min_output_length",
-    "ban_unk",
-    "unk_penalty",
-    "word_penalty",
-    "repetition_penalty",
-)
 _LARGEST_FILE = 1 << 30
 """Largest number of bytes that one file holds, equal to econmt_runtime.files.LARGEST."""
 _INTERPRETER = b"#!/usr/bin/env python3\n"
@@ -193,32 +183,12 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
     Raises:
         InputError: The runtime does not support a part of it.
     """
-    model, decoding = recipe.translation_model, recipe.decoding
-    for part, cell in (("encoder", model.encoder.cell), ("decoder", model.decoder.cell)):
-        if cell not in _CELLS:
-            raise InputError(f"{folder}: the runtime supports {part}s of {', '.join(_CELLS)}, not of {cell}")
-    if model.source_factors_num_embed:
-        raise InputError(f"{folder}: has source factors, which the runtime does not support")
-    for key, is_set in model.decoder_options.items():
-        if is_set:
-            raise InputError(f"{folder}: the runtime does not support its model.{key}")
-    if isinstance(recipe.data.subwords, CodesSubwords):
-        raise InputError(f"{folder}: the runtime does not support its data.subwords.type codes")
-    if decoding.beam_size > _MAX_BEAM:
-        raise InputError(
-            f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime supports at most {_MAX_BEAM}"
-        )
-    for name in _UNSUPPORTED_SEARCH:
-        if getattr(decoding, name) != Decoding.model_fields[name].default:
-            raise InputError(f"{folder}: the runtime does not support its decoding.{name}")
-    if SearchOptions.from_recipe(decoding).penalizes or decoding.beam_prune:
-        raise InputError(f"{folder}: its search has penalties or pruning, which the runtime does not support")
-    if decoding.beam_search_stop != "all":
-        raise InputError(
-            f"{folder}: its beam_search_stop is {decoding.beam_search_stop}; the runtime supports all only"
-        )
-    if model.encoder.bidirectional == "none" and model.encoder.residual:
-        raise InputError(f"{folder}: the runtime supports residual encoders only with a bidirectional layer")
+    values = dict(leaves(recipe))
+    for condition in RUNTIME:
+        if not condition.holds(values):
+            raise InputError(
+                f"{folder}: the runtime does not support {settings_text(condition, values)}; it needs {condition.text}"
+            )
 
 
 def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:

@@ -26,6 +26,7 @@ from typer.models import ParameterInfo
 
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import walk
+from econmt.options.option_rules import refuse_options
 
 Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
 RECIPE_FIELDS = {key: field for key, _, field in walk(Recipe)}
@@ -79,7 +80,12 @@ class RecipeKeys(NamedTuple):
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    """Command whose help shows the options of a group under the group's heading."""
+    """Command whose options are checked together, and whose help shows a group's options under its heading."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command, unless :func:`refuse_options` refuses its options."""
+        refuse_options(ctx, str(ctx.info_name))
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes arguments, groups in the order of the command, and all other options."""

@@ -19,6 +19,7 @@ from econmt.data.files import cache_folder
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
 from econmt.options.option_groups import argument, option
+from econmt.options.option_rules import given_parameters, option_name
 
 
 def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
@@ -29,10 +30,9 @@ def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
         why: text that follows the option's name in the message.
         names: the command's parameters that would change nothing.
     """
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{max(parameter.opts, key=len)} {why}")
+    for parameter in given_parameters(context):
+        if parameter.name in names:
+            raise InputError(f"{option_name(parameter)} {why}")
 
 
 OverridesArgument = Annotated[

@@ -310,7 +310,7 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
                 "valid",
                 "model.encoder.cell=sru",
             ],
-            "the runtime supports encoders of lstm, gru, ssru, not of sru",
+            "the runtime does not support model.encoder.cell: sru; it needs model.encoder.cell: lstm or gru or ssru",
         ),
     ],
 )
