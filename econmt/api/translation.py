@@ -10,16 +10,16 @@ from typing import Any, Literal, Union
 import torch
 from pydantic import ValidationError
 
-from econmt.api.fusion import load_fusion
-from econmt.checkpoint.checkpoints import LoadedModel, load_model
+from econmt.checkpoint.checkpoints import LoadedModel, load_model, load_task
+from econmt.checkpoint.hub import local_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
 from econmt.config.conditions import check_search
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary, read_glossary
-from econmt.data.text.subwords import fingerprint
-from econmt.data.text.vocabulary import normalized
+from econmt.data.text.subwords import fingerprint, target_vocabulary_file
+from econmt.data.text.vocabulary import Vocabulary, normalized
 from econmt.decoding.batches import batches_by_length as batches_by_length
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.requests import check_request
@@ -37,6 +37,7 @@ from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer
 from econmt.model import IncrementalModel
+from econmt.model.language_model import LanguageModel
 
 Checkpoint = Union[str, int, Path]
 """Checkpoint to load: "best", "last", the number of its update, or the path of a parameter file."""
@@ -418,3 +419,41 @@ class TrainedModel:
 def parameter_count(models: Iterable[torch.nn.Module]) -> int:
     """Counts the parameters of models."""
     return sum(parameter.numel() for model in models for parameter in model.parameters())
+
+
+def load_fusion(
+    name: Path | str,
+    weight: float,
+    device: torch.device,
+    precision: torch.dtype,
+    target: Vocabulary,
+    translation_folder: Path | None,
+) -> ShallowFusion:
+    """Loads a language model for :class:`~econmt.decoding.translator.Translator`.
+
+    Args:
+        name: its folder, or its name on the Hub. weight: factor of its log-probabilities.
+        device: device of the search. precision: type of its matrix products; the language model has no int8.
+        target: target vocabulary of the translation model, which the language model must have, too.
+        translation_folder: folder of the translation model, for messages; None: it was not loaded from one.
+
+    Raises:
+        InputError: the folder holds no language model, or its vocabulary is another one.
+    """
+    folder = local_model(name)
+    loaded = load_task(folder, "best", device)
+    if not isinstance(loaded.model, LanguageModel):
+        raise InputError(f"{folder}: holds a translation model; language_model takes a language model")
+    own = loaded.vocabularies.target
+    if own.size != target.size or own.tokens(range(own.size)) != target.tokens(range(target.size)):
+        file = target_vocabulary_file(folder)
+        other = "the target vocabulary of the translation model"
+        advice = "train the language model with that vocabulary"
+        if translation_folder is not None:
+            path = target_vocabulary_file(translation_folder)
+            other = str(path)
+            key = {".txt": "lists", ".model": "models"}.get(path.suffix)
+            if key is not None:
+                advice = f"train the language model with data.subwords.{key}: [{path}]"
+        raise InputError(f"{file}: differs from {other}, whose tokens a language model must have; {advice}")
+    return ShallowFusion(loaded.model, weight, torch.float32 if precision == torch.int8 else precision)

@@ -16,7 +16,6 @@ from econmt.config import limits
 from econmt.config.recipe import load_recipe
 from econmt.data.files import notice
 from econmt.engine.precision import precision_of_run
-from econmt.errors import InputError
 from econmt.options.option_groups import argument, option, with_option_groups
 from econmt.options.shared_options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of
 from econmt.training.choice import expected_updates
@@ -27,8 +26,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PROJECT_BENCHMARKS = ("layout", "lstm", "scan", "memory-task", "language-model", "parallel")
-"""Benchmarks of the project itself, which are available in a checkout of the source only."""
 
 
 @app.command("select")
@@ -126,17 +123,3 @@ def training_command(
     results = ("peak bytes", "feature map bytes", "of them attention", "failure")
     session.results(rows, (*label, *times, *results), "training steps")
     session.draw(rows, label=label, value="target tokens/s", title="training")
-
-
-def _elsewhere(context: typer.Context) -> None:
-    name = context.info_name
-    raise InputError(
-        f"econmt bench {name} measures the project itself and is not installed; in a checkout of econmt run "
-        f"python -m scripts.bench {name}"
-    )
-
-
-for _name in PROJECT_BENCHMARKS:
-    app.command(
-        _name, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-    )(_elsewhere)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from econmt.cli.computing import line_output
 from econmt.cli.text_models import load_reader
 from econmt.config import limits
 from econmt.data.text.vocabulary import EOS
 from econmt.options.option_groups import option
-from econmt.options.search_options import Drawing
+from econmt.options.search_options import DrawingKeys, TopTokens
 from econmt.options.shared_options import FloatComputing, ModelOption, OutputOption
 
 
@@ -20,7 +18,8 @@ def generate(
     length: int = option(
         100, help="Number of tokens to write, including ends of lines.", min=1, max=limits.INPUT_LENGTH
     ),
-    drawing: Drawing,
+    top_k: TopTokens = 0,
+    drawing: DrawingKeys,
     output: OutputOption = None,
     checkpoint: str = option(
         "best",
@@ -40,7 +39,7 @@ def generate(
         reader = load_reader(model, checkpoint, computing)
         line = reader.vocabulary.encode(prompt)
         reader.read(line)
-        for token in reader.write(length, **asdict(drawing)):
+        for token in reader.write(length, top_k=top_k, **drawing):
             if token == EOS:
                 write([reader.vocabulary.decode(line)])
                 line = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,8 +23,9 @@ from econmt.decoding.words import has_words
 from econmt.elsewhere import text_division
 from econmt.options.option_groups import option
 from econmt.options.search_options import (
-    HypothesisOptions,
-    LineBatches,
+    DrawingKeys,
+    HypothesisKeys,
+    LineKeys,
     Sampling,
     SearchComputing,
     SearchedModels,
@@ -80,9 +81,10 @@ def translate(
     text: TextInput,
     output: TranslationOutput,
     search: SearchKeys,
-    hypotheses: HypothesisOptions,
+    hypotheses: HypothesisKeys,
     sampling: Sampling,
-    lines: LineBatches,
+    drawing: DrawingKeys,
+    lines: LineKeys,
     rules: WordRules,
     computing: SearchComputing,
 ) -> None:
@@ -102,23 +104,21 @@ def translate(
     models = [*model.models, *([] if model.language_model is None else [model.language_model])]
     lines_out = line_output(output.output, read, models)
     loaded = load_models(model.models, computing, model.checkpoint)
-    needs_attention = hypotheses.replace_unk, hypotheses.markup, text.split_sentences, output.needs_attention
+    by_attention = hypotheses.get("replace_unk"), hypotheses.get("markup"), text.split_sentences
     avoid, glossary = rules.read()
     translator = loaded.translator(
         {
             **search,
-            **asdict(hypotheses),
+            **hypotheses,
+            **drawing,
+            **lines,
             "ensemble_mode": model.ensemble_mode,
             "split_sentences": text.split_sentences,
             "glossary_mode": rules.glossary_mode,
-            "attention": any(needs_attention),
+            "attention": any(by_attention) or output.needs_attention,
             "sample": sampling.top_k if sampling.sample else None,
-            "top_p": sampling.top_p,
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "lm_weight": 0.0 if model.language_model is None else model.lm_weight,
+            "lm_weight": model.lm_weight,
         },
-        **asdict(lines),
         avoid=avoid,
         glossary=glossary,
         restrict_lexicon=rules.restrict_lexicon,

@@ -13,12 +13,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from econmt.config import limits
-from econmt.config.checks import check_recipe
-from econmt.config.conditions import idle_values
+from econmt.config.conditions import find_conflicts, idle_values
 from econmt.config.data import CodesSubwords as CodesSubwords
 from econmt.config.data import Data as Data
 from econmt.config.data import Mixing as Mixing
@@ -47,7 +54,7 @@ from econmt.config.text import TextSubwords as TextSubwords
 from econmt.config.text import TextWords as TextWords
 from econmt.config.text import data_kind, model_kind
 from econmt.config.training import Training as Training
-from econmt.config.yaml_reader import dump_yaml, leaves, load_section
+from econmt.config.yaml_reader import MISPLACED, dump_yaml, leaves, load_section
 from econmt.errors import InputError
 
 OPS = {
@@ -214,8 +221,41 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self, info: ValidationInfo) -> Recipe:
-        check_recipe(self, accept_idle=info.context == WRITTEN)
+        text = self.task == "language_model"
+        needed_keys = ["data.source and data.target", "model.encoder and model.decoder"]
+        if text:
+            data_keys = "data.text, data.train and data.valid"
+            needed_keys = [data_keys, "model.size and model.layers, and no encoder and decoder"]
+        for kind, needed in zip((data_kind(self.data), model_kind(self.model)), needed_keys, strict=True):
+            if (kind == "text") != text:
+                raise ValueError(f"task: {self.task} needs {needed}")
+        findings = list(find_conflicts(dict(leaves(self))))
+        if info.context != WRITTEN:
+            findings += [each for each in idle_values(self) if each.refused]
+        if findings:
+            details = [
+                InitErrorDetails(type=PydanticCustomError(MISPLACED, "{problem}", each._asdict()), input=None)
+                for each in findings
+            ]
+            raise ValidationError.from_exception_data("Recipe", details)
+        if not text:
+            self._check_factors()
         return self
+
+    def _check_factors(self) -> None:
+        names, widths = self.pairs.source_factors, self.translation_model.source_factors_num_embed
+        if len(names) != len(widths):
+            raise ValueError(
+                f"data.source_factors has {len(names)} entries but model.source_factors_num_embed has {len(widths)}: "
+                "give one width for each factor"
+            )
+        embedding = self.translation_model.embedding
+        sums = self.translation_model.source_factors_combine == "sum"
+        if names and sums and set(widths) != {embedding}:
+            raise ValueError(
+                f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width "
+                f"must equal the width of source embeddings, {embedding}"
+            )
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Tag, ValidationError
@@ -87,7 +87,7 @@ MOST_ERRORS = 50
 """Maximum number of errors listed for one text."""
 
 
-MISPLACED = "misplaced"
+MISPLACED: Literal["misplaced"] = "misplaced"
 """Type of the errors of values that do not fit others, whose context has their ``key``, dotted."""
 
 

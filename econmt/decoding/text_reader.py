@@ -111,7 +111,7 @@ class TextReader:
 
     @torch.inference_mode()
     def write(
-        self, count: int, *, temperature: float, top_k: int, seed: int, top_p: float = 1.0
+        self, count: int, *, temperature: float = 1.0, top_k: int = 0, seed: int = 1, top_p: float = 1.0
     ) -> Iterator[int]:
         """Draws the next ids of the text from the ``top_k`` most probable ones, and reads them; 0 draws from all.
 

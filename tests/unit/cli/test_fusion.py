@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import econmt
-from econmt.api.fusion import load_fusion
+from econmt.api.translation import load_fusion
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny_text import TextRun

@@ -125,7 +125,7 @@ REFUSED = [
     ("bench training quickstart --csv mine.csv", "mine.csv: not a table of econmt bench"),
     ("bench select quickstart --byte-limit many", "--byte-limit:"),
     ("bench training nosuch", "nosuch: no such recipe"),
-    ("bench scan --device cuda", "in a checkout of econmt run python -m scripts.bench scan"),
+    ("bench scan --device cuda", "No such command 'scan'"),
     ("profile iwsl --estimate", "no such recipe; did you mean the shipped recipe iwslt?"),
     ("profile quickstart --fit 1GiB --batch 3", "--fit cannot be combined with --batch: it finds the batch"),
     ("profile quickstart --estimate --device cuda:x", "device 'cuda:x': unknown"),
