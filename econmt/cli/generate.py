@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from econmt.cli.computing import line_output
-from econmt.cli.text_models import load_reader
+from econmt.cli.computing import line_output, load_reader
 from econmt.config import limits
 from econmt.data.text.vocabulary import EOS
 from econmt.options.option_groups import option

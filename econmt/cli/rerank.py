@@ -10,8 +10,7 @@ from typing import Literal
 
 from econmt.api.commands import load_models
 from econmt.checkpoint.hub import local_model
-from econmt.cli.computing import counting_lines, line_chunks, line_output
-from econmt.cli.text_models import holds_language_model
+from econmt.cli.computing import counting_lines, holds_language_model, line_chunks, line_output
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.text.corpus import read_lines

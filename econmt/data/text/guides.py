@@ -9,7 +9,7 @@ from pathlib import Path
 
 from econmt.data.text.corpus import count_lines, different_lengths, read_lines
 from econmt.data.text.source_factors import word_numbers
-from econmt.data.text.vocabulary import WORD_START, Vocabulary, split_words
+from econmt.data.text.vocabulary import Vocabulary
 from econmt.errors import InputError
 
 Link = tuple[int, int]
@@ -44,11 +44,6 @@ class GuideFile:
         more = sum(1 for _ in self._lines)
         if more:
             raise different_lengths(self.path, self._read + more, self._source, self._read)
-
-
-def words_of_line(text: str, vocabulary: Vocabulary) -> int:
-    """Returns the number of words of a raw line to which alignments refer, those between spaces."""
-    return len(split_words(text.replace(WORD_START, " ") if vocabulary.of_pieces else text))
 
 
 def parse_links(line: str, where: str, source_words: int, target_words: int) -> list[Link]:
