@@ -364,8 +364,9 @@ class TrainedModel:
         """Loads the language model of a search; None without one, or if its weight is 0."""
         if language_model is None or not weight:
             return None
-        place = self.device, self.precision
-        return load_fusion(language_model, weight, *place, self.vocabularies.target, self._folder)
+        return load_fusion(
+            language_model, weight, self.device, self.precision, self.vocabularies.target, self._folder
+        )
 
     def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
         """Loads the shortlists of a lexicon file; None if ``path`` is None."""

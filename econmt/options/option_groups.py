@@ -33,7 +33,7 @@ Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
 RECIPE_FIELDS = {key: field for key, _, field in walk(Recipe)}
 """Fields of the recipe's schema by dotted key."""
 FIELDS = {f"decoding.{name}": field for name, field in SearchOptions.model_fields.items()} | RECIPE_FIELDS
-"""Those, and the options of searches that are no keys of a recipe."""
+"""Fields of the options that derive from a schema: the recipe's, and options of searches that are no keys of it."""
 
 
 def option(default: Any, *names: str, **settings: Any) -> Any:

@@ -77,7 +77,7 @@ def _parsed(content: bytes) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
     try:
-        return sentencepiece_model_pb2.ModelProto.FromString(content)
+        return sentencepiece_model_pb2.ModelProto.FromString(content)  # type: ignore[attr-defined]  # made when loaded
     except (DecodeError, UnicodeDecodeError):
         return None
 

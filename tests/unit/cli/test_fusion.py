@@ -115,6 +115,4 @@ def test_what_is_refused(
     with pytest.raises(InputError, match="lm_weight has no effect without language_model"):
         econmt.load(word_model, device="cpu").translate(["a"], lm_weight=0.5)
     with pytest.raises(InputError, match="cannot be combined with restrict_lexicon"):
-        econmt.load(word_model, device="cpu").translate(
-            ["a"], language_model=language_model, restrict_lexicon="l"
-        )
+        econmt.load(word_model).translate(["a"], language_model=language_model, restrict_lexicon="l")

@@ -135,22 +135,13 @@ def test_help_is_that_of_the_recipe() -> None:
 
 
 def test_every_key_of_the_search_is_an_option_of_translate() -> None:
-    keys = SearchKeys.__metadata__[0].names  # type: ignore[attr-defined]
-    others = {field.name for kind in (Sampling, SearchedModels) for field in fields(kind)} - {
-        "models",
-        "checkpoint",
-        "language_model",
-    }
-    for group in (HypothesisKeys, DrawingKeys, LineKeys):
-        others |= set(group.__metadata__[0].names)  # type: ignore[attr-defined]
-    known = set(SearchOptions.model_fields)
+    groups = (SearchKeys, HypothesisKeys, DrawingKeys, LineKeys)
+    keys, *others = (set(group.__metadata__[0].names) for group in groups)  # type: ignore[attr-defined]
+    named = {field.name for kind in (Sampling, SearchedModels) for field in fields(kind)}
+    elsewhere = {"attention", "avoid", "continuous", "glossary_mode", "split_sentences"}
     assert {f"decoding.{name}" for name in keys} == {
         key for key in RECIPE_FIELDS if key.startswith("decoding.")
     } - {"decoding.batch_size", "decoding.max_input_length"}
-    assert set(keys) | others | {
-        "attention",
-        "avoid",
-        "continuous",
-        "glossary_mode",
-        "split_sentences",
-    } == known | {"top_k"}
+    assert keys.union(*others, elsewhere, named - {"models", "checkpoint", "language_model"}) == set(
+        SearchOptions.model_fields
+    ) | {"top_k"}

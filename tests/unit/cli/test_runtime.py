@@ -235,11 +235,7 @@ def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Pat
     for variant, decoding, message in (
         ("qrnn", {}, "model.decoder.cell: qrnn; it needs model.decoder.cell: lstm or gru or ssru"),
         ("gated", {}, "does not support model.decoder.context_gating: true"),
-        (
-            "additive",
-            {"beam_prune": 1.0},
-            "does not support decoding.beam_prune: 1.0; it needs decoding.beam_prune: 0",
-        ),
+        ("additive", {"beam_prune": 1.0}, "decoding.beam_prune: 1.0; it needs decoding.beam_prune: 0"),
         ("additive", {"min_output_length": 2}, "does not support decoding.min_output_length: 2"),
         ("additive", {"word_penalty": 0.5}, "does not support decoding.word_penalty: 0.5"),
         ("additive", {"repetition_penalty": 1.5}, "does not support decoding.repetition_penalty: 1.5"),
