@@ -83,7 +83,9 @@ def export_runtime(
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
     library = _library()
-    tensors = _tensors(loaded.model)
+    bottom = search_layers(loaded.model.decoder)[0].input
+    search = SearchWeights.of(loaded.model.decoder, loaded.model.decoder.attention.query, bottom)
+    tensors = _tensors(loaded.model, search)
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
@@ -91,7 +93,7 @@ def export_runtime(
         kind = torch.int16 if loaded.vocabularies.target.size <= SHORT_IDS else torch.int32
         tensors["lexicon"] = table[:, :top].to(kind)
     files = vocabulary_files(folder)
-    config = _config(loaded.model, loaded.recipe, [path.name for path in files])
+    config = _config(loaded.model, loaded.recipe, [path.name for path in files], search.asked)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
@@ -201,7 +203,7 @@ def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
 
 
 @torch.no_grad()
-def _tensors(model: TranslationModel) -> dict[str, Tensor]:
+def _tensors(model: TranslationModel, search: SearchWeights) -> dict[str, Tensor]:
     """Returns the weights under the runtime's names, in float32."""
     made: dict[str, Tensor] = {}
     encoder, decoder, attention = model.encoder, model.decoder, model.decoder.attention
@@ -222,7 +224,6 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             made[f"{name}.recur.bias"] = weights.bias
         else:
             _layer(made, name, weights)
-    search = SearchWeights.of(decoder, attention.query, layers[0].input)
     if search.fed is not None:
         made["decoder.0.read.weight"] = dense(search.word)
         recurrent = torch.cat([dense(search.fed), made["decoder.0.recur.weight"]], 1)
@@ -266,11 +267,9 @@ def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return quantized
 
 
-def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
+def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str], asked: int) -> dict[str, Any]:
     """Returns the content of ``model.json``, without checksums."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
-    bottom = search_layers(model.decoder)[0].input
-    asked = SearchWeights.of(model.decoder, attention.query, bottom).asked
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,

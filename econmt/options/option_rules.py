@@ -5,7 +5,7 @@ Options are named as on the command line. Keys of recipes and options of searche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from econmt.config.conditions import PROCESSES, Condition, any_of, is_set, one_of
@@ -72,6 +72,12 @@ OPTION_NEEDS: dict[str, dict[str, Condition]] = {
         "--lexicon-topk": is_set("--lexicon"),
     },
     "train": {"--max-restarts": is_set(PROCESSES)},
+    "distill": {
+        "--beam-size --nbest-size --batch-size --codes --precision --target": _only(
+            "models; the program of --command takes options of its own", unless="--command"
+        ),
+        "--nbest-size": is_set("--target"),
+    },
 }
 """Conditions under which options of a command, separated by spaces, have an effect; without it they are errors."""
 
@@ -94,40 +100,24 @@ OPTION_CONFLICTS: dict[str, list[tuple[str, str, str]]] = {
 """Options of a command, others that each cannot be combined with, and the reason."""
 
 
-def check_options(command: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a message for each given option of a command that has no effect or does not fit the others.
-
-    Args:
-        command: name in :data:`OPTION_NEEDS`. given: values of the options on the command line, by their names.
-    """
-    for names, needs in OPTION_NEEDS.get(command, {}).items():
-        if not needs.holds(given):
-            advice = "give that too, or leave it out" if needs.keys else "leave it out"
-            yield from (f"{name} is for {needs.text}; {advice}" for name in names.split() if name in given)
-    for one, others, reason in OPTION_CONFLICTS.get(command, []):
-        for other in others.split():
-            if one in given and other in given:
-                yield f"{one} cannot be combined with {other}{reason}; leave out one of them"
-
-
-def given_parameters(context: Any) -> list[Any]:
-    """Returns the parameters of a command that are given on the command line."""
-    sources = ((each, context.get_parameter_source(each.name or "")) for each in context.command.params)
-    return [each for each, source in sources if source is not None and source.name == "COMMANDLINE"]
-
-
-def option_name(parameter: Any) -> str:
-    """Returns the name of an option in messages."""
-    return str(max(parameter.opts, key=len))
-
-
 def refuse_options(context: Any, command: str) -> None:
-    """Raises InputError if a given option has no effect or does not fit the others.
+    """Raises InputError if an option given on the command line has no effect or does not fit the others.
 
     Args:
         context: context of the command.
         command: its name in :data:`OPTION_NEEDS`.
     """
-    given = {option_name(each): context.params[each.name] for each in given_parameters(context)}
-    for problem in check_options(command, given):
-        raise InputError(problem)
+    given = {
+        max(each.opts, key=len): context.params[each.name]
+        for each in context.command.params
+        if getattr(context.get_parameter_source(each.name), "name", "") == "COMMANDLINE"
+    }
+    for names, needs in OPTION_NEEDS.get(command, {}).items():
+        idle = [name for name in names.split() if name in given]
+        if idle and not needs.holds(given):
+            advice = "give that too, or leave it out" if needs.keys else "leave it out"
+            raise InputError(f"{idle[0]} is for {needs.text}; {advice}")
+    for one, others, reason in OPTION_CONFLICTS.get(command, []):
+        both = [other for other in others.split() if one in given and other in given]
+        if both:
+            raise InputError(f"{one} cannot be combined with {both[0]}{reason}; leave out one of them")

@@ -19,21 +19,6 @@ from econmt.data.files import cache_folder
 from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
 from econmt.options.option_groups import argument, option
-from econmt.options.option_rules import given_parameters, option_name
-
-
-def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
-    """Raises InputError if an option that would change nothing was given.
-
-    Args:
-        context: context of the command.
-        why: text that follows the option's name in the message.
-        names: the command's parameters that would change nothing.
-    """
-    for parameter in given_parameters(context):
-        if parameter.name in names:
-            raise InputError(f"{option_name(parameter)} {why}")
-
 
 OverridesArgument = Annotated[
     list[str] | None,

@@ -17,8 +17,8 @@ from econmt.data.text.annotation import AlignedTerms, GlossaryTerms, Terms, anno
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
 from econmt.data.text.glossary import read_glossary
-from econmt.data.text.guides import GuideFile, check_words, parse_links, parse_weight
-from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors, words_of_line
+from econmt.data.text.guides import GuideFile, check_words, parse_links, parse_weight, with_factors
+from econmt.data.text.source_factors import count_of_ids, encode_sources, words_of_line
 from econmt.data.text.vocabulary import EOS, UNK, Vocabularies, normalized, split_words
 from econmt.errors import InputError
 

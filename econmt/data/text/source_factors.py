@@ -6,9 +6,8 @@ Subwords get the factors of their word. A token and its factors form one joint i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from econmt.data.text.corpus import Corpus, different_lengths, read_lines
 from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
@@ -140,21 +139,6 @@ def with_factors_of(ids: Sequence[int], cut: Sequence[int], vocabulary: Vocabula
 def words_of_line(text: str, vocabulary: Vocabulary) -> list[str]:
     """Splits a raw line into words, to which factors and alignments refer; for subwords U+2581 is a space, too."""
     return split_words(text.replace(WORD_START, " ") if vocabulary.of_pieces else text)
-
-
-def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:
-    """Yields the pairs of a corpus as tuples of source, target and one line of factors from the file of each stream."""
-    streams = [read_lines(path) for path in corpus.factors]
-    number = 0
-    for number, pair in enumerate(pairs, 1):
-        lines = [next(stream, None) for stream in streams]
-        for path, line in zip(corpus.factors, lines, strict=True):
-            if line is None:
-                raise different_lengths(path, number - 1, corpus.source, number + sum(1 for _ in pairs))
-        yield *pair, *(line for line in lines if line is not None)
-    for path, stream in zip(corpus.factors, streams, strict=True):
-        if rest := sum(1 for _ in stream):
-            raise different_lengths(path, number + rest, corpus.source, number)
 
 
 def _count(number: int, name: str) -> str:
