@@ -259,18 +259,21 @@ class TrainedModel:
         for name, side in (("sources", requests), ("targets", map(Request, targets))):
             for number, request in enumerate(side):
                 check_request(request, f"{name}[{number}]")
-        scorer = Scorer(
-            [each.model for each in self.loaded],
-            self.vocabularies,
-            self.device,
-            self.precision,
-            batch_size=batch_size or self.recipe.decoding.batch_size,
-            mode=ensemble_mode,
-            warn=warnings.warn,
-        )
+        scorer = self.scorer(batch_size, ensemble_mode, warnings.warn)
         texts = [each.text for each in requests]
         encoded = self.vocabularies.target.encode_many(list(targets))
         return scorer.score_ids(texts, encoded, factors=[each.factors for each in requests])
+
+    def scorer(
+        self,
+        batch_size: int | None = None,
+        mode: EnsembleMode = "linear",
+        warn: Callable[[str], None] | None = None,
+    ) -> Scorer:
+        """Returns a scorer of sentence pairs with the model's batch size unless another one is given."""
+        size = batch_size or self.recipe.decoding.batch_size
+        settings = self.models, self.vocabularies, self.device, self.precision
+        return Scorer(*settings, batch_size=size, mode=mode, warn=warn)
 
     def generate(
         self,

@@ -137,10 +137,4 @@ def _scorer(folders: Sequence[Path], computing: FloatComputing, batch_size: int 
         raise InputError(
             f"{folders[0]}: needs source factors, which n-best lists do not have; give another model"
         )
-    return Scorer(
-        loaded.models,
-        loaded.vocabularies,
-        loaded.device,
-        loaded.precision,
-        batch_size=batch_size or loaded.recipe.decoding.batch_size,
-    )
+    return loaded.scorer(batch_size)

@@ -111,15 +111,7 @@ def score(
         score = pair.log_probability / float(length_penalty(pair.length, options))
         return _shown(pair, score_type, {"score": score})
 
-    scorer = Scorer(
-        loaded.models,
-        loaded.vocabularies,
-        loaded.device,
-        loaded.precision,
-        batch_size=batch_size or loaded.recipe.decoding.batch_size,
-        mode=model.ensemble_mode,
-        warn=lambda text: notice(f"warning: {text}"),
-    )
+    scorer = loaded.scorer(batch_size, model.ensemble_mode, lambda text: notice(f"warning: {text}"))
     most = max_input_length or loaded.recipe.decoding.max_input_length
     factors = FactorFiles(pairs.source_factors, loaded.recipe.pairs.source_factors, option="--source-factors")
     with counting_lines("scoring", pairs.target, "pairs", lines_out) as done, lines_out as write:
