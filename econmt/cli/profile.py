@@ -276,9 +276,8 @@ class ProfiledStep:
                         failures.attempt(technique, self.trace, technique, figures.profiles, trace, rank, say)
                         figures.traced = technique not in failures.errors
                     if on_gpu:
-                        figures.kernels = (
-                            failures.attempt(technique, self.kernels, technique, rank, say) or []
-                        )
+                        step = self.workload.task, technique, self.workload.shape, self.device, say, rank
+                        figures.kernels = failures.attempt(technique, kernels, *step) or []
             except KeyboardInterrupt:
                 if not figures.profiles:
                     raise
@@ -349,10 +348,6 @@ class ProfiledStep:
         step = Step(self.workload.task, shape, self.device, rank)
         step.use(technique)
         step.trace(path)
-
-    def kernels(self, technique: Technique, rank: Rank, say: Say) -> list[KernelTimes]:
-        """Measures the kernels of a step on a GPU."""
-        return kernels(self.workload.task, technique, self.workload.shape, self.device, say, rank)
 
     def fits(self, rows: Sequence[Technique], budget: int) -> dict[Technique, list[Fit]]:
         """Finds the largest batch, of all ranks together, of each bucket by each technique."""
