@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from econmt.cli.computing import line_output, load_reader
 from econmt.config import limits
-from econmt.data.text.vocabulary import EOS
 from econmt.options.option_groups import option
 from econmt.options.search_options import DrawingKeys, TopTokens
 from econmt.options.shared_options import FloatComputing, ModelOption, OutputOption
@@ -35,14 +34,7 @@ def generate(
       econmt generate -m runs/wikitext2 --prompt "The city" --length 50 --top-k 50
     """
     with line_output(output, [], [model]) as write:
-        reader = load_reader(model, checkpoint, computing)
-        line = reader.vocabulary.encode(prompt)
-        reader.read(line)
-        for token in reader.write(length, top_k=top_k, **drawing):
-            if token == EOS:
-                write([reader.vocabulary.decode(line)])
-                line = []
-            else:
-                line.append(token)
-        if line:
-            write([reader.vocabulary.decode(line)])
+        for line in load_reader(model, checkpoint, computing).continued(
+            prompt, length, top_k=top_k, **drawing
+        ):
+            write([line])

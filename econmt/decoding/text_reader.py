@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -108,6 +108,19 @@ class TextReader:
         for text, ids in zip(texts, encoded, strict=True):
             token_scores = [next(scores) for _ in range(len(ids) + 1)]
             yield ScoredLine(self.vocabulary.tokens(ids), token_scores, len(split_words(text)) + 1)
+
+    def continued(self, prompt: str, length: int, **drawing: Any) -> Iterator[str]:
+        """Yields the lines of a text that begins with ``prompt`` and has ``length`` more tokens of :meth:`write`."""
+        line = self.vocabulary.encode(prompt)
+        self.read(line)
+        for token in self.write(length, **drawing):
+            if token == EOS:
+                yield self.vocabulary.decode(line)
+                line = []
+            else:
+                line.append(token)
+        if line:
+            yield self.vocabulary.decode(line)
 
     @torch.inference_mode()
     def write(
