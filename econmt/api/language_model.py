@@ -145,19 +145,8 @@ class TrainedLanguageModel(TrainedModel):
         drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         return "\n".join(self.reader().continued(prompt, length, **drawing))
 
-    def _refuse(self) -> NoReturn:
+    def _options(self, search: Any, files: Any) -> NoReturn:  # noqa: ARG002
+        """Raises InputError where a translation model takes the options of a search."""
         raise InputError(
             f"{self.recipe.name}: is a language model, which does not translate; use score or generate"
         )
-
-    def translate(self, lines: Any, **_: Any) -> NoReturn:  # noqa: ARG002
-        """Raises InputError, since a language model does not translate."""
-        self._refuse()
-
-    def translator(self, search: Any, **_: Any) -> NoReturn:  # noqa: ARG002
-        """Raises InputError, since a language model does not translate."""
-        self._refuse()
-
-    def search_options(self, search: Any) -> NoReturn:  # noqa: ARG002
-        """Raises InputError, since a language model does not search."""
-        self._refuse()
