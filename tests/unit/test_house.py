@@ -23,9 +23,9 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 39553,
+    "econmt": 39184,
     "econmt_serve": 3816,
-    "econmt_distill": 1949,
+    "econmt_distill": 1941,
     "memory": 5833,
     "runtime": 2261,
     "ops": 26707,
