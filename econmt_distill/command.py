@@ -24,7 +24,6 @@ from econmt.api.commands import (
     print_table,
     printable,
     recipe_option,
-    refuse_idle,
     table_console,
 )
 from econmt.api.saved_model import local_model
@@ -127,7 +126,6 @@ class StudentOptions:
 
 
 def distill(
-    context: typer.Context,
     teacher: Path | None = argument(
         None,
         help="Teacher: folder of a model of econmt, transformers or CTranslate2, or hf://OWNER/NAME.",
@@ -165,7 +163,7 @@ def distill(
         teacher, changes = None, [str(teacher), *changes]  # there is no TEACHER before them
     also = tuple(text.also or ())
     wanted = Distillation(
-        _teacher(context, teacher, text, teaching, device, threads),
+        _teacher(teacher, text, teaching, device, threads),
         StudentChoice(student.recipe, tuple(changes), text.valid, text.test, also, device, threads),
         text.source,
         text.target,
@@ -192,7 +190,6 @@ def distill(
 
 
 def _teacher(
-    context: typer.Context,
     folder: Path | None,
     text: TextOptions,
     teaching: TeacherOptions,
@@ -206,12 +203,7 @@ def _teacher(
     """
     if (folder is None) == (teaching.command is None):
         raise InputError("give either a TEACHER, the folder of a model, or a program as --command")
-    if text.target is None:
-        refuse_idle(context, "is for --target; give that too, or leave it out", "nbest_size")
     if teaching.command is not None:
-        why = "is for models; leave it out, or give the option to the program of --command"
-        names = "beam_size", "nbest_size", "batch_size", "codes", "precision", "target"
-        refuse_idle(context, why, *names)
         return TeacherChoice(command=teaching.command)
     assert folder is not None
     choice = TeacherChoice(
@@ -225,8 +217,8 @@ def _teacher(
         teaching.precision,
         _codes(teaching.codes),
     )
-    if choice.kind == "econmt":
-        refuse_idle(context, "is for models of other toolkits; leave it out", "codes")
+    if choice.kind == "econmt" and teaching.codes is not None:
+        raise InputError("--codes is for models of other toolkits; leave it out")
     return choice if text.target is None else choice.with_nbest(teaching.nbest_size)
 
 

@@ -37,7 +37,7 @@ from econmt.checkpoint.checkpoints import load_model, load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors
-from econmt.cli.inspection import inspect_folder
+from econmt.cli.info import inspect_folder
 from econmt.cli.main import main as command
 from econmt.config.json_reader import parse_json
 from econmt.config.recipe import Recipe, load_recipe, parse_recipe, recipe_text

@@ -50,7 +50,6 @@ from econmt.options.search_options import WordLists as WordLists
 from econmt.options.shared_options import Computing as Computing
 from econmt.options.shared_options import DataDirOption as DataDirOption
 from econmt.options.shared_options import OverridesArgument as OverridesArgument
-from econmt.options.shared_options import refuse_idle as refuse_idle
 from econmt.training.interrupts import Interrupted as Interrupted
 from econmt.training.interrupts import Interrupts as Interrupts
 from econmt_memory.report.layout import print_table as print_table

@@ -151,15 +151,15 @@ def load(
         model = econmt.load("runs/multi30k", device="cpu")
         ensemble = econmt.load(["runs/a", "runs/b"], ["best", 3000])
     """
-    if not is_list_of([model] if isinstance(model, (str, Path)) else model, (str, Path)):
+    names = [model] if isinstance(model, (str, Path)) else model
+    if not is_list_of(names, (str, Path)):
         raise InputError(f"model {model!r}: expected a model folder, or a list of them")
     checkpoints = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
     if isinstance(checkpoint, bool) or not is_list_of(checkpoints, (str, int, Path)):
         raise InputError(
             f"checkpoint {checkpoint!r}: expected best, last, the number of an update, or a file"
         )
-    folders = [local_model(name) for name in ([model] if isinstance(model, (str, Path)) else model)]
-    chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
+    folders, chosen = [local_model(name) for name in names], list(checkpoints)
     if not folders:
         raise InputError("no model folder is given; give at least one")
     if len(chosen) not in (1, len(folders)):

@@ -18,7 +18,6 @@ from econmt.api.translation import (
 )
 from econmt.checkpoint.checkpoints import LoadedTask, load_task
 from econmt.config import limits
-from econmt.data.text.vocabulary import EOS
 from econmt.decoding.requests import Request, check_request
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.engine.devices import resolve_device
@@ -143,29 +142,11 @@ class TrainedLanguageModel(TrainedModel):
         limits.check_number("top_p", top_p, 1.0, above=True)
         limits.check_number("seed", seed, limits.SEED, whole=True)
         limits.check_number("temperature", temperature, limits.TEMPERATURE, above=True)
-        reader = self.reader()
-        lines = [reader.vocabulary.encode(prompt)]
-        reader.read(lines[0])
-        for token in reader.write(length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed):
-            if token == EOS:
-                lines.append([])
-            else:
-                lines[-1].append(token)
-        return "\n".join(map(reader.vocabulary.decode, lines)).removesuffix("\n")
+        drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        return "\n".join(self.reader().continued(prompt, length, **drawing))
 
-    def _refuse(self) -> NoReturn:
+    def _options(self, search: Any, files: Any) -> NoReturn:  # noqa: ARG002
+        """Raises InputError where a translation model takes the options of a search."""
         raise InputError(
             f"{self.recipe.name}: is a language model, which does not translate; use score or generate"
         )
-
-    def translate(self, lines: Any, **_: Any) -> NoReturn:  # noqa: ARG002
-        """Raises InputError, since a language model does not translate."""
-        self._refuse()
-
-    def translator(self, search: Any, **_: Any) -> NoReturn:  # noqa: ARG002
-        """Raises InputError, since a language model does not translate."""
-        self._refuse()
-
-    def search_options(self, search: Any) -> NoReturn:  # noqa: ARG002
-        """Raises InputError, since a language model does not search."""
-        self._refuse()

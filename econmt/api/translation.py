@@ -10,16 +10,16 @@ from typing import Any, Literal, Union
 import torch
 from pydantic import ValidationError
 
-from econmt.api.fusion import load_fusion
-from econmt.checkpoint.checkpoints import LoadedModel, load_model
+from econmt.checkpoint.checkpoints import LoadedModel, load_model, load_task
+from econmt.checkpoint.hub import local_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
-from econmt.config.conditions import SEARCH_RULES, idle_keys
+from econmt.config.conditions import check_search
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import complaints
 from econmt.data.text.glossary import Glossary, read_glossary
-from econmt.data.text.subwords import fingerprint
-from econmt.data.text.vocabulary import normalized
+from econmt.data.text.subwords import fingerprint, target_vocabulary_file
+from econmt.data.text.vocabulary import Vocabulary, normalized
 from econmt.decoding.batches import batches_by_length as batches_by_length
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.requests import check_request
@@ -37,6 +37,7 @@ from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer
 from econmt.model import IncrementalModel
+from econmt.model.language_model import LanguageModel
 
 Checkpoint = Union[str, int, Path]
 """Checkpoint to load: "best", "last", the number of its update, or the path of a parameter file."""
@@ -258,18 +259,21 @@ class TrainedModel:
         for name, side in (("sources", requests), ("targets", map(Request, targets))):
             for number, request in enumerate(side):
                 check_request(request, f"{name}[{number}]")
-        scorer = Scorer(
-            [each.model for each in self.loaded],
-            self.vocabularies,
-            self.device,
-            self.precision,
-            batch_size=batch_size or self.recipe.decoding.batch_size,
-            mode=ensemble_mode,
-            warn=warnings.warn,
-        )
+        scorer = self.scorer(batch_size, ensemble_mode, warnings.warn)
         texts = [each.text for each in requests]
         encoded = self.vocabularies.target.encode_many(list(targets))
         return scorer.score_ids(texts, encoded, factors=[each.factors for each in requests])
+
+    def scorer(
+        self,
+        batch_size: int | None = None,
+        mode: EnsembleMode = "linear",
+        warn: Callable[[str], None] | None = None,
+    ) -> Scorer:
+        """Returns a scorer of sentence pairs with the model's batch size unless another one is given."""
+        size = batch_size or self.recipe.decoding.batch_size
+        settings = self.models, self.vocabularies, self.device, self.precision
+        return Scorer(*settings, batch_size=size, mode=mode, warn=warn)
 
     def generate(
         self,
@@ -324,7 +328,8 @@ class TrainedModel:
         if not isinstance(language_model, (Path, str, type(None))):
             raise InputError("language_model expects the folder of a language model")
         search = {**search, **further} if isinstance(search, Mapping) else search
-        options = self._options(search, language_model)
+        facts = {"language_model": language_model, "restrict_lexicon": restrict_lexicon}
+        options = self._options(search, {**facts, "restrict_lexicon_topk": restrict_lexicon_topk})
         if language_model is not None and search.get("lm_weight") is None:
             options = options.changed(lm_weight=LM_WEIGHT)
         options = options.changed(avoid=tuple(avoid) or options.avoid)
@@ -362,16 +367,13 @@ class TrainedModel:
         """Loads the language model of a search; None without one, or if its weight is 0."""
         if language_model is None or not weight:
             return None
-        place = self.device, self.precision
-        return load_fusion(language_model, weight, *place, self.vocabularies.target, self._folder)
+        return load_fusion(
+            language_model, weight, self.device, self.precision, self.vocabularies.target, self._folder
+        )
 
     def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
         """Loads the shortlists of a lexicon file; None if ``path`` is None."""
         limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
-        if path is None and top is not None:
-            raise InputError(
-                "restrict_lexicon_topk has no effect without restrict_lexicon; give that too, or remove it"
-            )
         if path is None:
             return None
         if not self._vocabulary:
@@ -393,44 +395,69 @@ class TrainedModel:
 
             options = model.search_options({"beam_size": 10, "length_penalty_alpha": 0.8})
         """
-        return self._options(search, None)
+        return self._options(search, {})
 
-    def _options(self, search: Mapping[str, Any], language_model: Path | str | None) -> SearchOptions:
-        """Returns the options of a search, which may have a language model; see :meth:`search_options`."""
+    def _options(self, search: Mapping[str, Any], files: Mapping[str, Any]) -> SearchOptions:
+        """Returns the options of a search with ``files``, by name, and their options; see :meth:`search_options`."""
         if not isinstance(search, Mapping):
             raise InputError(f"search {search!r}: expected options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in search.items() if value is not None}
+        given = {**changes, **{name: value for name, value in files.items() if value is not None}}
         top_k = changes.pop("top_k", None)
         if changes.get("sample") is True:  # as on the command line; a number is the top k itself
             changes["sample"] = top_k or 0
-        elif top_k is not None:
-            raise InputError("top_k has no effect without sample=True; add that, or remove top_k")
         elif changes.get("sample") is False:
             del changes["sample"]
         try:
             options = SearchOptions.from_recipe(self.recipe.decoding).changed(**changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
-        given = {**changes, "sample": options.sample, "language_model": language_model}
-        _refuse_idle(given, options)
+        fields = SearchOptions.model_fields
+        chosen = [name for name in given if name not in fields or given[name] != fields[name].default]
+        values = {**dict(options), **files, "sample": given.get("sample") or options.sample}
+        for problem in check_search(values, chosen):
+            raise InputError(problem)
         return options
-
-
-def _refuse_idle(given: Mapping[str, Any], options: SearchOptions) -> None:
-    """Rejects search options that were given and have no effect.
-
-    Raises:
-        InputError: if there is one; the message names it and what it needs.
-    """
-    values = {f"decoding.{name}": value for name, value in [*options, *given.items()]}
-    idle = idle_keys(values, SEARCH_RULES)
-    for name, value in given.items():
-        field, key = SearchOptions.model_fields.get(name), f"decoding.{name}"
-        if key in idle and value is not None and (field is None or value != field.default):
-            needs = SEARCH_RULES[key].needs.text.replace("decoding.", "")
-            raise InputError(f"{name} has no effect without {needs}; add that, or remove {name}")
 
 
 def parameter_count(models: Iterable[torch.nn.Module]) -> int:
     """Counts the parameters of models."""
     return sum(parameter.numel() for model in models for parameter in model.parameters())
+
+
+def load_fusion(
+    name: Path | str,
+    weight: float,
+    device: torch.device,
+    precision: torch.dtype,
+    target: Vocabulary,
+    translation_folder: Path | None,
+) -> ShallowFusion:
+    """Loads a language model for :class:`~econmt.decoding.translator.Translator`.
+
+    Args:
+        name: its folder, or its name on the Hub. weight: factor of its log-probabilities.
+        device: device of the search. precision: type of its matrix products; the language model has no int8.
+        target: target vocabulary of the translation model, which the language model must have, too.
+        translation_folder: folder of the translation model, for messages; None: it was not loaded from one.
+
+    Raises:
+        InputError: the folder holds no language model, or its vocabulary is another one.
+    """
+    folder = local_model(name)
+    loaded = load_task(folder, "best", device)
+    if not isinstance(loaded.model, LanguageModel):
+        raise InputError(f"{folder}: holds a translation model; language_model takes a language model")
+    own = loaded.vocabularies.target
+    if own.size != target.size or own.tokens(range(own.size)) != target.tokens(range(target.size)):
+        file = target_vocabulary_file(folder)
+        other = "the target vocabulary of the translation model"
+        advice = "train the language model with that vocabulary"
+        if translation_folder is not None:
+            path = target_vocabulary_file(translation_folder)
+            other = str(path)
+            key = {".txt": "lists", ".model": "models"}.get(path.suffix)
+            if key is not None:
+                advice = f"train the language model with data.subwords.{key}: [{path}]"
+        raise InputError(f"{file}: differs from {other}, whose tokens a language model must have; {advice}")
+    return ShallowFusion(loaded.model, weight, torch.float32 if precision == torch.int8 else precision)

@@ -1,1 +1,1 @@
-"""Benchmarks of a user's machine: layouts of products, choices of auto, training steps; ``rows`` shows the results."""
+"""Benchmarks of a user's machine: choices of auto, training steps; ``rows`` shows the results."""

@@ -50,7 +50,7 @@ from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import REMEDIES, InputError, TrainingError
 from econmt.model import TranslationModel
 from econmt.tasks.protocol import Task
-from econmt.tasks.registry import TASKS
+from econmt.tasks.registry import task_of
 
 _CARRIED = "carried/"
 """Prefix of carried tensors in the optimizer's file."""
@@ -292,7 +292,7 @@ def load_task(
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(model_folder.path)
     with _SkipInitialization():
-        task = TASKS[recipe.task](recipe, vocabularies)
+        task = task_of(recipe, vocabularies)
         model = task.build_model()
     load_parameters(model, tensors, path)
     return LoadedTask(model.to(device).eval(), vocabularies, task, metadata.get("quantized", ""))

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
+from pydantic import Field
 
+from econmt.api.commands import warn_of_slowness
 from econmt.bench import selection, training
-from econmt.bench.rows import Row, Say
-from econmt.cli.measuring import BenchSession, Seconds
+from econmt.bench.rows import Row, Say, append_csv, circumstances, csv_text, draw, read_csv, table
 from econmt.cli.workload import find_workload
 from econmt.config import limits
 from econmt.config.recipe import load_recipe
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
+from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
-from econmt.errors import InputError
 from econmt.options.option_groups import argument, option, with_option_groups
-from econmt.options.shared_options import BatchChoice, OverridesArgument, RecipeChoice, bytes_of
+from econmt.options.shared_options import (
+    AllCoresOption,
+    BatchChoice,
+    DeviceOption,
+    RecipeChoice,
+    bytes_of,
+    check_picture,
+    check_writable,
+)
 from econmt.training.choice import expected_updates
+from econmt_memory.report.layout import print_table, table_console
 
 app = typer.Typer(
     help="Measure on this machine: what auto chooses, training steps. Prints a table on a terminal, CSV into a pipe.",
@@ -27,16 +42,74 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PROJECT_BENCHMARKS = ("layout", "lstm", "scan", "memory-task", "language-model", "parallel")
-"""Benchmarks of the project itself, which are available in a checkout of the source only."""
+Seconds = Annotated[float, Field(ge=0.0, le=limits.SECONDS)]
+
+
+@dataclass
+class BenchSession:
+    """Device and threads of a benchmark, and the files that it writes; InputError names one that cannot be used."""
+
+    device_name: DeviceOption = "auto"
+    threads: AllCoresOption = None
+    csv: Path | None = option(None, help="CSV file to append the rows to, with machine, versions and date.")
+    plot: Path | None = option(None, help="Picture to draw the rows in.")
+
+    def __post_init__(self) -> None:
+        check_writable(self.csv)
+        check_picture(self.plot)
+        self.device = resolve_device(self.device_name)
+        self.interrupted = False
+        self.conditions: Row = {}
+
+    @contextmanager
+    def measuring(self) -> Iterator[Say]:
+        """Context for measuring with reproducible settings; yields a function that shows the progress."""
+        with reproducible(self.device, self.threads), status_line() as say:
+            if self.device.type == "cpu":
+                warn_of_slowness()
+            yield say
+
+    def kept(self, rows: Iterable[Row]) -> list[Row]:
+        """Collects rows, and appends each to the CSV file; after Ctrl-C returns those measured so far."""
+        self.conditions = fixed = circumstances(self.device)
+        if self.csv is not None:
+            read_csv(self.csv)
+        kept: list[Row] = []
+        try:
+            for row in rows:
+                kept.append(row)
+                if self.csv is not None:
+                    append_csv(self.csv, [row], fixed)
+        except KeyboardInterrupt:
+            if not kept:
+                raise
+            print("econmt bench: interrupted; the results so far follow", file=sys.stderr)
+            self.interrupted = True
+        return kept
+
+    def results(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
+        """Prints rows on standard output, on a terminal some columns as a table, else whole as CSV.
+
+        Then raises KeyboardInterrupt if :meth:`kept` was interrupted.
+        """
+        if sys.stdout.isatty():
+            print_table(table_console(), table(rows, columns, title))
+        elif rows:
+            sys.stdout.write(csv_text([{**row, **self.conditions} for row in rows]))
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def draw(self, rows: Sequence[Row], *, label: Sequence[str], value: str, title: str) -> None:
+        """Draws rows by :func:`econmt.bench.rows.draw`, if a picture is given."""
+        if self.plot is not None:
+            draw(rows, self.plot, label=label, value=value, title=title)
 
 
 @app.command("select")
 @with_option_groups
 def select_command(
     *,
-    recipe: str = argument(..., help="Recipe: a YAML file or a shipped name."),
-    overrides: OverridesArgument = None,
+    recipe: RecipeChoice,
     batch: BatchChoice,
     compiled: bool = option(
         False, help="Include compiled candidates, which takes a minute, and remember the time of compiling."
@@ -57,10 +130,10 @@ def select_command(
       econmt bench select iwslt --bucket 50x50 --compiled
     """
     most = bytes_of("--byte-limit", byte_limit)
-    settings = RecipeChoice(recipe, overrides).load()
+    settings = recipe.load()
     with session.measuring() as say:
-        say(f"measuring the ops of {recipe}")
-        workload = find_workload(recipe, settings, batch, None)
+        say(f"measuring the ops of {recipe.recipe}")
+        workload = find_workload(recipe.recipe, settings, batch, None)
         chosen = selection.choose(
             settings,
             workload.task.sizes,
@@ -126,17 +199,3 @@ def training_command(
     results = ("peak bytes", "feature map bytes", "of them attention", "failure")
     session.results(rows, (*label, *times, *results), "training steps")
     session.draw(rows, label=label, value="target tokens/s", title="training")
-
-
-def _elsewhere(context: typer.Context) -> None:
-    name = context.info_name
-    raise InputError(
-        f"econmt bench {name} measures the project itself and is not installed; in a checkout of econmt run "
-        f"python -m scripts.bench {name}"
-    )
-
-
-for _name in PROJECT_BENCHMARKS:
-    app.command(
-        _name, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-    )(_elsewhere)

@@ -1,4 +1,4 @@
-"""Shared by commands that compute: threads, and lines of text that are read and written."""
+"""Shared by commands that compute: threads, language models, and lines of text that are read and written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from pathlib import Path
 
 import torch
 
-from econmt.api.commands import warn_of_slowness
+from econmt.api.commands import load_any, warn_of_slowness
+from econmt.api.language_model import TrainedLanguageModel
+from econmt.checkpoint.folder import ModelFolder
 from econmt.data.progress_bars import counting, seen
 from econmt.data.text.corpus import count_lines, read_lines
 from econmt.decoding.streams import LineOutput, read_chunks, standard_input
+from econmt.decoding.text_reader import TextReader
 from econmt.errors import InputError
-from econmt.options.shared_options import check_not_of_model, check_writable
+from econmt.export.model_folder import recipe_of
+from econmt.options.shared_options import FloatComputing, check_not_of_model, check_writable
 
 
 def line_output(output: Path | None, inputs: Sequence[Path | None], models: Sequence[Path]) -> LineOutput:
@@ -62,3 +66,21 @@ def use_threads(threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
         warn_of_slowness()
+
+
+def holds_language_model(models: Sequence[Path]) -> bool:
+    """Returns True if the model is a language model; raises InputError if it is one of several models."""
+    tasks = [recipe_of(ModelFolder(folder)).task for folder in models]
+    if "language_model" not in tasks:
+        return False
+    if len(models) > 1:
+        raise InputError(f"{models[1]}: language models cannot form an ensemble; give one model")
+    return True
+
+
+def load_reader(folder: Path, checkpoint: str, computing: FloatComputing) -> TextReader:
+    """Loads the language model in a folder, as a reader at the beginning of a text."""
+    loaded = load_any([folder], computing, [checkpoint])
+    if not isinstance(loaded, TrainedLanguageModel):
+        raise InputError(f"{folder}: holds a translation model; this takes a language model")
+    return loaded.reader()

@@ -33,6 +33,7 @@ REQUIRED = {
     "matplotlib": "matplotlib",
     "tensorboard": "tensorboard",
     "num2words": "num2words",
+    "google.protobuf": "protobuf",
 }
 """Packages by the modules that econmt imports only when it trains or translates."""
 EXTRAS = {
@@ -126,7 +127,9 @@ def examine() -> Iterator[Diagnosis]:
 
 
 def _missing(modules: tuple[str, ...] | dict[str, str]) -> list[str]:
-    return [name for name in modules if importlib.util.find_spec(name) is None]
+    # A module of a package that is missing itself cannot be looked up.
+    roots = {name: name.partition(".")[0] for name in modules}
+    return [name for name, root in roots.items() if not all(map(importlib.util.find_spec, (root, name)))]
 
 
 def _packages() -> Diagnosis:

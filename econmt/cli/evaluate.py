@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
 from sacrebleu.metrics.base import Metric
 
 from econmt.cli.computing import line_chunks
@@ -27,7 +26,6 @@ from econmt.evaluation.metrics import (
     tokenizer_of,
 )
 from econmt.options.option_groups import option
-from econmt.options.shared_options import refuse_idle
 
 
 @dataclass(frozen=True)
@@ -63,16 +61,7 @@ class MetricChoice:
             )
         return list(dict.fromkeys(name.lower() for name in names)) or list(METRICS)
 
-    def check(self, context: typer.Context) -> None:
-        """Raises InputError for settings without effect and for an invalid language."""
-        if "bleu" not in self.names:
-            refuse_idle(context, "is for BLEU, which --metrics does not name", "tokenize", "language")
-        if self.tokenize is not None:
-            refuse_idle(
-                context, "chooses a tokenizer, and --tokenize names one; give one of them", "language"
-            )
-        if self.names == ["ter"]:
-            refuse_idle(context, "is for BLEU and chrF, which --metrics does not name", "lowercase")
+    def __post_init__(self) -> None:
         code = self.language or "en"
         if not re.fullmatch("[A-Za-z]{2,8}([._-][A-Za-z0-9]{1,8})*", code):
             raise InputError(
@@ -94,7 +83,6 @@ class MetricChoice:
 
 
 def evaluate(
-    context: typer.Context,
     references: list[Path] = option(
         ...,
         "--references",
@@ -123,11 +111,6 @@ def evaluate(
       econmt translate -m runs/multi30k -i test.en | econmt evaluate -r test.de
       econmt evaluate -r test.de -i baseline.de -i new.de --metrics bleu
     """
-    choice.check(context)
-    if as_json:
-        refuse_idle(context, "is for text; figures of --json are not rounded", "width")
-    if len(hypotheses or ()) < 2:
-        refuse_idle(context, "is for comparing systems; give --hypotheses several times", "samples")
     reference_lines = [_lines(path) for path in references]
     files: Sequence[Path | None] = hypotheses or [None]
     systems = {STANDARD_INPUT if path is None else str(path): _lines(path) for path in files}

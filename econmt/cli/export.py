@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.model_card import card_of, check_licence
 from econmt.config import limits
 from econmt.data.progress_bars import status_line
-from econmt.errors import InputError, printable
+from econmt.errors import printable
 from econmt.export.model_folder import export_model
 from econmt.export.runtime import export_runtime
 from econmt.options.option_groups import argument, option
-from econmt.options.shared_options import refuse_idle
 
 
 def export(
-    context: typer.Context,
     folder: Path = argument(..., help="Model folder."),
     destination: Path = argument(
         ..., help="Folder to create; with --runtime a file if its name ends in .pyz."
@@ -62,22 +58,11 @@ def export(
       econmt export --runtime runs/multi30k multi30k.pyz
       python multi30k.pyz < test.en
     """
-    if runtime and hub:
-        raise InputError("--hub and --runtime cannot be combined; leave out one of them")
-    if hub != (licence is not None):
-        raise InputError(
-            "a model card names the licence of the model: give --hub and --license together, or neither"
-        )
-    if not runtime:
-        why = "is for --runtime; give that too, or leave it out"
-        refuse_idle(context, why, "precision", "lexicon", "lexicon_topk")
-    if lexicon is None:
-        refuse_idle(context, "is for --lexicon; give that too, or leave it out", "lexicon_topk")
     with status_line() as say:
         say(f"checking {folder} and copying it")
         if runtime:
             made = export_runtime(folder, destination, precision, lexicon, lexicon_topk)
         else:
-            card = None if licence is None else card_of(ModelFolder(folder), check_licence(licence))
+            card = card_of(ModelFolder(folder), check_licence(licence)) if hub and licence else None
             made = export_model(folder, destination, card=card)
     print(printable(made))

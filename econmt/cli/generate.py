@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from econmt.cli.computing import line_output
-from econmt.cli.text_models import load_reader
+from econmt.cli.computing import line_output, load_reader
 from econmt.config import limits
-from econmt.data.text.vocabulary import EOS
 from econmt.options.option_groups import option
-from econmt.options.search_options import Drawing
+from econmt.options.search_options import DrawingKeys, TopTokens
 from econmt.options.shared_options import FloatComputing, ModelOption, OutputOption
 
 
@@ -20,7 +16,8 @@ def generate(
     length: int = option(
         100, help="Number of tokens to write, including ends of lines.", min=1, max=limits.INPUT_LENGTH
     ),
-    drawing: Drawing,
+    top_k: TopTokens = 0,
+    drawing: DrawingKeys,
     output: OutputOption = None,
     checkpoint: str = option(
         "best",
@@ -37,14 +34,7 @@ def generate(
       econmt generate -m runs/wikitext2 --prompt "The city" --length 50 --top-k 50
     """
     with line_output(output, [], [model]) as write:
-        reader = load_reader(model, checkpoint, computing)
-        line = reader.vocabulary.encode(prompt)
-        reader.read(line)
-        for token in reader.write(length, **asdict(drawing)):
-            if token == EOS:
-                write([reader.vocabulary.decode(line)])
-                line = []
-            else:
-                line.append(token)
-        if line:
-            write([reader.vocabulary.decode(line)])
+        for line in load_reader(model, checkpoint, computing).continued(
+            prompt, length, top_k=top_k, **drawing
+        ):
+            write([line])

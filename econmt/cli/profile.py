@@ -39,7 +39,7 @@ from econmt.estimate.report.report import Report, fit_table, print_report, row_t
 from econmt.estimate.techniques import Say, Technique, estimate, estimator, techniques
 from econmt.model import Implementations
 from econmt.options.option_groups import option
-from econmt.options.shared_options import BatchChoice, RunRecipe, bytes_of, check_writable, refuse_idle
+from econmt.options.shared_options import BatchChoice, RunRecipe, bytes_of, check_writable
 from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
@@ -110,9 +110,9 @@ def profile(
       econmt profile --diff before.json after.json
     """
     if output.diff:
-        _print_difference(context, recipe)
+        _print_difference(recipe)
         return
-    budget = _check_options(context, steps, output)
+    budget = _check_options(steps, output)
     settings = recipe.load()
     step = _step_to_profile(recipe, settings, batch, steps, output)
     rows, notes = (step.compared(), []) if steps.compare else step.of_run()
@@ -159,17 +159,11 @@ def profile(
     figures.failures.raise_first()
 
 
-def _print_difference(context: typer.Context, files: RunRecipe) -> None:
+def _print_difference(files: RunRecipe) -> None:
     """Prints what changed between two files, which are given in place of a recipe and its keys."""
     others = files.overrides or []
     if len(others) != 1:
         raise InputError("--diff compares two files; give their names: econmt profile --diff A.json B.json")
-    given = [each.name or "" for each in context.command.params]
-    refuse_idle(
-        context,
-        "has no effect with --diff, which compares two files; leave it out",
-        *(name for name in given if name not in ("recipe", "overrides", "diff")),
-    )
     try:
         comparison = compare(files.recipe, others[0])
     except ValueError as error:
@@ -282,9 +276,8 @@ class ProfiledStep:
                         failures.attempt(technique, self.trace, technique, figures.profiles, trace, rank, say)
                         figures.traced = technique not in failures.errors
                     if on_gpu:
-                        figures.kernels = (
-                            failures.attempt(technique, self.kernels, technique, rank, say) or []
-                        )
+                        step = self.workload.task, technique, self.workload.shape, self.device, say, rank
+                        figures.kernels = failures.attempt(technique, kernels, *step) or []
             except KeyboardInterrupt:
                 if not figures.profiles:
                     raise
@@ -356,10 +349,6 @@ class ProfiledStep:
         step.use(technique)
         step.trace(path)
 
-    def kernels(self, technique: Technique, rank: Rank, say: Say) -> list[KernelTimes]:
-        """Measures the kernels of a step on a GPU."""
-        return kernels(self.workload.task, technique, self.workload.shape, self.device, say, rank)
-
     def fits(self, rows: Sequence[Technique], budget: int) -> dict[Technique, list[Fit]]:
         """Finds the largest batch, of all ranks together, of each bucket by each technique."""
         task, ranks = self.workload.task, self.ranks
@@ -428,17 +417,8 @@ def _of_one_rank(workload: Workload, size: int, device: str) -> tuple[Workload, 
     return workload._replace(shape=shape, notes=[*workload.notes, *notes]), ranks
 
 
-def _check_options(context: typer.Context, steps: StepOptions, output: ProfileOutput) -> int | None:
-    """Refuses options that do not go together, and files that cannot be written; returns the bytes of --fit."""
-    fit = steps.budget is not None
-    if steps.estimated and steps.measured:
-        raise InputError("--estimate runs no step and --measure runs whole ones; give one of them")
-    if output.trace is not None and (steps.estimated or fit):
-        raise InputError("--trace needs a real step; leave out --estimate and --fit")
-    if fit and (output.html is not None or steps.measured):
-        raise InputError("--fit prints a table of estimates; leave out --html and --measure")
-    if fit:
-        refuse_idle(context, "is what --fit finds; leave out one of them", "batch")
+def _check_options(steps: StepOptions, output: ProfileOutput) -> int | None:
+    """Refuses files that cannot be written; returns the bytes of --fit."""
     check_writable(output.trace, output.html)
     if output.trace and output.html and output.trace.resolve() == output.html.resolve():
         raise InputError(f"{output.html}: --trace and --html cannot be one file; give two names")

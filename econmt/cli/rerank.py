@@ -8,12 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from econmt.api.commands import load_models
 from econmt.checkpoint.hub import local_model
-from econmt.cli.computing import counting_lines, line_chunks, line_output
-from econmt.cli.text_models import holds_language_model
+from econmt.cli.computing import counting_lines, holds_language_model, line_chunks, line_output
 from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.text.corpus import read_lines
@@ -24,7 +21,7 @@ from econmt.evaluation.reranking import Judge, WeightedScorer, by_models, by_ref
 from econmt.evaluation.reranking import rerank as reranked
 from econmt.evaluation.scoring import Scorer
 from econmt.options.option_groups import option, recipe_option
-from econmt.options.shared_options import FloatComputing, OutputOption, refuse_idle
+from econmt.options.shared_options import FloatComputing, OutputOption
 
 LISTS_AT_ONCE = 64
 """Sentences whose lists are scored together."""
@@ -59,7 +56,6 @@ class ScoringModels:
 
 
 def rerank(
-    context: typer.Context,
     *,
     hypotheses: Path | None = option(
         None,
@@ -99,7 +95,6 @@ def rerank(
         raise InputError(
             "--models and --reverse-models score sentence pairs; give the text that was translated as --source"
         )
-    _refuse_idle_options(context, scoring)
     text_file = reference if reference is not None else source
     assert text_file is not None
     lines_out = line_output(output, [hypotheses, text_file], scoring.folders)
@@ -142,25 +137,4 @@ def _scorer(folders: Sequence[Path], computing: FloatComputing, batch_size: int 
         raise InputError(
             f"{folders[0]}: needs source factors, which n-best lists do not have; give another model"
         )
-    return Scorer(
-        loaded.models,
-        loaded.vocabularies,
-        loaded.device,
-        loaded.precision,
-        batch_size=batch_size or loaded.recipe.decoding.batch_size,
-    )
-
-
-def _refuse_idle_options(context: typer.Context, scoring: ScoringModels) -> None:
-    """Refuses options that would change nothing."""
-    if not scoring.folders:
-        why = "is for --models and --reverse-models; leave it out"
-        refuse_idle(
-            context, why, "source", "weight", "reverse_weight", "batch_size", "device", "threads", "precision"
-        )
-        return
-    refuse_idle(context, "is for --reference; leave it out", "metric")
-    if not scoring.models:
-        refuse_idle(context, "is for --models; leave it out", "weight")
-    if not scoring.reverse_models:
-        refuse_idle(context, "is for --reverse-models; leave it out", "reverse_weight")
+    return loaded.scorer(batch_size)

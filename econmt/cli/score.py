@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from econmt.api.commands import load_models
 from econmt.checkpoint.hub import local_model
-from econmt.cli.computing import counting_lines, line_output
+from econmt.cli.computing import counting_lines, holds_language_model, line_chunks, line_output, load_reader
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
-from econmt.cli.text_models import (
-    ScoreType,
-    holds_language_model,
-    load_reader,
-    score_text,
-)
 from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.data.text.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.requests import Request
-from econmt.decoding.search.beam import SearchOptions, length_penalty
-from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
+from econmt.decoding.search.beam import length_penalty
+from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
+from econmt.decoding.text_reader import ScoredLine, TextReader, perplexity_of
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 from econmt.options.option_groups import RecipeKeys, option, recipe_option
-from econmt.options.shared_options import FloatComputing, ModelChoice, OutputOption, refuse_idle
+from econmt.options.option_rules import refuse_options
+from econmt.options.shared_options import FloatComputing, ModelChoice, OutputOption
+
+ScoreType = Literal["logprob", "neglogprob", "normalized", "perplexity", "json"]
+"""Output for each line or pair; a language model has no normalized score."""
 
 
 @dataclass(frozen=True)
@@ -91,38 +90,28 @@ def score(
     models = [local_model(name) for name in model.models]
     read = [pairs.source, pairs.target, *(pairs.source_factors or ())]
     if holds_language_model(models):
-        why = "means nothing with a language model; leave it out"
-        refuse_idle(
-            context, why, "source", "source_factors", "target_tokens", "batch_size", "max_input_length"
-        )
-        refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
+        refuse_options(context, "score of a language model")
         if score_type == "normalized":
-            raise InputError(f"--score-type normalized {why}")
+            raise InputError("--score-type normalized is for translation models; leave it out")
         lines_out = line_output(output, [pairs.target], models)
         checkpoint = (model.checkpoint or ["best"])[0]
         reader = load_reader(models[0], checkpoint, computing)
-        score_text(reader, pairs.target, lines_out, score_type, total=total)
+        _score_text(reader, pairs.target, lines_out, score_type, total=total)
         return
-    refuse_idle(context, "is for language models; leave it out", "total")
+    refuse_options(context, "score of a translation model")
     if (pairs.source is None) != (pairs.target is None):
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
-    if score_type not in ("normalized", "json"):
-        why = f"has no effect on --score-type {score_type}; it needs normalized or json"
-        refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
     lines_out = line_output(output, read, models)
     loaded = load_models(models, computing, model.checkpoint)
-    show = partial(_shown, score_type=score_type, options=loaded.search_options(penalty))
-    scorer = Scorer(
-        loaded.models,
-        loaded.vocabularies,
-        loaded.device,
-        loaded.precision,
-        batch_size=batch_size or loaded.recipe.decoding.batch_size,
-        mode=model.ensemble_mode,
-        warn=lambda text: notice(f"warning: {text}"),
-    )
+    options = loaded.search_options(penalty)
+
+    def show(pair: ScoredPair) -> str:
+        score = pair.log_probability / float(length_penalty(pair.length, options))
+        return _shown(pair, score_type, {"score": score})
+
+    scorer = loaded.scorer(batch_size, model.ensemble_mode, lambda text: notice(f"warning: {text}"))
     most = max_input_length or loaded.recipe.decoding.max_input_length
     factors = FactorFiles(pairs.source_factors, loaded.recipe.pairs.source_factors, option="--source-factors")
     with counting_lines("scoring", pairs.target, "pairs", lines_out) as done, lines_out as write:
@@ -183,19 +172,53 @@ def _chunks(pairs: PairInput) -> Iterator[list[tuple[str, str]]]:
         first += len(lines)
 
 
-def _shown(pair: ScoredPair, score_type: ScoreType, options: SearchOptions) -> str:
-    figures = {
-        "log_probability": pair.log_probability,
-        "score": pair.log_probability / float(length_penalty(pair.length, options)),
-        "perplexity": pair.perplexity,
-    }
+def _score_text(
+    reader: TextReader, text: Path | None, output: LineOutput, score_type: ScoreType, *, total: bool
+) -> None:
+    """Writes the probability of each line of a text given all lines before it, and reports the total.
+
+    ``text`` is None for standard input; ``total`` writes one result for the whole text instead.
+    """
+    words = tokens = 0
+    nats: list[float] = []
+    with counting_lines("scoring", text, "lines", output, at_end=total) as done, output as write:
+        for chunk in line_chunks(text, CHUNK_SIZE):
+            scored = []
+            for line in reader.score(chunk):
+                scored.append(line)
+                done(1)
+            words += sum(line.words for line in scored)
+            tokens += sum(len(line.token_log_probabilities) for line in scored)
+            nats += [-line.log_probability for line in scored]
+            if not total:
+                write(_shown(line, score_type, {"words": line.words}) for line in scored)
+        if not words:
+            raise InputError("there is no line to score")
+        mean = math.fsum(nats) / words
+        perplexity = perplexity_of(-math.fsum(nats), words)
+        if total and score_type == "json":
+            figures = {"lines": len(nats), "words": words, "tokens": tokens, "nats": math.fsum(nats)}
+            write([json_text({**figures, "perplexity": perplexity if math.isfinite(perplexity) else None})])
+        elif total:
+            figure = {"logprob": -math.fsum(nats), "neglogprob": math.fsum(nats)}.get(score_type, perplexity)
+            write([f"{figure:.6f}"])
+    notice(
+        f"{len(nats):,} lines, {words:,} words with ends of lines: {math.fsum(nats):,.1f} nats, {mean:.4f} a word, "
+        f"perplexity {perplexity:.2f}"
+    )
+
+
+def _shown(scored: ScoredPair | ScoredLine, score_type: ScoreType, more: Mapping[str, float]) -> str:
+    """Formats the figures of a pair or line; ``more`` are those that only one of them has."""
+    figures = {"log_probability": scored.log_probability, **more, "perplexity": scored.perplexity}
     if score_type == "json":
         # JSON has no infinity: null is the log-probability of an impossible translation.
-        possible = math.isfinite(pair.log_probability)
-        record: dict[str, Any] = {**figures} if possible else dict.fromkeys(figures)
-        record |= {"tokens": pair.tokens, "token_log_probabilities": pair.token_log_probabilities}
+        record: dict[str, Any] = {
+            name: value if math.isfinite(value) else None for name, value in figures.items()
+        }
+        record |= {"tokens": scored.tokens, "token_log_probabilities": scored.token_log_probabilities}
         return json_text(record)
     if score_type == "neglogprob":
-        return f"{-pair.log_probability:.6f}"
+        return f"{-scored.log_probability:.6f}"
     names = {"logprob": "log_probability", "normalized": "score", "perplexity": "perplexity"}
     return f"{figures[names[score_type]]:.6f}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from econmt.budget.planner import plan_table
 from econmt.budget.run_budget import first_plan
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
-from econmt.cli.next_steps import commands_for
+from econmt.cli.doctor import EXTRAS
 from econmt.config import limits
 from econmt.config.optimizer import METRICS
 from econmt.config.recipe import Recipe, TextData
@@ -48,6 +50,9 @@ from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
 from econmt_memory.report.layout import print_table, table_console
 from econmt_memory.report.ledger_tables import ledger_table
+
+LONGEST_SAMPLE = 60
+"""Characters of a sample sentence that is quoted whole."""
 
 
 def train(
@@ -91,11 +96,7 @@ def train(
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
-    environment = _rank_environment(processes, max_restarts)
-    if overwrite_output and resume_with_changes:
-        raise InputError(
-            "--overwrite-output starts a new run and --resume-with-changes resumes one; give one of them"
-        )
+    environment = _rank_environment(processes)
     loaded = recipe.load({"output": output})
     search = recipe.search_path
     hook = None if validation_hook is None else program_hook(validation_hook)
@@ -172,10 +173,8 @@ def _scratch() -> Iterator[Path]:
                 os.environ["ECONMT_CACHE"] = before
 
 
-def _rank_environment(processes: int | None, max_restarts: int) -> RankEnvironment | None:
+def _rank_environment(processes: int | None) -> RankEnvironment | None:
     """Returns this process's rank environment, or None if it runs alone or is the launcher."""
-    if max_restarts and processes is None:
-        raise InputError("--max-restarts needs --processes; torchrun has an option of the same name")
     environment = rank_environment()
     if environment is not None and processes not in (None, environment.size):
         raise InputError(
@@ -290,3 +289,36 @@ def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) ->
     for shape, pairs in zip(assigned.shapes.tolist(), assigned.counts.tolist(), strict=True):
         buckets.add_row(*map(str, shape), f"{pairs:,}")
     print_table(console, buckets)
+
+
+def commands_for(recipe: Recipe, sample: str) -> list[str]:
+    """Returns lines that translate, serve and evaluate with a recipe's model; of a language model: write and score.
+
+    ``sample`` is a source sentence, replaced if it is too long for a line.
+    """
+    model, store = shlex.quote(recipe.output), store_folder(recipe)
+    split = "valid" if recipe.data.test is None else "test"
+    if isinstance(recipe.data, TextData):
+        text = _quoted(store / f"{split}.target.txt")
+        return [
+            f"econmt generate -m {model} --length 50",
+            f"econmt score -m {model} -t {text} --score-type perplexity --total",
+        ]
+    streams = range(1, len(recipe.data.source_factors) + 1)
+    factors = "".join(f" --input-factors {_quoted(store / f'{split}.factor{n}.txt')}" for n in streams)
+    translated = _quoted(Path(f"{recipe.output}.{split}.{recipe.data.target}"))
+    sentence = sample if len(sample) <= LONGEST_SAMPLE else "A sentence."
+    serve = f"econmt serve -m {model}"
+    if not all(map(importlib.util.find_spec, EXTRAS["serve"][0])):
+        serve += "   # after: pip install 'econmt[serve]'"
+    source, reference = (_quoted(store / f"{split}.{side}.txt") for side in ("source", "target"))
+    return [
+        *([] if factors else [f"echo {shlex.quote(sentence)} | econmt translate -m {model}"]),
+        f"econmt translate -m {model} -i {source}{factors} -o {translated}",
+        f"econmt evaluate -r {reference} -i {translated}",
+        *([] if factors else [serve]),
+    ]
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

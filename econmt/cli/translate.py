@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-
-import typer
 
 from econmt.api.commands import load_models
 from econmt.cli.computing import counting_lines, line_chunks, line_output
@@ -25,15 +23,16 @@ from econmt.decoding.words import has_words
 from econmt.elsewhere import text_division
 from econmt.options.option_groups import option
 from econmt.options.search_options import (
-    HypothesisOptions,
-    LineBatches,
+    DrawingKeys,
+    HypothesisKeys,
+    LineKeys,
     Sampling,
     SearchComputing,
     SearchedModels,
     SearchKeys,
     WordRules,
 )
-from econmt.options.shared_options import OutputOption, check_picture, refuse_idle
+from econmt.options.shared_options import OutputOption, check_picture
 
 
 @dataclass(frozen=True)
@@ -78,14 +77,14 @@ class TranslationOutput:
 
 
 def translate(
-    context: typer.Context,
     model: SearchedModels,
     text: TextInput,
     output: TranslationOutput,
     search: SearchKeys,
-    hypotheses: HypothesisOptions,
+    hypotheses: HypothesisKeys,
     sampling: Sampling,
-    lines: LineBatches,
+    drawing: DrawingKeys,
+    lines: LineKeys,
     rules: WordRules,
     computing: SearchComputing,
 ) -> None:
@@ -100,30 +99,26 @@ def translate(
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
       econmt translate -m runs/multi30k --language-model runs/german
     """
-    _check_options(context, text, output, sampling, rules)
+    check_picture(output.attention_picture)
     read = [text.input_file, *(text.input_factors or ()), *rules.files]
-    if model.language_model is None:
-        refuse_idle(context, "is of --language-model; give that too, or leave it out", "lm_weight")
     models = [*model.models, *([] if model.language_model is None else [model.language_model])]
     lines_out = line_output(output.output, read, models)
     loaded = load_models(model.models, computing, model.checkpoint)
-    needs_attention = hypotheses.replace_unk, hypotheses.markup, text.split_sentences, output.needs_attention
+    by_attention = hypotheses.get("replace_unk"), hypotheses.get("markup"), text.split_sentences
     avoid, glossary = rules.read()
     translator = loaded.translator(
         {
             **search,
-            **asdict(hypotheses),
+            **hypotheses,
+            **drawing,
+            **lines,
             "ensemble_mode": model.ensemble_mode,
             "split_sentences": text.split_sentences,
             "glossary_mode": rules.glossary_mode,
-            "attention": any(needs_attention),
+            "attention": any(by_attention) or output.needs_attention,
             "sample": sampling.top_k if sampling.sample else None,
-            "top_p": sampling.top_p,
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "lm_weight": 0.0 if model.language_model is None else model.lm_weight,
+            "lm_weight": model.lm_weight,
         },
-        **asdict(lines),
         avoid=avoid,
         glossary=glossary,
         restrict_lexicon=rules.restrict_lexicon,
@@ -138,30 +133,6 @@ def translate(
         SeveralSentences(text_division().splitter_for(data.source)) if not text.split_sentences else None
     )
     _run(translator, text, factors, output, lines_out, several)
-
-
-def _check_options(
-    context: typer.Context,
-    text: TextInput,
-    output: TranslationOutput,
-    sampling: Sampling,
-    rules: WordRules,
-) -> None:
-    """Refuses options that would change nothing, and pictures that cannot be written."""
-    if sampling.sample:
-        refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
-    else:
-        why = "is for --sample; give that too, or leave it out"
-        refuse_idle(context, why, "top_k", "top_p", "temperature", "seed")
-    if text.split_sentences:
-        why = "is of a sentence, and a line has several with --split-sentences; leave out one of them"
-        refuse_idle(context, why, "nbest_size", "sample", "output_type", "attention_picture")
-    if rules.glossary is None:
-        refuse_idle(context, "is of --glossary; give that too, or leave it out", "glossary_mode")
-    if rules.restrict_lexicon is None:
-        why = "is of --restrict-lexicon; give that too, or leave it out"
-        refuse_idle(context, why, "restrict_lexicon_topk")
-    check_picture(output.attention_picture)
 
 
 def _warn(text: str) -> None:

@@ -2,7 +2,8 @@
 
 :data:`RULES` and :data:`CONFLICTS` say so for recipes and for searches, whether an option comes from a recipe, a
 command line, Python or a request. Options are named by the dotted keys of a recipe; those that only a search has are
-named as if they were in its section ``decoding``.
+named as if they were in its section ``decoding``. :data:`RUNTIME` has what exported
+models must satisfy; :mod:`econmt.options.option_rules` has the rules of options that only commands have.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
+from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
 from econmt.config.optimizer import METRICS
 from econmt.config.stacks import CELLS
-from econmt.config.yaml_reader import Finding, leaves, plain_text
+from econmt.config.yaml_reader import leaves, plain_text
 
 PROCESSES = "--processes"
 """Name of the number of processes in conditions; an option of the command, not a key of the recipe."""
@@ -54,6 +58,20 @@ class Conflict(NamedTuple):
     reason: str = ""
 
 
+class Finding(NamedTuple):
+    """A value without effect, or one that cannot be combined with others.
+
+    Attributes:
+        key: the option.
+        refused: True if it is an error, False if it is noted.
+        problem: the message.
+    """
+
+    key: str
+    refused: bool
+    problem: str
+
+
 def is_set(key: str) -> Condition:
     """Returns the condition that a key has a value other than null, false, 0 and an empty list."""
     return Condition(lambda values: bool(values.get(key)), key, (key,))
@@ -74,6 +92,11 @@ def other_than(key: str, *refused: Any) -> Condition:
     """Returns the condition that a key has none of the ``refused`` values."""
     words = " or ".join(map(plain_text, refused))
     return Condition(lambda values: values.get(key) not in refused, f"{key} other than {words}", (key,))
+
+
+def at_most(key: str, most: int) -> Condition:
+    """Returns the condition that a key is at most ``most``."""
+    return Condition(lambda values: values.get(key, 0) <= most, f"{key} of at most {most}", (key,))
 
 
 def at_least(key: str, least: int) -> Condition:
@@ -151,6 +174,7 @@ RULES: dict[str, Rule] = {
     "training.optimizer.betas": Rule(other_than("training.optimizer.name", "sgd", "adagrad", "adafactor")),
     "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd")),
     "training.optimizer.momentum": Rule(one_of("training.optimizer.name", "sgd", "rmsprop"), refused=True),
+    "training.averaging.decay": Rule(other_than("training.averaging.start", "never"), refused=True),
     "training.averaging.non_monotone_interval": Rule(one_of("training.averaging.start", "non-monotone")),
     "training.schedule.reduce_factor": Rule(one_of("training.schedule.name", "plateau-reduce")),
     "training.schedule.decay_updates": Rule(
@@ -197,22 +221,21 @@ SEARCH_RULES: dict[str, Rule] = {
     ),
     **{f"decoding.{name}": Rule(_SAMPLING) for name in ("top_p", "temperature")},
     "decoding.lm_weight": Rule(is_set("decoding.language_model")),
+    "decoding.restrict_lexicon_topk": Rule(is_set("decoding.restrict_lexicon")),
+    "decoding.top_k": Rule(
+        Condition(lambda values: values.get("decoding.sample") is True, "sample=True", ("decoding.sample",))
+    ),
 }
 """Conditions of options that are given for one search, in addition to those of recipes."""
 
 
 _PIPELINE = at_least("parallel.pipeline", 2)
-_IN_BACKWARD = one_of("training.optimizer_in_backward", "always")
-_ALL_GRADIENTS = ", which needs all gradients of an update"
 _AVERAGING = other_than("training.averaging.start", "never")
 _STORED_IN_BFLOAT16 = one_of("training.param_dtype", "bfloat16")
-_SHARED = one_of("model.weight_tying", "src_trg", "src_trg_softmax")
-_AT_ONCE = one_of("model.decoder.input_feeding", False)
 _NOISE = any_of(
     *(above_zero(f"data.noise.{name}") for name in ("upper", "title", "typos", "emoji", "markup"))
 )
 _TERMS = above_zero("data.annotate_terms.share")
-_OUTPUTS = " (the penalties need the top layer's outputs beside the loss)"
 _DECODER_OPTIONS = (
     is_set("model.decoder.context_gating"),
     other_than("model.attention.coverage.type", "none"),
@@ -225,44 +248,58 @@ def _cell_without(ability: str, key: str) -> Condition:
     return other_than(key, *(name for name, rules in CELLS.items() if getattr(rules, ability)))
 
 
+def _with_each(one: Condition, *others: Condition, reason: str = "") -> Iterator[Conflict]:
+    """Yields the conflicts of a condition with several others."""
+    return (Conflict(one, other, reason) for other in others)
+
+
+_GUIDES = (is_set("data.alignment"), is_set("data.source_factors"))
+
 CONFLICTS = (
-    *(Conflict(_PIPELINE, each) for each in _DECODER_OPTIONS),
-    *(
-        Conflict(_PIPELINE, is_set(key))
-        for key in (
-            "training.memory_budget",
-            "training.fixed_param_names",
-            "data.source_factors",
-            "data.alignment",
-            "data.weights",
-        )
+    *_with_each(
+        _PIPELINE,
+        *_DECODER_OPTIONS,
+        *_GUIDES,
+        is_set("training.memory_budget"),
+        is_set("training.fixed_param_names"),
+        is_set("data.weights"),
+        *(other_than(f"model.{part}cell", "lstm") for part in ("", "encoder.", "decoder.")),
+        one_of("training.optimizer.name", "adafactor", "adam8bit"),
     ),
-    *(Conflict(_PIPELINE, other_than(f"model.{part}cell", "lstm")) for part in ("", "encoder.", "decoder.")),
-    Conflict(_PIPELINE, one_of("training.optimizer.name", "adafactor", "adam8bit")),
-    *(
-        Conflict(_PIPELINE, above_zero(f"training.{kind}activation_regularization"), _OUTPUTS)
-        for kind in ("", "temporal_")
+    *_with_each(
+        _PIPELINE,
+        above_zero("training.activation_regularization"),
+        above_zero("training.temporal_activation_regularization"),
+        reason=" (the penalties need the top layer's outputs beside the loss)",
     ),
     Conflict(
         _PIPELINE,
         is_set("parallel.shard_optimizer"),
         " (each rank already holds only the optimizer state of its layers)",
     ),
-    Conflict(_PIPELINE, below("model.layers", "parallel.pipeline"), " (each stage needs a layer)"),
-    Conflict(
+    *_with_each(
         _PIPELINE,
+        below("model.layers", "parallel.pipeline"),
         all_of(*(below(f"model.{part}.layers", "parallel.pipeline") for part in ("encoder", "decoder"))),
-        " (each stage needs a layer)",
+        reason=" (each stage needs a layer)",
     ),
-    Conflict(is_set("parallel.shard_optimizer"), _AVERAGING),
-    Conflict(one_of("training.schedule.name", "plateau-reduce"), _AVERAGING),
-    Conflict(_STORED_IN_BFLOAT16, _AVERAGING),
-    Conflict(_STORED_IN_BFLOAT16, other_than("training.precision", "auto", "bfloat16")),
-    Conflict(_STORED_IN_BFLOAT16, _SEVERAL),
-    Conflict(_IN_BACKWARD, one_of("training.gradient_clipping.type", "norm"), _ALL_GRADIENTS),
-    Conflict(_IN_BACKWARD, at_least("training.update_interval", 2), _ALL_GRADIENTS),
-    Conflict(_IN_BACKWARD, one_of("training.precision", "float16"), _ALL_GRADIENTS),
-    Conflict(_IN_BACKWARD, _SEVERAL, _ALL_GRADIENTS),
+    *(
+        Conflict(each, _AVERAGING)
+        for each in (
+            is_set("parallel.shard_optimizer"),
+            one_of("training.schedule.name", "plateau-reduce"),
+            _STORED_IN_BFLOAT16,
+        )
+    ),
+    *_with_each(_STORED_IN_BFLOAT16, other_than("training.precision", "auto", "bfloat16"), _SEVERAL),
+    *_with_each(
+        one_of("training.optimizer_in_backward", "always"),
+        one_of("training.gradient_clipping.type", "norm"),
+        at_least("training.update_interval", 2),
+        one_of("training.precision", "float16"),
+        _SEVERAL,
+        reason=", which needs all gradients of an update",
+    ),
     Conflict(
         one_of(
             "training.early_stopping.metric",
@@ -270,78 +307,134 @@ CONFLICTS = (
         ),
         one_of("training.decode_and_evaluate", 0),
     ),
-    *(
-        Conflict(
-            other_than("training.bucket_width", None),
-            each,
-            ", which changes the lengths of pairs in each epoch",
-        )
-        for each in (is_set("data.mixing.weights"), _NOISE)
+    *_with_each(
+        other_than("training.bucket_width", None),
+        is_set("data.mixing.weights"),
+        _NOISE,
+        reason=", which changes the lengths of pairs in each epoch",
     ),
-    *(
-        Conflict(_NOISE, is_set(f"data.{key}"), ": it changes words")
-        for key in ("alignment", "source_factors")
+    *_with_each(_NOISE, *_GUIDES, reason=": it changes words"),
+    *_with_each(_TERMS, *_GUIDES, reason=": it adds words"),
+    *_with_each(
+        _TERMS, _SEPARATE, one_of("data.subwords.type", "words"), reason=": sources get target words"
     ),
-    *(Conflict(_TERMS, is_set(f"data.{key}"), ": it adds words") for key in ("alignment", "source_factors")),
-    *(
-        Conflict(_TERMS, each, ": sources get target words")
-        for each in (_SEPARATE, one_of("data.subwords.type", "words"))
-    ),
-    Conflict(_SHARED, _SEPARATE),
+    Conflict(one_of("model.weight_tying", "src_trg", "src_trg_softmax"), _SEPARATE),
     Conflict(is_set("data.source_factors"), is_set("data.tags"), ": a tag is a word without factors"),
-    *(Conflict(_AT_ONCE, each) for each in _DECODER_OPTIONS),
+    *_with_each(one_of("model.decoder.input_feeding", False), *_DECODER_OPTIONS),
     Conflict(one_of("model.decoder.input_feeding", True), _cell_without("feeding", "model.decoder.cell")),
     *(
         Conflict(other_than(f"model.{part}.rank", None), _cell_without("ranks", f"model.{part}.cell"))
         for part in ("encoder", "decoder")
     ),
     Conflict(above_zero("model.dropout.weights"), _cell_without("recurrent", "model.cell")),
+    *_with_each(
+        other_than("model.attention.type", "additive"),
+        is_set("model.attention.layer_norm"),
+        other_than("model.attention.coverage.type", "none"),
+    ),
+    Conflict(
+        one_of("model.attention.coverage.type", "count", "fertility"),
+        at_least("model.attention.coverage.num_hidden", 2),
+    ),
+    Conflict(
+        one_of("training.schedule.name", "inverse-sqrt", "noam"),
+        one_of("training.schedule.warmup", 0),
+        " (it needs at least 1 update)",
+    ),
     Conflict(is_set("decoding.ban_unk"), above_zero("decoding.unk_penalty")),
+    Conflict(is_set("decoding.language_model"), is_set("decoding.restrict_lexicon")),
     Conflict(above_zero("decoding.block_ngram_repeat"), _SAMPLING),
-    *(
-        Conflict(one_of("decoding.attention", False), is_set(f"decoding.{name}"))
-        for name in ("replace_unk", "markup", "split_sentences")
+    *_with_each(
+        one_of("decoding.attention", False),
+        *(is_set(f"decoding.{name}") for name in ("replace_unk", "markup", "split_sentences")),
     ),
 )
 """Pairs of settings that cannot be combined."""
 
+_RUNTIME_CELLS = ("lstm", "gru", "ssru")
+MOST_RUNTIME_WORDS = 64
+"""Largest beam size of econmt_runtime, equal to econmt_runtime.library.MOST_WORDS."""
 
-def conflicts(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a message for each of :data:`CONFLICTS` that holds and whose options are all among ``values``."""
+RUNTIME = (
+    *(one_of(f"model.{part}.cell", *_RUNTIME_CELLS) for part in ("encoder", "decoder")),
+    one_of("data.source_factors", []),
+    one_of("model.decoder.context_gating", False),
+    one_of("model.attention.coverage.type", "none"),
+    one_of("model.layer_normalization", False),
+    other_than("data.subwords.type", "codes"),
+    at_most("decoding.beam_size", MOST_RUNTIME_WORDS),
+    *(
+        one_of(f"decoding.{name}", 0)
+        for name in (
+            *("block_ngram_repeat", "min_output_length", "unk_penalty", "word_penalty"),
+            *("brevity_penalty_weight", "coverage_penalty_weight", "beam_prune"),
+        )
+    ),
+    one_of("decoding.ban_unk", False),
+    one_of("decoding.repetition_penalty", 1),
+    one_of("decoding.beam_search_stop", "all"),
+    any_of(one_of("model.encoder.residual", False), other_than("model.encoder.bidirectional", "none")),
+)
+"""Conditions that the recipes of models satisfy which econmt_runtime translates with."""
+
+
+def find_conflicts(values: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields a finding for each of :data:`CONFLICTS` that holds and whose options are all among ``values``."""
     for one, other, reason in CONFLICTS:
         if (
             all(key in values for key in (*one.keys, *other.keys))
             and one.holds(values)
             and other.holds(values)
         ):
-            both = (
-                " and ".join(f"{key}: {plain_text(values[key])}" for key in _set(each.keys, values))
-                for each in (one, other)
-            )
-            yield f"{' cannot be combined with '.join(both)}{reason}; change one of them"
+            both = " cannot be combined with ".join(settings_text(each, values) for each in (one, other))
+            yield Finding(other.keys[-1], True, f"{both}{reason}; change one of them")
 
 
-def _set(keys: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that :func:`is_set` holds for; all if there is none."""
-    return [key for key in keys if values[key]] or [*keys]
+def conflicts(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the messages of :func:`find_conflicts`."""
+    return (each.problem for each in find_conflicts(values))
 
 
-def idle_keys(values: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> frozenset[str]:
-    """Returns the keys of ``values`` that have no effect."""
-    return frozenset(key for key, rule in rules.items() if key in values and not rule.needs.holds(values))
+def settings_text(condition: Condition, values: Mapping[str, Any]) -> str:
+    """Returns the settings of a condition that :func:`is_set` holds for, all if there is none, as "key: value"."""
+    keys = [key for key in condition.keys if values[key]] or [*condition.keys]
+    return " and ".join(f"{key}: {plain_text(values[key])}" for key in keys)
+
+
+def idle_keys(
+    values: Mapping[str, Any], given: Iterable[str], rules: Mapping[str, Rule]
+) -> Iterator[tuple[str, Rule]]:
+    """Yields those of the ``given`` keys that have no effect beside ``values``, each with its rule."""
+    for key in given:
+        if key in rules and not rules[key].needs.holds(values):
+            yield key, rules[key]
 
 
 def keys_without_effect(recipe: Any, processes: int = 2) -> frozenset[str]:
     """Returns the keys of a recipe that have no effect in ``processes`` processes; 2 stands for several."""
-    return idle_keys({**dict(leaves(recipe)), PROCESSES: processes})
+    values = {**dict(leaves(recipe)), PROCESSES: processes}
+    return frozenset(key for key, _ in idle_keys(values, values, RULES))
 
 
 def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:
-    """Yields a finding for each value that differs from its default and has no effect."""
-    without_effect = keys_without_effect(recipe, processes)
-    for key, value in leaves(recipe, changed_only=True):
-        if key in without_effect:
-            rule = RULES[key]
-            remedy = "; set that, or remove this key" if rule.refused else ""
-            problem = f"{plain_text(value)} has no effect without {rule.needs.text}{remedy}"
-            yield Finding(key, rule.refused, problem)
+    """Yields a finding for each value of a recipe that differs from its default and has no effect."""
+    values = {**dict(leaves(recipe)), PROCESSES: processes}
+    changed = dict(leaves(recipe, changed_only=True))
+    kind: type[BaseModel] = type(recipe)
+    other_task = TRANSLATION if recipe.task == "language_model" else LANGUAGE_MODEL
+    for key in changed.keys() & marked_keys(kind, other_task):
+        yield Finding(key, True, f"{key} has no effect with task: {recipe.task}; remove it")
+    for key, rule in idle_keys(values, changed, RULES):
+        remedy = "; set that, or remove this key" if rule.refused else ""
+        problem = f"{plain_text(changed[key])} has no effect without {rule.needs.text}{remedy}"
+        yield Finding(key, rule.refused, f"{key}: {problem}")
+
+
+def check_search(values: Mapping[str, Any], given: Iterable[str]) -> Iterator[str]:
+    """Yields a message for each ``given`` option of a search that has no effect, and for conflicts."""
+    named = {f"decoding.{name}": value for name, value in values.items()}
+    for key, rule in idle_keys(named, [f"decoding.{name}" for name in given], SEARCH_RULES):
+        name, needs = key.removeprefix("decoding."), rule.needs.text.replace("decoding.", "")
+        yield f"{name} has no effect without {needs}; add that, or remove {name}"
+    for problem in conflicts(named):
+        yield problem.replace("decoding.", "")

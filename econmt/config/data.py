@@ -47,6 +47,15 @@ MinimumCount = Annotated[int, Field(ge=1, le=limits.TOKENS)]
 FileName = Annotated[str, Field(min_length=1)]
 
 
+def _check_sides(key: str, files: list[str], joint: bool) -> None:
+    """Raises ValueError unless there is a file for each vocabulary, or none."""
+    if files and len(files) != (1 if joint else 2):
+        raise ValueError(
+            f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, or those "
+            "of source and target with joint: false"
+        )
+
+
 class SentencePieceSubwords(Section):
     """Subwords of SentencePiece, learnt from the raw training text or of a model that exists."""
 
@@ -77,12 +86,8 @@ class SentencePieceSubwords(Section):
     )
 
     @model_validator(mode="after")
-    def _dropout_needs_bpe(self) -> SentencePieceSubwords:
-        if self.models and len(self.models) != (1 if self.joint else 2):
-            raise ValueError(
-                f"models has {len(self.models)} files and joint is {str(self.joint).lower()}; give one file with "
-                "joint: true, or those of source and target with joint: false"
-            )
+    def _models_fit_languages(self) -> SentencePieceSubwords:
+        _check_sides("models", self.models, self.joint)
         return self
 
 
@@ -110,13 +115,8 @@ class WordSubwords(Section):
     )
 
     @model_validator(mode="after")
-    def _lists_are_two(self) -> WordSubwords:
-        if len(self.lists) == (2 if self.joint else 1):
-            raise ValueError(
-                "lists has two files and joint is true; give one"
-                if self.joint
-                else "lists needs two files, those of source and target; they may be the same"
-            )
+    def _lists_fit_languages(self) -> WordSubwords:
+        _check_sides("lists", self.lists, self.joint)
         return self
 
 
@@ -151,14 +151,9 @@ class CodesSubwords(Section):
 
     @model_validator(mode="after")
     def _files_fit_languages(self) -> CodesSubwords:
-        count = 1 if self.joint else 2
-        if self.joint and len(self.files) > 1:
-            raise ValueError("files has 2 files and joint is true; give one file, or set joint: false")
-        if self.vocabularies and len(self.vocabularies) != count:
-            raise ValueError(
-                f"vocabularies has {len(self.vocabularies)} files and joint is {str(self.joint).lower()}; give one "
-                "file with joint: true, or those of source and target with joint: false"
-            )
+        if self.joint:  # else one may serve both languages
+            _check_sides("files", self.files, self.joint)
+        _check_sides("vocabularies", self.vocabularies, self.joint)
         return self
 
 

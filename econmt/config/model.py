@@ -7,10 +7,8 @@ from typing import Annotated, Literal, NamedTuple, Union
 from pydantic import Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.conditions import conflicts
 from econmt.config.section import Probability, Section, Width, number_or_section
 from econmt.config.stacks import DecoderSection, EncoderSection
-from econmt.config.yaml_reader import leaves
 
 
 class CoverageSection(Section):
@@ -24,12 +22,6 @@ class CoverageSection(Section):
     num_hidden: Width = Field(
         1, description="width of the coverage vector of a position; 1 for count and fertility"
     )
-
-    @model_validator(mode="after")
-    def _counts_are_numbers(self) -> CoverageSection:
-        if self.type in ("count", "fertility") and self.num_hidden != 1:
-            raise ValueError(f"num_hidden {self.num_hidden} must be 1 for coverage of type {self.type}")
-        return self
 
 
 class AttentionSection(Section):
@@ -47,14 +39,6 @@ class AttentionSection(Section):
     layer_norm: bool = Field(
         False, description="apply layer normalisation to q + k before tanh (additive only)"
     )
-
-    @model_validator(mode="after")
-    def _norm_needs_additive(self) -> AttentionSection:
-        if self.layer_norm and self.type != "additive":
-            raise ValueError(f"layer_norm needs type: additive, not {self.type}")
-        if self.coverage.type != "none" and self.type != "additive":
-            raise ValueError(f"coverage needs type: additive, not {self.type}")
-        return self
 
 
 class Dropout(Section):
@@ -132,18 +116,12 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Model:
-        for problem in conflicts(dict(leaves(self, "model."))):
-            raise ValueError(problem.replace("model.", ""))
         attention, encoder, decoder = self.attention, self.encoder, self.decoder
         if attention.type in ("dot", "scaled_dot") and encoder.size != decoder.size:
             raise ValueError(
                 f"attention.type {attention.type} needs encoder.size ({encoder.size}) equal to decoder.size "
                 f"({decoder.size}); change one of them, or use bilinear or additive"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _layers_fit(self) -> Model:
         for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             limit = rank_limit(self, part)
             if stack.rank is not None and stack.rank > limit.rank:
@@ -167,14 +145,10 @@ class Model(Section):
         return max(self.encoder.size, self.decoder.size)
 
     @property
-    def decoder_options(self) -> dict[str, bool]:
-        """Options of the loop of a decoder with input feeding by key, each with True if it is set."""
-        coverage = self.attention.coverage.type
-        return {
-            "decoder.context_gating": self.decoder.context_gating,
-            f"attention.coverage.type {coverage}": coverage != "none",
-            "layer_normalization": self.layer_normalization,
-        }
+    def has_plain_decoder(self) -> bool:
+        """True if the decoder has no context gate, coverage and layer normalisation, which the C library lacks."""
+        has_coverage = self.attention.coverage.type != "none"
+        return not (self.decoder.context_gating or has_coverage or self.layer_normalization)
 
     @property
     def dropouts(self) -> Dropout:

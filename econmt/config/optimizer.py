@@ -153,8 +153,6 @@ class ScheduleSection(Section):
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> ScheduleSection:
-        if self.name in ("inverse-sqrt", "noam") and self.warmup == 0:
-            raise ValueError(f"name: {self.name} needs warmup of at least 1 update")
         if self.name in ("cosine", "linear") and (self.decay_updates or 0) <= self.warmup:
             raise ValueError(
                 f"name: {self.name} needs decay_updates of more than warmup ({self.warmup}); set it, usually to "
@@ -185,9 +183,3 @@ class Averaging(Section):
         None,
         description="decay of an exponential moving average (at first 1 - 1 / updates); null: plain mean",
     )
-
-    @model_validator(mode="after")
-    def _decay_has_a_mean(self) -> Averaging:
-        if self.decay is not None and self.start == "never":
-            raise ValueError("decay needs start: at-once or non-monotone; set it, or remove decay")
-        return self

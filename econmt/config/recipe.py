@@ -9,16 +9,23 @@ field descriptions here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from econmt.config import limits
-from econmt.config.checks import check_recipe
-from econmt.config.conditions import idle_values
+from econmt.config.conditions import find_conflicts, idle_values
 from econmt.config.data import CodesSubwords as CodesSubwords
 from econmt.config.data import Data as Data
 from econmt.config.data import Mixing as Mixing
@@ -47,8 +54,8 @@ from econmt.config.text import TextSubwords as TextSubwords
 from econmt.config.text import TextWords as TextWords
 from econmt.config.text import data_kind, model_kind
 from econmt.config.training import Training as Training
-from econmt.config.yaml_reader import dump_yaml, leaves, load_section
-from econmt.errors import InputError, printable, talk
+from econmt.config.yaml_reader import MISPLACED, dump_yaml, leaves, load_section
+from econmt.errors import InputError
 
 OPS = {
     "encoder": ("lstm", "bidirectional_lstm"),
@@ -174,6 +181,10 @@ class Decoding(Section):
     )
 
 
+WRITTEN = "written"
+"""Context of the validation of a recipe that econmt has written, which may have values without effect."""
+
+
 class Recipe(Section):
     """Settings of one training run."""
 
@@ -209,9 +220,42 @@ class Recipe(Section):
         return self.model
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> Recipe:
-        check_recipe(self)
+    def _sections_fit(self, info: ValidationInfo) -> Recipe:
+        text = self.task == "language_model"
+        needed_keys = ["data.source and data.target", "model.encoder and model.decoder"]
+        if text:
+            data_keys = "data.text, data.train and data.valid"
+            needed_keys = [data_keys, "model.size and model.layers, and no encoder and decoder"]
+        for kind, needed in zip((data_kind(self.data), model_kind(self.model)), needed_keys, strict=True):
+            if (kind == "text") != text:
+                raise ValueError(f"task: {self.task} needs {needed}")
+        findings = list(find_conflicts(dict(leaves(self))))
+        if info.context != WRITTEN:
+            findings += [each for each in idle_values(self) if each.refused]
+        if findings:
+            details = [
+                InitErrorDetails(type=PydanticCustomError(MISPLACED, "{problem}", each._asdict()), input=None)
+                for each in findings
+            ]
+            raise ValidationError.from_exception_data("Recipe", details)
+        if not text:
+            self._check_factors()
         return self
+
+    def _check_factors(self) -> None:
+        names, widths = self.pairs.source_factors, self.translation_model.source_factors_num_embed
+        if len(names) != len(widths):
+            raise ValueError(
+                f"data.source_factors has {len(names)} entries but model.source_factors_num_embed has {len(widths)}: "
+                "give one width for each factor"
+            )
+        embedding = self.translation_model.embedding
+        sums = self.translation_model.source_factors_combine == "sum"
+        if names and sums and set(widths) != {embedding}:
+            raise ValueError(
+                f"model.source_factors_num_embed {widths}: source_factors_combine: sum adds embeddings, so each width "
+                f"must equal the width of source embeddings, {embedding}"
+            )
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -258,7 +302,7 @@ def find_recipe(name: Path | str) -> Path:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe given by path or by shipped name and applies ``key.sub=value`` overrides.
 
-    Values without effect are errors or print a note on standard error (:mod:`econmt.config.conditions`).
+    Values without effect are errors, or print a note on standard error (:mod:`econmt.config.conditions`).
 
     Raises:
         InputError: if anything is wrong, with one line for each mistake that names file and line (or the override) and
@@ -266,7 +310,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     file = find_recipe(path)
     text = _text_of(file)
-    return load_section(Recipe, text, str(file), overrides, remove=remove_keys, check=idle_values, note=_note)
+    return load_section(Recipe, text, str(file), overrides, remove=remove_keys, notes=_notes)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -276,7 +320,7 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text; errors name it ``where``."""
-    return load_section(Recipe, text, where, remove=remove_keys)
+    return load_section(Recipe, text, where, remove=remove_keys, context=WRITTEN)
 
 
 def _text_of(file: Path) -> str:
@@ -294,8 +338,8 @@ def _text_of(file: Path) -> str:
         raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
 
 
-def _note(text: str) -> None:
-    talk(printable(text))
+def _notes(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    return ((each.key, each.problem) for each in idle_values(recipe) if not each.refused)
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

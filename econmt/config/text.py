@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.conditions import conflicts
 from econmt.config.data import (
     FileName,
     Language,
@@ -20,7 +19,6 @@ from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
 from econmt.config.model import Initialization
 from econmt.config.section import Layers, Probability, Section, Width, number_or_section, width_or_widths
 from econmt.config.stacks import CELL_DESCRIPTION, CellName
-from econmt.config.yaml_reader import leaves
 
 
 class TextWords(Section):
@@ -130,8 +128,6 @@ class LanguageModelSection(Section):
 
     @model_validator(mode="after")
     def _widths_fit(self) -> LanguageModelSection:
-        for problem in conflicts(dict(leaves(self, "model."))):
-            raise ValueError(problem.replace("model.", ""))
         if isinstance(self.size, list):
             if len(self.size) != self.layers:
                 raise ValueError(

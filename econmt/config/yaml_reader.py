@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Tag, ValidationError
@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from econmt.config import limits
 from econmt.config.suggestions import meant_keys
-from econmt.errors import InputError, printable
+from econmt.errors import InputError, printable, talk
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 Path = tuple[Union[str, int], ...]
@@ -87,18 +87,8 @@ MOST_ERRORS = 50
 """Maximum number of errors listed for one text."""
 
 
-class Finding(NamedTuple):
-    """Valid value that the user is warned about.
-
-    Attributes:
-        key: the dotted key.
-        refused: True if the section cannot be used with it.
-        problem: text after the key in the message.
-    """
-
-    key: str
-    refused: bool
-    problem: str
+MISPLACED: Literal["misplaced"] = "misplaced"
+"""Type of the errors of values that do not fit others, whose context has their ``key``, dotted."""
 
 
 def load_section(
@@ -108,8 +98,8 @@ def load_section(
     overrides: Sequence[str] = (),
     *,
     remove: Callable[[dict[str, Any]], Mapping[str, str]] = lambda _: {},
-    check: Callable[[SectionType], Iterable[Finding]] = lambda _: (),
-    note: Callable[[str], object] = lambda _: None,
+    notes: Callable[[SectionType], Iterable[tuple[str, str]]] = lambda _: (),
+    context: object = None,
 ) -> SectionType:
     """Reads YAML text, applies ``key.sub=value`` overrides and validates the result.
 
@@ -119,8 +109,8 @@ def load_section(
         where: name of the text in errors, usually its file.
         overrides: command-line arguments, applied in order; values are read as YAML.
         remove: function that removes keys of earlier versions in place; returns those that it refuses, with the reason.
-        check: function that yields findings about a valid section.
-        note: receives a line for each finding that is not refused, with its location.
+        notes: function that yields dotted keys of a valid section with notes, which are printed on standard error.
+        context: context of the section's validators.
 
     Raises:
         InputError: if anything is wrong, with one line for each mistake that names its location and key.
@@ -139,19 +129,14 @@ def load_section(
             )
         )
     try:
-        section = kind.model_validate(tree)
+        section = kind.model_validate(tree, context=context)
     except ValidationError as failure:
         errors = failure.errors(include_url=False)
         lines = [_explain(kind, error, locations) for error in errors[:MOST_ERRORS]]
         rest = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
         raise InputError(*dict.fromkeys(lines), *rest) from None
-    found: dict[bool, list[str]] = {True: [], False: []}
-    for key, refused, problem in check(section):
-        found[refused].append(f"{_location_of(tuple(key.split('.')), locations)}: {key}: {problem}")
-    if found[True]:
-        raise InputError(*found[True])
-    for line in found[False]:
-        note(f"note: {line}")
+    for key, text in notes(section):
+        talk(printable(f"note: {_location_of(tuple(key.split('.')), locations)}: {text}"))
     return section
 
 
@@ -332,6 +317,8 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, locations: Locations) -
     """Formats one of pydantic's errors as one line."""
     path, owners = _locate(kind, error["loc"])
     context = error.get("ctx", {})
+    if error["type"] == MISPLACED:
+        return f"{_location_of(tuple(context['key'].split('.')), locations)}: {error['msg']}"
     if error["type"] == "union_tag_invalid":
         path = (*path, "type")
         error = {**error, "type": "literal_error", "input": context["tag"]}

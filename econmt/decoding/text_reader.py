@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,9 +109,22 @@ class TextReader:
             token_scores = [next(scores) for _ in range(len(ids) + 1)]
             yield ScoredLine(self.vocabulary.tokens(ids), token_scores, len(split_words(text)) + 1)
 
+    def continued(self, prompt: str, length: int, **drawing: Any) -> Iterator[str]:
+        """Yields the lines of a text that begins with ``prompt`` and has ``length`` more tokens of :meth:`write`."""
+        line = self.vocabulary.encode(prompt)
+        self.read(line)
+        for token in self.write(length, **drawing):
+            if token == EOS:
+                yield self.vocabulary.decode(line)
+                line = []
+            else:
+                line.append(token)
+        if line:
+            yield self.vocabulary.decode(line)
+
     @torch.inference_mode()
     def write(
-        self, count: int, *, temperature: float, top_k: int, seed: int, top_p: float = 1.0
+        self, count: int, *, temperature: float = 1.0, top_k: int = 0, seed: int = 1, top_p: float = 1.0
     ) -> Iterator[int]:
         """Draws the next ids of the text from the ``top_k`` most probable ones, and reads them; 0 draws from all.
 

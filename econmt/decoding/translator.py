@@ -130,10 +130,6 @@ class Translator:
         self._tokens = options.batch_size * longest
         self._continuous: ContinuousSearch | None = None
         self._shortlists = shortlists
-        if options.lm_weight and fusion is None:
-            raise InputError("lm_weight needs a language model; give language_model too, or remove lm_weight")
-        if fusion is not None and shortlists is not None:
-            raise InputError("language_model cannot be combined with restrict_lexicon; remove one of them")
         self._fusion = fusion
         self._glossary = glossary
         self.annotates = options.glossary_mode != "constrain" and bool(term_tag_ids(vocabularies.source))

@@ -27,10 +27,11 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.lexicons import read_lexicon
 from econmt.checkpoint.quantized import STEPS
 from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
-from econmt.config.recipe import CodesSubwords, Decoding, Recipe
+from econmt.config.conditions import RUNTIME, settings_text
+from econmt.config.recipe import Recipe
+from econmt.config.yaml_reader import leaves
 from econmt.data.files import whole_file, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
-from econmt.decoding.search.options import SearchOptions
 from econmt.errors import InputError
 from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.layout import dense
@@ -46,17 +47,6 @@ FILE_SUFFIX = ".pyz"
 """End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
-_CELLS = ("lstm", "gru", "ssru")
-_MAX_BEAM = 64
-"""Largest beam size, equal to econmt_runtime.library.MOST_WORDS."""
-_UNSUPPORTED_SEARCH = (
-    "block_ngram_repeat",
-    "min_output_length",
-    "ban_unk",
-    "unk_penalty",
-    "word_penalty",
-    "repetition_penalty",
-)
 _LARGEST_FILE = 1 << 30
 """Largest number of bytes that one file holds, equal to econmt_runtime.files.LARGEST."""
 _INTERPRETER = b"#!/usr/bin/env python3\n"
@@ -93,7 +83,9 @@ def export_runtime(
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
     library = _library()
-    tensors = _tensors(loaded.model)
+    bottom = search_layers(loaded.model.decoder)[0].input
+    search = SearchWeights.of(loaded.model.decoder, loaded.model.decoder.attention.query, bottom)
+    tensors = _tensors(loaded.model, search)
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
@@ -101,7 +93,7 @@ def export_runtime(
         kind = torch.int16 if loaded.vocabularies.target.size <= SHORT_IDS else torch.int32
         tensors["lexicon"] = table[:, :top].to(kind)
     files = vocabulary_files(folder)
-    config = _config(loaded.model, loaded.recipe, [path.name for path in files])
+    config = _config(loaded.model, loaded.recipe, [path.name for path in files], search.asked)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
@@ -193,32 +185,12 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
     Raises:
         InputError: The runtime does not support a part of it.
     """
-    model, decoding = recipe.translation_model, recipe.decoding
-    for part, cell in (("encoder", model.encoder.cell), ("decoder", model.decoder.cell)):
-        if cell not in _CELLS:
-            raise InputError(f"{folder}: the runtime supports {part}s of {', '.join(_CELLS)}, not of {cell}")
-    if model.source_factors_num_embed:
-        raise InputError(f"{folder}: has source factors, which the runtime does not support")
-    for key, is_set in model.decoder_options.items():
-        if is_set:
-            raise InputError(f"{folder}: the runtime does not support its model.{key}")
-    if isinstance(recipe.data.subwords, CodesSubwords):
-        raise InputError(f"{folder}: the runtime does not support its data.subwords.type codes")
-    if decoding.beam_size > _MAX_BEAM:
-        raise InputError(
-            f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime supports at most {_MAX_BEAM}"
-        )
-    for name in _UNSUPPORTED_SEARCH:
-        if getattr(decoding, name) != Decoding.model_fields[name].default:
-            raise InputError(f"{folder}: the runtime does not support its decoding.{name}")
-    if SearchOptions.from_recipe(decoding).penalizes or decoding.beam_prune:
-        raise InputError(f"{folder}: its search has penalties or pruning, which the runtime does not support")
-    if decoding.beam_search_stop != "all":
-        raise InputError(
-            f"{folder}: its beam_search_stop is {decoding.beam_search_stop}; the runtime supports all only"
-        )
-    if model.encoder.bidirectional == "none" and model.encoder.residual:
-        raise InputError(f"{folder}: the runtime supports residual encoders only with a bidirectional layer")
+    values = dict(leaves(recipe))
+    for condition in RUNTIME:
+        if not condition.holds(values):
+            raise InputError(
+                f"{folder}: the runtime does not support {settings_text(condition, values)}; it needs {condition.text}"
+            )
 
 
 def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
@@ -231,7 +203,7 @@ def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
 
 
 @torch.no_grad()
-def _tensors(model: TranslationModel) -> dict[str, Tensor]:
+def _tensors(model: TranslationModel, search: SearchWeights) -> dict[str, Tensor]:
     """Returns the weights under the runtime's names, in float32."""
     made: dict[str, Tensor] = {}
     encoder, decoder, attention = model.encoder, model.decoder, model.decoder.attention
@@ -252,7 +224,6 @@ def _tensors(model: TranslationModel) -> dict[str, Tensor]:
             made[f"{name}.recur.bias"] = weights.bias
         else:
             _layer(made, name, weights)
-    search = SearchWeights.of(decoder, attention.query, layers[0].input)
     if search.fed is not None:
         made["decoder.0.read.weight"] = dense(search.word)
         recurrent = torch.cat([dense(search.fed), made["decoder.0.recur.weight"]], 1)
@@ -296,11 +267,9 @@ def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return quantized
 
 
-def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str]) -> dict[str, Any]:
+def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str], asked: int) -> dict[str, Any]:
     """Returns the content of ``model.json``, without checksums."""
     encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
-    bottom = search_layers(model.decoder)[0].input
-    asked = SearchWeights.of(model.decoder, attention.query, bottom).asked
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,

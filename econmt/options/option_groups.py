@@ -26,10 +26,14 @@ from typer.models import ParameterInfo
 
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import walk
+from econmt.decoding.search.options import SearchOptions
+from econmt.options.option_rules import refuse_options
 
 Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
 RECIPE_FIELDS = {key: field for key, _, field in walk(Recipe)}
 """Fields of the recipe's schema by dotted key."""
+FIELDS = {f"decoding.{name}": field for name, field in SearchOptions.model_fields.items()} | RECIPE_FIELDS
+"""Fields of the options that derive from a schema: the recipe's, and options of searches that are no keys of it."""
 
 
 def option(default: Any, *names: str, **settings: Any) -> Any:
@@ -49,10 +53,18 @@ def argument(default: Any, **settings: Any) -> Any:
 
 
 def recipe_option(key: str, *names: str, help: str | None = None) -> Any:  # noqa: A002  typer's word
-    """Declares an option that replaces a dotted key of a recipe; it has its bounds and, without ``help``, its text."""
-    field = RECIPE_FIELDS[key]
+    """Declares an option that replaces a dotted key of a recipe; it has its bounds and, without ``help``, its text.
+
+    Options of searches that recipes lack are named as keys of the section ``decoding``.
+    """
+    field = FIELDS[key]
     text = help or _sentence(key, str(field.description))
-    info = typer.Option(*names, help=text, show_default="the recipe's")
+    default: bool | str = "the recipe's"
+    if key not in RECIPE_FIELDS:
+        default = str(field.default) if field.default else False
+        if field.annotation is bool:  # else typer adds an option --no-...
+            names = names or (f"--{key.rpartition('.')[2].replace('_', '-')}",)
+    info = typer.Option(*names, help=text, show_default=default)
     return _declared(None, _bounded(info, field.annotation, field.metadata))
 
 
@@ -79,7 +91,12 @@ class RecipeKeys(NamedTuple):
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    """Command whose help shows the options of a group under the group's heading."""
+    """Command whose options are checked together, and whose help shows a group's options under its heading."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command, unless :func:`refuse_options` refuses its options."""
+        refuse_options(ctx, str(ctx.info_name))
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes arguments, groups in the order of the command, and all other options."""
@@ -103,7 +120,7 @@ def _sentence(key: str, description: str) -> str:
     section = key.rpartition(".")[0]
 
     def as_option(word: re.Match[str]) -> str:
-        return f"--{word[0].replace('_', '-')}" if f"{section}.{word[0]}" in RECIPE_FIELDS else word[0]
+        return f"--{word[0].replace('_', '-')}" if f"{section}.{word[0]}" in FIELDS else word[0]
 
     text = re.sub(r"(?<![\w.])[a-z]+(_[a-z]+)+", as_option, description)
     return f"{text[0].upper()}{text[1:]}."
@@ -175,7 +192,7 @@ def _of_keys(keys: RecipeKeys) -> list[inspect.Parameter]:
     for name in keys.names:
         key = f"{keys.section}.{name}"
         names = [f"--{name.replace('_', '-')}", keys.short[name]] if name in keys.short else []
-        kind: Any = RECIPE_FIELDS[key].annotation
+        kind: Any = FIELDS[key].annotation
         made.append(_parameter(name, kind | None, recipe_option(key, *names)))
     return made
 

@@ -12,7 +12,7 @@ from econmt.config import limits
 from econmt.config.recipe import Decoding
 from econmt.data.text.glossary import Glossary, read_glossary
 from econmt.decoding.constraints.phrases import read_avoid_list
-from econmt.decoding.search.options import CHUNK_SIZE, LM_WEIGHT
+from econmt.decoding.search.options import LM_WEIGHT
 from econmt.options.option_groups import RecipeKeys, option, recipe_option
 from econmt.options.shared_options import Computing, ModelChoice
 
@@ -26,7 +26,18 @@ SearchKeys = Annotated[
         heading="Search",
     ),
 ]
-"""Options that replace the recipe's search keys, as a dictionary of those given."""
+"""Options that replace the recipe's search keys, as a dictionary of those given; the others are alike."""
+HypothesisKeys = Annotated[
+    dict[str, Any],
+    RecipeKeys("decoding", ["nbest_size", "replace_unk", "restore_case", "markup"], heading="Hypotheses"),
+]
+DrawingKeys = Annotated[
+    dict[str, Any], RecipeKeys("decoding", ["top_p", "temperature", "seed"], heading="Random draws")
+]
+LineKeys = Annotated[
+    dict[str, Any],
+    RecipeKeys("decoding", [*_BATCHES, "chunk_size", "long_lines"], heading="Batches of lines"),
+]
 
 
 @dataclass(frozen=True)
@@ -40,52 +51,22 @@ class SearchComputing(Computing):
     )
 
 
-RestoreCase = Annotated[
-    bool,
-    typer.Option(
-        help="Translate lines in capitals in lower case, and convert the translation back to capitals."
-    ),
+RestoreCase = Annotated[bool, recipe_option("decoding.restore_case").metadata["typer"]]
+GlossaryMode = Annotated[
+    Literal["auto", "annotate", "constrain"], recipe_option("decoding.glossary_mode").metadata["typer"]
+]
+TopTokens = Annotated[
+    limits.TopTokens, typer.Option(help="Draw from the K most probable tokens; 0: all tokens.")
 ]
 
 
 @dataclass(frozen=True)
-class HypothesisOptions:
-    """Options of a search that are no recipe keys; the names are those of ``econmt.decoding.search.options``."""
-
-    heading: ClassVar[str] = "Hypotheses"
-    nbest_size: limits.NBestSize = option(
-        1,
-        help="Number of translations of a line; more than 1 are printed as in Moses: number ||| text ||| "
-        "log-probability ||| score.",
-    )
-    replace_unk: bool = option(False, help="Replace <unk> by the source word with the highest attention.")
-    restore_case: RestoreCase = False
-    markup: bool = option(
-        False,
-        help="Remove tags and placeholders before translating, and insert them into the translation by its "
-        "alignment.",
-    )
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Random draws of tokens."""
-
-    heading: ClassVar[str] = "Random draws"
-    top_k: limits.TopTokens = option(0, help="Draw from the K most probable tokens; 0: all tokens.")
-    top_p: limits.TopShare = option(
-        1.0,
-        help="Draw from the fewest most probable tokens whose probabilities add up to this; 1: all tokens.",
-    )
-    temperature: limits.Temperature = option(1.0, help="Divisor of the log-probabilities before drawing.")
-    seed: limits.Seed = option(1, help="Seed of the random draws.")
-
-
-@dataclass(frozen=True)
-class Sampling(Drawing):
+class Sampling:
     """Choice between searching and drawing translations."""
 
+    heading: ClassVar[str] = "Random draws"
     sample: bool = option(False, help="Draw translations instead of searching.")
+    top_k: TopTokens = 0
 
 
 @dataclass(frozen=True)
@@ -97,28 +78,10 @@ class SearchedModels(ModelChoice):
         help="Folder of a language model with the target vocabulary, whose log-probability of each token is added to "
         "the score (shallow fusion).",
     )
-    lm_weight: limits.PenaltyWeight = option(
-        LM_WEIGHT, help="Factor of the language model's log-probabilities; 0 leaves it out."
-    )
-
-
-@dataclass(frozen=True)
-class LineBatches:
-    """Chunks and batches of lines, and the treatment of long lines."""
-
-    heading: ClassVar[str] = "Batches of lines"
-    batch_size: int | None = recipe_option("decoding.batch_size")
-    chunk_size: int = option(
-        CHUNK_SIZE,
-        help="Number of lines that are read and sorted by length before they are translated.",
-        min=1,
-        max=limits.LINES,
-    )
-    max_input_length: int | None = recipe_option(
-        "decoding.max_input_length", help="Maximum number of tokens of a sentence; see --long-lines."
-    )
-    long_lines: Literal["cut", "skip"] = option(
-        "cut", help="Treatment of longer sentences: translate the beginning, or write an empty line."
+    lm_weight: limits.PenaltyWeight | None = option(
+        None,
+        help="Factor of the language model's log-probabilities; 0 leaves it out.",
+        show_default=str(LM_WEIGHT),
     )
 
 
@@ -135,13 +98,7 @@ class WordLists:
         help="Text file of terms, one a line, and the translation that each must have, with a tab, = or a comma "
         "between them. Blank lines and those that begin with # are skipped.",
     )
-    glossary_mode: Literal["auto", "annotate", "constrain"] = option(
-        "auto",
-        help="How sentences whose translations lack a term are translated again. annotate: terms are written into the "
-        "source with their translations, for a model trained with data.annotate_terms; constrain: translations are "
-        "constraints of the search; auto: annotate if the model knows that, and constrain the search if a term still "
-        "lacks.",
-    )
+    glossary_mode: GlossaryMode = "auto"
 
     def read(self) -> tuple[tuple[str, ...], Glossary | None]:
         """Reads the files: returns the phrases to avoid, and the glossary, None without one.

@@ -20,21 +20,6 @@ from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
 from econmt.options.option_groups import argument, option
 
-
-def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
-    """Raises InputError if an option that would change nothing was given.
-
-    Args:
-        context: context of the command.
-        why: text that follows the option's name in the message.
-        names: the command's parameters that would change nothing.
-    """
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{max(parameter.opts, key=len)} {why}")
-
-
 OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Recipe keys to change, e.g. training.seed=2."),

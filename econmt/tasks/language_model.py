@@ -12,7 +12,6 @@ from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import PreparedData
 from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
-from econmt.data.text.vocabulary import Vocabularies
 from econmt.model import Implementations
 from econmt.model.activation_penalties import ActivationPenalties
 from econmt.model.language_model import LanguageModel, build_language_model
@@ -42,11 +41,6 @@ class LanguageModelTask:
     size: int
     name = "language_model"
     translates = False
-
-    @classmethod
-    def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> LanguageModelTask:
-        """Creates the task of a recipe with its vocabulary."""
-        return cls(recipe, vocabularies.target.size)
 
     @property
     def sizes(self) -> tuple[int]:

@@ -14,7 +14,6 @@ from econmt.data.batching.batches import Batch, BatchIterator, training_batches,
 from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData
 from econmt.data.text.guides import WEIGHT_UNIT
-from econmt.data.text.vocabulary import Vocabularies
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, IncrementalModel, TranslationModel, build_model
 from econmt.model.guided_alignment import TrainingGuides
@@ -31,13 +30,6 @@ class TranslationTask:
     factor_sizes: tuple[int, ...] = field(default=(), kw_only=True)
     name = "translation"
     translates = True
-
-    @classmethod
-    def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> TranslationTask:
-        """Creates the task of a recipe with its vocabularies."""
-        return cls.of_sizes(
-            recipe, vocabularies.source.size, vocabularies.target.size, *vocabularies.factor_sizes
-        )
 
     @classmethod
     def of_sizes(

@@ -42,7 +42,7 @@ sys.exit(struct.unpack("i", answer)[0] if len(answer) == 4 else 99)
 PRELOADED = (
     "econmt.api.interface",
     "econmt.cli.bench",
-    "econmt.cli.inspection",
+    "econmt.cli.info",
     "econmt.cli.main",
     "econmt.cli.profile",
     "econmt.cli.standard_streams",

@@ -190,7 +190,8 @@ def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, 
         ("training.optimizer.betas=0.9", "training.optimizer.betas: expected a list, found 0.9"),
         (
             "training.schedule.name=inverse-sqrt",
-            "training.schedule: name: inverse-sqrt needs warmup of at least 1 update",
+            "training.schedule.name: inverse-sqrt cannot be combined with training.schedule.warmup: 0 (it needs at least 1 "
+            "update); change one of them",
         ),
         (
             "data.subwords.type=bp",
@@ -207,7 +208,7 @@ def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, 
         ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
         (
             "model.attention={type: dot, layer_norm: true}",
-            "model.attention: layer_norm needs type: additive, not dot",
+            "model.attention.type: dot cannot be combined with model.attention.layer_norm: true; change one of them",
         ),
     ],
 )

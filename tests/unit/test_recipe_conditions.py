@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "training.optimizer.eps": ("0.01", ("training.optimizer.name=adam",)),
     "training.optimizer.momentum": ("0.9", ("training.optimizer.name=sgd",)),
     "training.averaging.non_monotone_interval": ("3", ("training.averaging.start=non-monotone",)),
+    "training.averaging.decay": ("0.9", ("training.averaging.start=at-once",)),
     "training.schedule.reduce_factor": ("0.3", ("training.schedule.name=plateau-reduce",)),
     "training.schedule.decay_updates": ("9", ("training.schedule.name=cosine",)),
     "training.schedule.min_learning_rate": (

@@ -65,6 +65,11 @@ REFUSED = {
     "model.decoder.cell=sru": "model.decoder.input_feeding: true with model.decoder.cell: sru",
     "model.encoder={cell: gru, rank: 2}": "model.encoder.rank: 2 with model.encoder.cell: gru",
     "model.decoder={cell: gru, rank: 2}": "model.decoder.rank: 2 with model.decoder.cell: gru",
+    "model.attention={type: dot, layer_norm: true}": "model.attention.type: dot with model.attention.layer_norm",
+    COVERAGE
+    + " model.attention.type=dot": "model.attention.type: dot with model.attention.coverage.type: tanh",
+    "model.attention.coverage={type: count, num_hidden: 2}": "coverage.type: count with model.attention.coverage.num_hidden: 2",
+    "training.schedule.name=noam": "training.schedule.name: noam with training.schedule.warmup: 0",
 }
 """Overrides of the recipe quickstart, separated by spaces, and the two settings in the message."""
 TEXT = {

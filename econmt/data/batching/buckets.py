@@ -2,7 +2,7 @@
 
 Fixed buckets round each side, including ``</s>``, up to a multiple of a width. Derived buckets are the few shapes that
 :mod:`econmt.data.batching.bucket_shapes` computes from the lengths of a text. Pairs are sorted by bucket with a
-counting sort in chunks, which needs 40 MB for 10 million pairs; one ``argsort`` would need several times that.
+counting sort in blocks, which needs 40 MB for 10 million pairs; one ``argsort`` would need several times that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from econmt.data.batching.bucket_shapes import Counts, Derived, choose, derive_shapes, grid_shapes
 from econmt.data.batching.token_store import IntArray
 
-_CHUNK = 1 << 18
+_BLOCK = 1 << 18
 
 
 class BucketRow(NamedTuple):
@@ -58,16 +58,16 @@ def count_lengths(
     capacity: IntArray | None = None,
     release: Callable[[], None] | None = None,
 ) -> Counts:
-    """Counts the pairs of each pair of lengths, in chunks.
+    """Counts the pairs of each pair of lengths, in blocks.
 
     Args:
         source_lengths, target_lengths: number of ids of each side without ``</s>``, (N,).
         capacity: length to reserve for each length, (longest + 1,); None: the length itself.
-        release: called after each chunk to release mapped memory pages.
+        release: called after each block to release mapped memory pages.
     """
     counts = np.zeros((1, 1), dtype=np.int64)
-    for first in range(0, len(source_lengths), _CHUNK):
-        source, target = source_lengths[first : first + _CHUNK], target_lengths[first : first + _CHUNK]
+    for first in range(0, len(source_lengths), _BLOCK):
+        source, target = source_lengths[first : first + _BLOCK], target_lengths[first : first + _BLOCK]
         if capacity is not None:
             source, target = capacity[source], capacity[target]
         rows = max(counts.shape[0], int(source.max()) + 2)
@@ -113,12 +113,12 @@ def assign_buckets(
     rank_of = np.zeros(counts.shape, dtype=np.uint16 if len(alike) <= 1 << 16 else np.int32)
     rank_of[cells[:, 0], cells[:, 1]] = ranks
 
-    def ranks_of(chunk: slice) -> npt.NDArray[Any]:
-        source, target = source_lengths[chunk], target_lengths[chunk]
+    def ranks_of(block: slice) -> npt.NDArray[Any]:
+        source, target = source_lengths[block], target_lengths[block]
         if capacity is not None:
             source, target = capacity[source], capacity[target]
-        chunk_ranks: npt.NDArray[Any] = rank_of[source + 1, target + 1]
-        return chunk_ranks
+        block_ranks: npt.NDArray[Any] = rank_of[source + 1, target + 1]
+        return block_ranks
 
     order = _counting_sort(len(source_lengths), alike, ranks_of, release)
     return Buckets(shapes, bucket_counts, order, alike)
@@ -159,13 +159,13 @@ def _counting_sort(
     """Returns the indices of pairs sorted by rank, stable, given the number of pairs of each rank."""
     order = np.empty(pairs, dtype=np.int32)
     next_slot = np.cumsum(counts) - counts
-    for first in range(0, pairs, _CHUNK):
-        ranks = ranks_of(slice(first, min(first + _CHUNK, pairs)))
+    for first in range(0, pairs, _BLOCK):
+        ranks = ranks_of(slice(first, min(first + _BLOCK, pairs)))
         by_rank = np.argsort(ranks, kind="stable")  # a radix sort for 16-bit ranks
-        chunk_counts = np.bincount(ranks, minlength=len(counts))
-        within = np.arange(len(ranks)) - np.repeat(np.cumsum(chunk_counts) - chunk_counts, chunk_counts)
+        block_counts = np.bincount(ranks, minlength=len(counts))
+        within = np.arange(len(ranks)) - np.repeat(np.cumsum(block_counts) - block_counts, block_counts)
         order[next_slot[ranks[by_rank]] + within] = by_rank + first
-        next_slot += chunk_counts
+        next_slot += block_counts
         if release is not None:
             release()
     return order

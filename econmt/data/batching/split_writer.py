@@ -17,12 +17,12 @@ from econmt.data.text.annotation import AlignedTerms, GlossaryTerms, Terms, anno
 from econmt.data.text.corpus import Corpus, read_lines, read_pairs
 from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
 from econmt.data.text.glossary import read_glossary
-from econmt.data.text.guides import GuideFile, check_words, parse_links, parse_weight, words_of_line
-from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
+from econmt.data.text.guides import GuideFile, check_words, parse_links, parse_weight, with_factors
+from econmt.data.text.source_factors import count_of_ids, encode_sources, words_of_line
 from econmt.data.text.vocabulary import EOS, UNK, Vocabularies, normalized, split_words
 from econmt.errors import InputError
 
-_CHUNK_PAIRS = 10_000
+_BLOCK_PAIRS = 10_000
 
 
 def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tuple[str, ...]]:
@@ -157,20 +157,20 @@ class SplitWriter:
             first_line = 1
             with counting(f"writing {self._split}", None, "pairs", show=progress) as more:
                 pairs = counted(_read(self._data, part, training.tag), more)
-                while chunk := list(islice(pairs, _CHUNK_PAIRS)):
-                    codes = [KEPT] * len(chunk)
+                while block := list(islice(pairs, _BLOCK_PAIRS)):
+                    codes = [KEPT] * len(block)
                     if training.codes is not None:
-                        codes = training.codes[pairs_done : pairs_done + len(chunk)].tolist()
-                    self._write_chunk(training._replace(corpus=part), chunk, first_line, codes, guides)
-                    first_line += len(chunk)
-                    pairs_done += len(chunk)
+                        codes = training.codes[pairs_done : pairs_done + len(block)].tolist()
+                    self._write_block(training._replace(corpus=part), block, first_line, codes, guides)
+                    first_line += len(block)
+                    pairs_done += len(block)
             for file in guides.files:
                 file.finish()
 
-    def _write_chunk(
+    def _write_block(
         self,
         training: TrainingSplit,
-        chunk: Sequence[tuple[str, ...]],
+        block: Sequence[tuple[str, ...]],
         first_line: int,
         codes: Sequence[int],
         guides: _Guides,
@@ -181,32 +181,32 @@ class SplitWriter:
             return f"{corpus.source if stream is None else corpus.factors[stream]}:{first_line + number}"
 
         sources = encode_sources(
-            self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], name_of
+            self._vocabularies, [row[0] for row in block], [row[2:] for row in block], name_of
         )
         if training.terms is not None:
-            self._annotate(training.terms, training.tag, chunk, sources)
-        targets = self._vocabularies.target.encode_many([row[1] for row in chunk])
-        lines = list(range(first_line, first_line + len(chunk)))
+            self._annotate(training.terms, training.tag, block, sources)
+        targets = self._vocabularies.target.encode_many([row[1] for row in block])
+        lines = list(range(first_line, first_line + len(block)))
         if isinstance(self._data, TextData):
             targets = [[*ids, EOS] for ids in targets]
-            self._counts["words"] += sum(len(split_words(row[1])) + 1 for row in chunk)
-        self._counts["lines"] += len(chunk)
-        rows = guides.take(len(chunk))
+            self._counts["words"] += sum(len(split_words(row[1])) + 1 for row in block)
+        self._counts["lines"] += len(block)
+        rows = guides.take(len(block))
         for column, stream in enumerate(self._raw):
-            stream.write("".join(row[column] + "\n" for row in chunk).encode())
+            stream.write("".join(row[column] + "\n" for row in block).encode())
         if self._split == "train" and isinstance(self._data, Data):
             kept_flags = []
-            for source, target, line, code, row in zip(sources, targets, lines, codes, chunk, strict=True):
+            for source, target, line, code, row in zip(sources, targets, lines, codes, block, strict=True):
                 reason = None if code == KEPT else REASONS[code - 1]
                 reason = reason or self._reason(self._data, corpus, source, target, line)
                 kept_flags.append(reason is None)
                 if reason is not None:
                     self._dropped.add(reason, f"{corpus.source}:{line}", (row[0], row[1]))
             sources, targets = list(compress(sources, kept_flags)), list(compress(targets, kept_flags))
-            lines, chunk = list(compress(lines, kept_flags)), list(compress(chunk, kept_flags))
+            lines, block = list(compress(lines, kept_flags)), list(compress(block, kept_flags))
             rows = list(compress(rows, kept_flags))
         if self._links is not None:
-            self._write_links(guides, list(zip(chunk, sources, targets, lines, rows, strict=True)))
+            self._write_links(guides, list(zip(block, sources, targets, lines, rows, strict=True)))
         for side, sentences in (("source", sources), ("target", targets)):
             self._counts[f"{side}_tokens"] += sum(map(len, sentences))
             if side == "source" and self._vocabularies.factors:
@@ -222,7 +222,7 @@ class SplitWriter:
         numbers, links = [], []
         for texts, source, target, line, (alignment, _) in pairs:
             where = f"{guides.alignment.path}:{line}"
-            words = [words_of_line(text, side) for text, side in zip(texts, both, strict=False)]
+            words = [len(words_of_line(text, side)) for text, side in zip(texts, both, strict=False)]
             for ids, vocabulary, count in zip(([i % size for i in source], target), both, words, strict=True):
                 check_words(ids, vocabulary, count, where)
             first = guides.tag_words if texts[0].strip() else 0
@@ -232,12 +232,12 @@ class SplitWriter:
         self._links.add([link[0] for link in links], [link[1] for link in links], numbers)
 
     def _annotate(
-        self, terms: Terms, tag: str, chunk: Sequence[tuple[str, ...]], sources: list[list[int]]
+        self, terms: Terms, tag: str, block: Sequence[tuple[str, ...]], sources: list[list[int]]
     ) -> None:
         """Replaces the ids of sources, of pairs drawn at random, by those with annotated terms, if not too long."""
         assert isinstance(self._data, Data)
         texts: dict[int, str] = {}
-        for number, row in enumerate(chunk):
+        for number, row in enumerate(block):
             pair = normalized(row[0]), normalized(row[1])
             first = self._counts["lines"] + number
             found = draw_terms(terms, self._data.annotate_terms.share, first, pair, tag)

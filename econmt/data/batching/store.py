@@ -360,12 +360,12 @@ def _with_guides(corpus: Corpus, data: Data, split: str, prefix: str, search: Se
     """Adds the files of alignments and weights to a training corpus, and existing alignments to validation text."""
     if split == "valid" and data.alignment is not None:
         return corpus._replace(alignment=existing_companion(corpus, prefix, data.alignment))
-    found: list[Path | None] = [None, None]
-    for place, key in enumerate(("alignment", "weights") if split == "train" else ()):
+    found: dict[str, Any] = {}
+    for key in ("alignment", "weights") if split == "train" else ():
         name = getattr(data, key)
         if name is not None:
-            (found[place],) = find_companions(corpus, prefix, [name], f"data.{key}", search)
-    return corpus._replace(alignment=found[0], weights=found[1])
+            (found[key],) = find_companions(corpus, prefix, [name], f"data.{key}", search)
+    return corpus._replace(**found)
 
 
 def _describe_inputs(

@@ -146,11 +146,8 @@ def without_network(error: InputError, data: Data | TextData, search: Sequence[P
     suffixes = [data.text] if isinstance(data, TextData) else [data.source, data.target]
     prefixes = [*data.train, data.valid, *([] if data.test is None else [data.test])]
     names = (f"{prefix}.{suffix}" for prefix in prefixes for suffix in suffixes)
-    missing = [
-        name
-        for name in filter(catalog.is_known, names)
-        if not any(path.is_file() for folder in search for path in (folder / name, folder / f"{name}.gz"))
-    ]
+    known = filter(catalog.is_known, names)
+    missing = [name for name in known if not any(_existing(folder / name) for folder in search)]
     return [
         f"missing are {', '.join(missing)} (plain or .gz)",
         "without a network, econmt train quickstart trains on text that it makes, and econmt profile RECIPE --estimate "
@@ -190,22 +187,19 @@ def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool 
     """Finds one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``, as :func:`find_corpus` does."""
     stem = Path(name).expanduser()
     bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
-    for base in bases:
-        for candidate in (base, base.with_name(base.name + ".gz")):
-            if candidate.is_file():
-                return candidate
+    found = next(filter(None, map(_existing, bases)), None)
+    if found is not None:
+        return found
     fetched = catalog.fetch([name], progress) if fetch else None
     if fetched is not None:
         return fetched[0]
     raise _not_found(name, f"{name}(.gz)", bases, [])
 
 
-def _existing(base: Path, suffix: str) -> Path | None:
-    for ending in (f".{suffix}", f".{suffix}.gz"):
-        candidate = base.with_name(base.name + ending)
-        if candidate.is_file():
-            return candidate
-    return None
+def _existing(base: Path, suffix: str = "") -> Path | None:
+    """Returns the file with a name and suffix, plain or .gz; None if there is none."""
+    name = f"{base.name}.{suffix}" if suffix else base.name
+    return next(filter(Path.is_file, (base.with_name(name), base.with_name(f"{name}.gz"))), None)
 
 
 def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence[str]) -> InputError:

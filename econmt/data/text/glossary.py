@@ -54,14 +54,14 @@ class Glossary:
     overlapping terms the one that begins first is taken, and of these the longest.
 
     Args:
-        terms: the phrases and their translations. places: file and line of each phrase, for messages.
+        terms: the phrases and their translations. locations: file and line of each phrase, for messages.
 
     Attributes:
         terms: the phrases and their translations.
     """
 
-    def __init__(self, terms: Mapping[str, str], places: Mapping[str, str] | None = None) -> None:
-        self.terms, self._places = terms, places or {}
+    def __init__(self, terms: Mapping[str, str], locations: Mapping[str, str] | None = None) -> None:
+        self.terms, self._locations = terms, locations or {}
         self._indices: dict[str, _Index] = {}
 
     @classmethod
@@ -79,7 +79,7 @@ class Glossary:
 
     def name_of(self, source: str) -> str:
         """Returns the name of a term in messages, with its file and line if it has them."""
-        return f"{self._places.get(source, 'glossary')}: {source} = {self.terms[source]}"
+        return f"{self._locations.get(source, 'glossary')}: {source} = {self.terms[source]}"
 
     def occurrences(self, text: str, language: str = "") -> list[Occurrence]:
         """Returns all terms in a sentence, in order; ``language``, a code, says which letters differ in case only."""

@@ -1,15 +1,15 @@
-"""Files that guide training pair by pair: word alignments in Pharaoh format, and weights."""
+"""Files with a line for each pair of a corpus: source factors, word alignments in Pharaoh format, and weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from econmt.data.text.corpus import count_lines, different_lengths, read_lines
+from econmt.data.text.corpus import Corpus, count_lines, different_lengths, read_lines
 from econmt.data.text.source_factors import word_numbers
-from econmt.data.text.vocabulary import WORD_START, Vocabulary, split_words
+from econmt.data.text.vocabulary import Vocabulary
 from econmt.errors import InputError
 
 Link = tuple[int, int]
@@ -46,9 +46,13 @@ class GuideFile:
             raise different_lengths(self.path, self._read + more, self._source, self._read)
 
 
-def words_of_line(text: str, vocabulary: Vocabulary) -> int:
-    """Returns the number of words of a raw line to which alignments refer, those between spaces."""
-    return len(split_words(text.replace(WORD_START, " ") if vocabulary.of_pieces else text))
+def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:
+    """Yields the pairs of a corpus as tuples of source, target and one line of factors from the file of each stream."""
+    streams = [GuideFile(path, corpus.source) for path in corpus.factors]
+    for pair in pairs:
+        yield *pair, *(stream.take(1)[0] for stream in streams)
+    for stream in streams:
+        stream.finish()
 
 
 def parse_links(line: str, where: str, source_words: int, target_words: int) -> list[Link]:

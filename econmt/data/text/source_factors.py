@@ -6,9 +6,8 @@ Subwords get the factors of their word. A token and its factors form one joint i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from econmt.data.text.corpus import Corpus, different_lengths, read_lines
 from econmt.data.text.vocabulary import (
     UNK,
     WORD_START,
@@ -68,7 +67,7 @@ def encode_sources(
     _check_order(vocabularies.factors, factors, name_of, warn)
     joint_rows = []
     for number, (text, streams_of_text, ids) in enumerate(zip(texts, factors, rows, strict=True)):
-        words = len(_words(text, vocabularies.source))
+        words = len(words_of_line(text, vocabularies.source))
         streams = []
         for stream, (line, vocabulary) in enumerate(zip(streams_of_text, vocabularies.factors, strict=False)):
             streams.append(vocabulary.encode(line))
@@ -78,7 +77,7 @@ def encode_sources(
                     f"{_count(words, 'word')} of {name_of(number, None)}; give one for each word between spaces"
                 )
         numbers = word_numbers(vocabularies.source.tokens(ids), vocabularies.source)
-        if ids and numbers[-1] + 1 != len(_words(cut[number], vocabularies.source)):
+        if ids and numbers[-1] + 1 != len(words_of_line(cut[number], vocabularies.source)):
             problem = "its subwords cannot be assigned to words; remove the character U+2581"
             raise InputError(f"{name_of(number, None)}: {problem}")
         words_of_tokens = zip(ids, numbers, strict=True)
@@ -137,24 +136,9 @@ def with_factors_of(ids: Sequence[int], cut: Sequence[int], vocabulary: Vocabula
     return [token + size * factors[number] for token, number in zip(cut, after, strict=True)]
 
 
-def _words(text: str, vocabulary: Vocabulary) -> list[str]:
-    """Splits a text into words; treats U+2581 as a space if the vocabulary is one of subwords."""
+def words_of_line(text: str, vocabulary: Vocabulary) -> list[str]:
+    """Splits a raw line into words, to which factors and alignments refer; for subwords U+2581 is a space, too."""
     return split_words(text.replace(WORD_START, " ") if vocabulary.of_pieces else text)
-
-
-def with_factors(pairs: Iterator[tuple[str, str]], corpus: Corpus) -> Iterator[tuple[str, ...]]:
-    """Yields the pairs of a corpus as tuples of source, target and one line of factors from the file of each stream."""
-    streams = [read_lines(path) for path in corpus.factors]
-    number = 0
-    for number, pair in enumerate(pairs, 1):
-        lines = [next(stream, None) for stream in streams]
-        for path, line in zip(corpus.factors, lines, strict=True):
-            if line is None:
-                raise different_lengths(path, number - 1, corpus.source, number + sum(1 for _ in pairs))
-        yield *pair, *(line for line in lines if line is not None)
-    for path, stream in zip(corpus.factors, streams, strict=True):
-        if rest := sum(1 for _ in stream):
-            raise different_lengths(path, number + rest, corpus.source, number)
 
 
 def _count(number: int, name: str) -> str:

@@ -118,15 +118,13 @@ def _convert(
 ) -> None:
     """Converts vocabularies that exist; ``tags`` are added to the source's."""
     if isinstance(settings, (WordSubwords, TextWords)):
-        for (name, columns, _), path in zip(_word_files(settings), own, strict=True):
+        for (name, columns), path in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), own, strict=True):
             fixed = _fixed_words(columns, tags)
             words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
             write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
         return
-    for number, (name, path) in enumerate(
-        zip((JOINT_FILE,) if len(own) == 1 else SUBWORD_FILES, own, strict=True)
-    ):
-        marked = [f"{WORD_START}{tag}" for tag in tags] if number == 0 else []
+    for name, path in zip((JOINT_FILE,) if len(own) == 1 else SUBWORD_FILES, own, strict=True):
+        marked = [] if name == SUBWORD_FILES[1] else [f"{WORD_START}{tag}" for tag in tags]
         model = own_subwords(path, settings.type, SPECIAL_TOKENS, marked)
         SentencePieceVocabulary(model, str(path))
         write_atomically(folder / name, model)
@@ -142,19 +140,22 @@ def _train_words(
     for pair in pairs_factory():
         for counter, text in zip(counts, pair, strict=True):
             counter.update(split_words(text))
-    for name, columns, limit in _word_files(settings):
+    sizes = [settings.size] if isinstance(settings, TextWords) else [settings.source, settings.target]
+    for (name, columns), limit in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), sizes, strict=False):
         counter = sum((counts[column] for column in columns), Counter[str]())
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
         _write_words(folder / name, frequent, _fixed_words(columns, tags), limit)
 
 
-def _word_files(settings: WordSubwords | TextWords) -> list[tuple[str, tuple[int, ...], int]]:
-    """Returns name, sides (0 source, 1 target) and largest size of each vocabulary file."""
-    if isinstance(settings, TextWords):
-        return [(JOINT_WORD_FILE, (1,), settings.size)]
-    if settings.joint:
-        return [(JOINT_WORD_FILE, (0, 1), settings.source)]
-    return [(WORD_FILES[0], (0,), settings.source), (WORD_FILES[1], (1,), settings.target)]
+def _sides(
+    settings: CodesSubwords | SentencePieceSubwords | WordSubwords | TextSubwords | TextWords,
+    joint: str,
+    files: Sequence[str],
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns the names of the vocabulary files, ``joint`` or both ``files``, each with its columns of a pair."""
+    if isinstance(settings, (TextSubwords, TextWords)):
+        return [(joint, (1,))]
+    return [(joint, (0, 1))] if settings.joint else [(files[0], (0,)), (files[1], (1,))]
 
 
 def _fixed_words(columns: Sequence[int], tags: Sequence[str]) -> list[str]:
@@ -172,9 +173,7 @@ def _train_codes(
     """Writes vocabularies of the subwords of the training text, the frequent ones first."""
     rules = [read_codes(path) for path in own[: len(settings.files)]]
     kept = [read_kept(path, settings.threshold) for path in own[len(settings.files) :]]
-    sides = (
-        [(JOINT_CODES_FILE, (0, 1))] if settings.joint else list(zip(CODES_FILES, ((0,), (1,)), strict=True))
-    )
+    sides = _sides(settings, JOINT_CODES_FILE, CODES_FILES)
     coded = [
         MergeCodes(*rules[min(side, len(rules) - 1)], kept[side] if kept else None)
         for side in range(len(sides))
@@ -207,10 +206,7 @@ def _train_subwords(
 ) -> None:
     # The first pass also detects errors in the text, which SentencePiece would hide in an error of its own.
     count = sum(1 for _ in pairs_factory())
-    joint = isinstance(settings, TextSubwords) or settings.joint
-    sides: list[tuple[str, tuple[int, ...]]]
-    sides = [(JOINT_FILE, (0, 1))] if joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
-    for name, columns in sides:
+    for name, columns in _sides(settings, JOINT_FILE, SUBWORD_FILES):
 
         def sentences(columns: tuple[int, ...] = columns) -> Iterator[str]:
             for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS):

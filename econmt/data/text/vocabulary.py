@@ -121,7 +121,28 @@ class SentencePieceVocabulary(Vocabulary):
         return str(self.processor.DecodePieces(list(tokens)))
 
 
-class CodesVocabulary(Vocabulary):
+class _ListedVocabulary(Vocabulary):
+    """Vocabulary of tokenised text, given by its tokens in the order of their ids, the four special ones first."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._tokens, self.size = list(tokens), len(tokens)
+        self._ids = {token: i for i, token in enumerate(tokens) if i >= len(SPECIAL_TOKENS)}
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a line of tokenised text to ids."""
+        ids = self._ids
+        return [ids.get(token, UNK) for token in self.written(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes ids to tokenised text."""
+        return self.joined([self._tokens[i] for i in ids if i not in (PAD, BOS, EOS)])
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Returns the token of each id."""
+        return [self._tokens[i] for i in ids]
+
+
+class CodesVocabulary(_ListedVocabulary):
     """Vocabulary of subwords by codes of subword-nmt.
 
     Subwords are written as SentencePiece's, with a mark at the beginning of a word instead of ``@@`` before its end.
@@ -134,9 +155,8 @@ class CodesVocabulary(Vocabulary):
     of_pieces = True
 
     def __init__(self, codes: MergeCodes, pieces: Sequence[str], tags: Sequence[str] = ()) -> None:
-        self.codes, self.tags, self.size = codes, list(tags), len(pieces)
-        self._pieces = list(pieces)
-        self._ids = {piece: i for i, piece in enumerate(pieces) if i >= len(SPECIAL_TOKENS)}
+        super().__init__(pieces)
+        self.codes, self.tags = codes, list(tags)
 
     def written(self, text: str) -> list[str]:
         """Divides a line of tokenised text into subwords; the mark is one of its own where the two are unknown."""
@@ -145,19 +165,6 @@ class CodesVocabulary(Vocabulary):
             written += [first] if first in self._ids else [WORD_START, first.removeprefix(WORD_START)]
             written += rest
         return written
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a line of tokenised text to ids."""
-        ids = self._ids
-        return [ids.get(piece, UNK) for piece in self.written(text)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids to tokenised text."""
-        return self.joined([self._pieces[i] for i in ids if i not in (PAD, BOS, EOS)])
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Returns the subword of each id."""
-        return [self._pieces[i] for i in ids]
 
     def joined(self, tokens: Sequence[str]) -> str:
         """Joins subwords to tokenised text."""
@@ -173,27 +180,10 @@ def pieces_of(text: str, codes: MergeCodes, tags: Sequence[str]) -> list[list[st
     ]
 
 
-class WordVocabulary(Vocabulary):
-    """Vocabulary of whole words between spaces, given in the order of their ids, the four special tokens first."""
+class WordVocabulary(_ListedVocabulary):
+    """Vocabulary of whole words between spaces."""
 
     of_pieces = False
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words, self.size = list(words), len(words)
-        self._ids = {word: i for i, word in enumerate(self._words) if i >= len(SPECIAL_TOKENS)}
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a line of tokenised text to ids."""
-        ids = self._ids
-        return [ids.get(word, UNK) for word in split_words(text)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the words of ids, joined by spaces."""
-        return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Returns the word of each id."""
-        return [self._words[i] for i in ids]
 
     def written(self, text: str) -> list[str]:
         """Splits a line of tokenised text into words."""

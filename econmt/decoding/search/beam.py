@@ -12,7 +12,7 @@ overtake them. Results do not depend on the other sentences of the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -357,7 +357,9 @@ def beam_search(
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
-    state, penalties, adjustments = _begin(model, source, lengths, options, fusion)
+    state = model.encode(source, lengths)
+    penalties = Penalties(options, lengths_here, source) if options.penalizes else None
+    adjustments = Adjustments(options, len(source), fusion)
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
     totals = torch.zeros(len(source), dtype=torch.float64)
@@ -426,21 +428,6 @@ def _still_growing(now: Places, reached: Tensor, batch: _Batch, options: SearchO
     if options.beam_prune:
         growing &= reached >= batch.best_scores[:, :1] - options.beam_prune
     return growing
-
-
-def _begin(
-    model: SearchModel,
-    source: Tensor,
-    lengths: Tensor,
-    options: SearchOptions,
-    fusion: ShallowFusion | None,
-) -> tuple[Any, Penalties | None, Adjustments]:
-    """Returns the initial state of a search, its penalties if there are any, and its changes of log-probabilities."""
-    state = model.encode(source, lengths)
-    penalties = None
-    if options.penalizes:
-        penalties = Penalties(options, lengths.cpu(), source)
-    return state, penalties, Adjustments(options, len(source), fusion)
 
 
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:

@@ -130,7 +130,7 @@ class _Lane:
                     waiting = list(enumerate(range(begun, begun + len(batch))))
                     begun += len(batch)
                 count = min(len(free), len(waiting), self._pairs.shape[1])
-                self._begin(free[:count], [place for place, _ in waiting[:count]])
+                self._begin(free[:count], [entry for entry, _ in waiting[:count]])
                 owners.update(zip(free, (number for _, number in waiting[:count]), strict=False))
                 free, waiting = free[count:], waiting[count:]
             if owners:
@@ -164,7 +164,7 @@ class _Lane:
             yield number, hypotheses(*tensors, len(ids) + 1, limit, self._penalties, self._nbest)
 
     def _encode(self, batch: Sequence[Sentence]) -> None:
-        """Encodes the waiting sentences; unused places of the buffer get a sentence of only EOS."""
+        """Encodes the waiting sentences; unused entries of the buffer get a sentence of only EOS."""
         size = -(-max(len(sentence.ids) + 1 for sentence in batch) // ENCODED) * ENCODED
         size = min(size, self._positions)
         rows = [[*sentence.ids, EOS] for sentence in batch]
@@ -179,10 +179,10 @@ class _Lane:
         _fill(self._limits, limits)
         self._run((self._positions, "encode", size), lambda: self._grid.encode(source, self._lengths))
 
-    def _begin(self, slots: list[int], places: list[int]) -> None:
+    def _begin(self, slots: list[int], entries: list[int]) -> None:
         """Starts waiting sentences; the last one is repeated to fill the fixed shape of the graph."""
         missing = self._pairs.shape[1] - len(slots)
-        _fill(self._pairs, [slots + slots[-1:] * missing, places + places[-1:] * missing])
+        _fill(self._pairs, [slots + slots[-1:] * missing, entries + entries[-1:] * missing])
         self._run(
             (self._positions, "begin"),
             lambda: self._slots.begin(self._pairs[0], self._pairs[1], self._limits),

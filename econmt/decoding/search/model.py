@@ -63,8 +63,8 @@ class SearchGrid(Protocol):
     def encode(self, source: Tensor, lengths: Tensor, /) -> None:
         """Encodes the waiting sentences: ``source`` (B, S) int64 including EOS, padded; ``lengths`` (B,)."""
 
-    def put(self, slots: Tensor, places: Tensor, /) -> None:
-        """Copies the waiting sentences at ``places`` (N,) into ``slots`` (N,), each into the first row of its slot.
+    def put(self, slots: Tensor, entries: Tensor, /) -> None:
+        """Copies the waiting sentences ``entries`` (N,) into ``slots`` (N,), each into the first row of its slot.
 
         The same pair may occur several times.
         """

@@ -19,53 +19,76 @@ CHUNK_SIZE = 1024
 class SearchOptions(recipe.Decoding):
     """Options of a search: the keys of a recipe's ``decoding`` section, and those that only a call sets.
 
-    Attributes:
-        nbest_size: number of hypotheses returned per sentence, at most ``beam_size`` in beam search.
-        ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
-        sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
-        top_p: share of the probability from whose most probable tokens a token is drawn (Holtzman et al., 2020).
-        temperature: divisor of log-probabilities before a token is drawn.
-        seed: seed of the draws; the draws of a sentence depend on it and on the sentence's number only.
-        attention: True if hypotheses carry their attention.
-        replace_unk: True if an unknown token is replaced by the source text that it attends to most (needs attention).
-        restore_case: True if a line in capitals is translated in lower case and its translation put in capitals.
-        markup: True if tags and placeholders are removed before translation and inserted into it; needs
-            ``attention``.
-        split_sentences: True if lines are split into sentences, which are translated one by one, and URLs and e-mail
-            addresses are put back by the ``attention``.
-        lm_weight: weight of a language model's log-probabilities in scores, see
-            :class:`~econmt.decoding.search.fusion.ShallowFusion`; needs a language model.
-        avoid: phrases that no translation may contain.
-        glossary_mode: how sentences whose translations lack terms of a glossary are translated again: "annotate" writes
-            the terms into the source, for models trained with ``data.annotate_terms``; "constrain" constrains the
-            search; "auto" annotates if the model knows that, and constrains the search if a term still lacks.
-        chunk_size: number of lines that are read and sorted by length before any is translated.
-        long_lines: treatment of sources of more than ``max_input_length`` tokens: "cut" translates the beginning,
-            "skip" gives an empty line.
-        continuous: True if beam search with one model replaces finished sentences by waiting ones, on a GPU in CUDA
-            graphs (:mod:`econmt.decoding.search.continuous`); None: on a GPU only. Results are the same.
-
     Raises:
         ValidationError: pydantic's, a ValueError, if a value has another type or is out of range.
     """
 
-    nbest_size: limits.NBestSize = 1
-    ensemble_mode: Literal["linear", "log_linear"] = "linear"
-    sample: limits.TopTokens | None = None
-    top_p: limits.TopShare = 1.0
-    temperature: limits.Temperature = 1.0
-    seed: limits.Seed = 1
-    attention: bool = True
-    replace_unk: bool = False
-    restore_case: bool = False
-    markup: bool = False
-    split_sentences: bool = False
-    lm_weight: limits.PenaltyWeight = 0.0
-    avoid: tuple[str, ...] = ()
-    glossary_mode: Literal["auto", "annotate", "constrain"] = "auto"
-    chunk_size: Annotated[int, Field(ge=1, le=limits.LINES)] = CHUNK_SIZE
-    long_lines: Literal["cut", "skip"] = "cut"
-    continuous: bool | None = None
+    nbest_size: limits.NBestSize = Field(
+        1,
+        description="number of translations of a line, at most beam_size in beam search; more than 1 are printed as in "
+        "Moses: number ||| text ||| log-probability ||| score",
+    )
+    ensemble_mode: Literal["linear", "log_linear"] = Field(
+        "linear", description="average the probabilities of an ensemble, or their logarithms"
+    )
+    sample: limits.TopTokens | None = Field(
+        None,
+        description="null: beam search; 0: draw from the whole distribution; k: from its k most probable tokens",
+    )
+    top_p: limits.TopShare = Field(
+        1.0,
+        description="draw from the fewest most probable tokens whose probabilities add up to this (Holtzman et al., "
+        "2020); 1: all tokens",
+    )
+    temperature: limits.Temperature = Field(
+        1.0, description="divisor of the log-probabilities before drawing"
+    )
+    seed: limits.Seed = Field(
+        1, description="seed of the random draws; those of a line depend on it and on the line's number only"
+    )
+    attention: bool = Field(True, description="hypotheses carry their attention")
+    replace_unk: bool = Field(
+        False, description="replace <unk> by the source word with the highest attention"
+    )
+    restore_case: bool = Field(
+        False,
+        description="translate lines in capitals in lower case, and convert the translation back to capitals",
+    )
+    markup: bool = Field(
+        False,
+        description="remove tags and placeholders before translating, and insert them into the translation by its "
+        "alignment",
+    )
+    split_sentences: bool = Field(
+        False,
+        description="split lines into sentences, which are translated one by one; URLs and e-mail addresses are put "
+        "back by the attention",
+    )
+    lm_weight: limits.PenaltyWeight = Field(
+        0.0, description="factor of a language model's log-probabilities in scores; 0 leaves it out"
+    )
+    avoid: tuple[str, ...] = Field((), description="phrases that no translation may contain")
+    glossary_mode: Literal["auto", "annotate", "constrain"] = Field(
+        "auto",
+        description="how sentences whose translations lack a term are translated again. annotate: terms are written "
+        "into the source with their translations, for a model trained with data.annotate_terms; constrain: "
+        "translations are constraints of the search; auto: annotate if the model knows that, and constrain the search "
+        "if a term still lacks",
+    )
+    chunk_size: Annotated[int, Field(ge=1, le=limits.LINES)] = Field(
+        CHUNK_SIZE,
+        description="number of lines that are read and sorted by length before they are translated",
+    )
+    long_lines: Literal["cut", "skip"] = Field(
+        "cut",
+        description="treatment of lines of more than max_input_length tokens: translate the beginning, or write an "
+        "empty line",
+    )
+    continuous: bool | None = Field(
+        None,
+        description="beam search with one model replaces finished sentences by waiting ones, on a GPU in CUDA graphs; "
+        "null: on a GPU only. Results are the same",
+    )
 
     @model_validator(mode="after")
     def _options_fit(self) -> SearchOptions:

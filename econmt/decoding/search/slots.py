@@ -75,13 +75,13 @@ class Slots:
         if positions is not None:
             self.seen = torch.zeros(slots, steps, beam, positions, device=device)
 
-    def begin(self, slots: Tensor, places: Tensor, limits: Tensor) -> None:
-        """Starts the grid's waiting sentences at ``places`` (N,) in ``slots`` (N,); pairs may occur several times.
+    def begin(self, slots: Tensor, entries: Tensor, limits: Tensor) -> None:
+        """Starts the grid's waiting sentences ``entries`` (N,) in ``slots`` (N,); pairs may occur several times.
 
         ``limits`` (B,) are the maximum numbers of tokens before EOS of all waiting sentences.
         """
-        self._grid.put(slots, places)
-        self._limits.index_copy_(0, slots, limits.index_select(0, places))
+        self._grid.put(slots, entries)
+        self._limits.index_copy_(0, slots, limits.index_select(0, entries))
         self._tokens.index_fill_(0, slots, BOS)
         self._best_scores.index_fill_(0, slots, -torch.inf)
         self.totals.index_copy_(0, slots, self._start.expand(len(slots), -1))

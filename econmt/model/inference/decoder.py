@@ -19,12 +19,13 @@ from econmt.model.decoder import Decoder
 from econmt.model.inference.attention import StepAttention
 from econmt.model.inference.cell_steps import layer_step
 from econmt.model.inference.encoder import PrepackedEncoder, prepacks
-from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, is_watched, prepacked, value_type
+from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
 from econmt.model.inference.weights import SearchWeights, search_layers
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
+from econmt_ops.backends import c as c_library
 from econmt_ops.backends import steps_for, triton
 from econmt_ops.backends.eager import advance_cell
 from econmt_ops.cells.output import output_forward
@@ -104,7 +105,7 @@ class IncrementalModel:
         assert not self.model.training, "a search needs a model in evaluation mode"
         lower = autocast_to(source.device, self._dtype)
         # Memory estimates trace the model's encoder.
-        if self._encoder is None or not self._encoder.can_run or is_watched():
+        if self._encoder is None or not c_library.serves(torch.empty(0)):
             with lower:
                 encoded = self.model.encode(source, lengths)
         else:

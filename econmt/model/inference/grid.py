@@ -44,8 +44,8 @@ class Grid:
         for kept, new in zip(_rows(waiting), _rows(encoded), strict=True):
             kept[:, : new.shape[1]].copy_(new)  # the first coverage is zero at all positions
 
-    def put(self, slots: Tensor, places: Tensor) -> None:
-        """Copies the waiting sentences at ``places`` (N,) into ``slots`` (N,), each into the first row of its slot.
+    def put(self, slots: Tensor, entries: Tensor) -> None:
+        """Copies the waiting sentences ``entries`` (N,) into ``slots`` (N,), each into the first row of its slot.
 
         The same pair may occur several times.
         """
@@ -53,11 +53,11 @@ class Grid:
         for kept, new in zip(
             (*_positions(here), here.lengths), (*_positions(waiting), waiting.lengths), strict=True
         ):
-            kept.index_copy_(0, slots, new.index_select(0, places))
+            kept.index_copy_(0, slots, new.index_select(0, entries))
         here.padding.copy_(padding_mask(here.lengths, here.padding.shape[1], here.padding.device))
         first = slots * self._state.width
         for kept, new in zip(_rows(self._state), _rows(self._waiting), strict=True):
-            kept.index_copy_(0, first, new.index_select(0, places))
+            kept.index_copy_(0, first, new.index_select(0, entries))
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Reads tokens (R,); returns logits (R, V) and attention (R, S)."""

@@ -158,7 +158,7 @@ class NativeDecoder:
         if not SearchWeight.supports(precision):
             return False
         decoder = model.decoder
-        if decoder.config.cell not in CELL_NUMBERS or any(model.config.decoder_options.values()):
+        if decoder.config.cell not in CELL_NUMBERS or not model.config.has_plain_decoder:
             return False
         if not native.serves(model.output.weight):
             return False

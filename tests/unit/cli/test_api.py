@@ -94,14 +94,16 @@ def test_every_other_option_makes_another_translator(
         "restrict_lexicon_topk": 3,
         "language_model": "runs/german",
     }
+    lexicon = {"restrict_lexicon": "lexicon"}
     further = {"batch_size", "chunk_size", "max_input_length", "long_lines"}
     named = set(inspect.signature(model.translator).parameters)
     assert named == {"search", "warn", "further", *others} - further
     for name, value in others.items():
-        usual = model.translator({})
-        changed = model.translator({}, **{name: value})
+        beside = lexicon if name == "restrict_lexicon_topk" else {}
+        usual = model.translator({}, **beside)
+        changed = model.translator({}, **beside, **{name: value})
         assert changed is not usual, name
-        assert model.translator({}, **{name: value}) is changed
+        assert model.translator({}, **beside, **{name: value}) is changed
 
 
 def test_attention_is_a_distribution_over_the_source(model: econmt.TrainedModel) -> None:

@@ -27,7 +27,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_table_on_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("econmt.cli.measuring.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("econmt.cli.bench.sys.stdout.isatty", lambda: True)
     words = [word for change in SMALL for word in ("--set", change)]
     ended = call("bench", "training", "quickstart", "--length", "4", *words, "--seconds", "0.01")
     assert ended.code == 0, ended.err

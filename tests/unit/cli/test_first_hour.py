@@ -19,7 +19,7 @@ from rich.console import Console
 
 from econmt.cli import doctor
 from econmt.cli.doctor import EXTRAS, REQUIRED
-from econmt.cli.next_steps import commands_for
+from econmt.cli.train import commands_for
 from econmt.config.recipe import Recipe, read_recipe
 from econmt.config.suggestions import FOREIGN, meant_keys
 from econmt.config.yaml_reader import walk

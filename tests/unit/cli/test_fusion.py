@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import econmt
-from econmt import TrainedModel
-from econmt.api.fusion import load_fusion
+from econmt.api.translation import load_fusion
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny_text import TextRun
@@ -115,6 +114,5 @@ def test_what_is_refused(
         assert told.err.count("\n") == 1
     with pytest.raises(InputError, match="lm_weight has no effect without language_model"):
         econmt.load(word_model, device="cpu").translate(["a"], lm_weight=0.5)
-    monkeypatch.setattr(TrainedModel, "_shortlists", lambda *_: object())
-    with pytest.raises(InputError, match="language_model cannot be combined with restrict_lexicon"):
-        econmt.load(word_model, device="cpu").translate(["a"], language_model=language_model)
+    with pytest.raises(InputError, match="cannot be combined with restrict_lexicon"):
+        econmt.load(word_model).translate(["a"], language_model=language_model, restrict_lexicon="l")

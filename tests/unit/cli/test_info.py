@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from econmt.checkpoint import folder
-from econmt.cli.inspection import disk_bytes
+from econmt.cli.info import disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call

@@ -82,7 +82,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     for arguments, wanted in (
         (("translate", "-m", model), "holds a language model, which does not translate"),
         (("quantize", "-m", model, "-o", model / "x"), "holds a language model"),
-        (("score", "-m", model, "-s", "x", "-t", "y"), "--source means nothing with a language model"),
+        (("score", "-m", model, "-s", "x", "-t", "y"), "--source is for translation models"),
         (("score", "-m", model, "-m", model), "language models cannot form an ensemble"),
         (("profile", trained.path, "--bucket", "3x4", "--estimate"), "a language model has no buckets"),
     ):

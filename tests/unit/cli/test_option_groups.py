@@ -20,7 +20,14 @@ from econmt.options.option_groups import (
     recipe_option,
     with_option_groups,
 )
-from econmt.options.search_options import HypothesisOptions, LineBatches, Sampling, SearchedModels, SearchKeys
+from econmt.options.search_options import (
+    DrawingKeys,
+    HypothesisKeys,
+    LineKeys,
+    Sampling,
+    SearchedModels,
+    SearchKeys,
+)
 
 
 @dataclass(frozen=True)
@@ -128,20 +135,13 @@ def test_help_is_that_of_the_recipe() -> None:
 
 
 def test_every_key_of_the_search_is_an_option_of_translate() -> None:
-    keys = SearchKeys.__metadata__[0].names  # type: ignore[attr-defined]
-    others = {
-        field.name
-        for kind in (HypothesisOptions, Sampling, LineBatches, SearchedModels)
-        for field in fields(kind)
-    } - {"models", "checkpoint", "language_model"}
-    known = set(SearchOptions.model_fields)
+    groups = (SearchKeys, HypothesisKeys, DrawingKeys, LineKeys)
+    keys, *others = (set(group.__metadata__[0].names) for group in groups)  # type: ignore[attr-defined]
+    named = {field.name for kind in (Sampling, SearchedModels) for field in fields(kind)}
+    elsewhere = {"attention", "avoid", "continuous", "glossary_mode", "split_sentences"}
     assert {f"decoding.{name}" for name in keys} == {
         key for key in RECIPE_FIELDS if key.startswith("decoding.")
     } - {"decoding.batch_size", "decoding.max_input_length"}
-    assert set(keys) | others | {
-        "attention",
-        "avoid",
-        "continuous",
-        "glossary_mode",
-        "split_sentences",
-    } == known | {"top_k"}
+    assert keys.union(*others, elsewhere, named - {"models", "checkpoint", "language_model"}) == set(
+        SearchOptions.model_fields
+    ) | {"top_k"}

@@ -21,10 +21,10 @@ from econmt import api
 from econmt.checkpoint.checkpoints import parameters_metadata
 from econmt.checkpoint.lexicons import write_lexicon
 from econmt.checkpoint.tensor_files import FORMAT, read_metadata, write_tensors
+from econmt.config.conditions import MOST_RUNTIME_WORDS
 from econmt.config.recipe import Model, read_recipe, recipe_text
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.decoding.formats import format_nbest
-from econmt.export import runtime
 from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.c import library as structures
@@ -233,16 +233,16 @@ def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Pat
     VARIANTS["qrnn"] = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
     VARIANTS["gated"] = {"decoder": {"size": 8, "context_gating": True}}
     for variant, decoding, message in (
-        ("qrnn", {}, "the runtime supports decoders of lstm, gru, ssru, not of qrnn"),
-        ("gated", {}, "does not support its model.decoder.context_gating"),
-        ("additive", {"beam_prune": 1.0}, "has penalties or pruning"),
-        ("additive", {"min_output_length": 2}, "does not support its decoding.min_output_length"),
-        ("additive", {"word_penalty": 0.5}, "does not support its decoding.word_penalty"),
-        ("additive", {"repetition_penalty": 1.5}, "does not support its decoding.repetition_penalty"),
-        ("additive", {"beam_size": 65}, "decoding.beam_size is 65; the runtime supports at most 64"),
-        ("additive", {"beam_search_stop": "first"}, "its beam_search_stop is first"),
+        ("qrnn", {}, "model.decoder.cell: qrnn; it needs model.decoder.cell: lstm or gru or ssru"),
+        ("gated", {}, "does not support model.decoder.context_gating: true"),
+        ("additive", {"beam_prune": 1.0}, "decoding.beam_prune: 1.0; it needs decoding.beam_prune: 0"),
+        ("additive", {"min_output_length": 2}, "does not support decoding.min_output_length: 2"),
+        ("additive", {"word_penalty": 0.5}, "does not support decoding.word_penalty: 0.5"),
+        ("additive", {"repetition_penalty": 1.5}, "does not support decoding.repetition_penalty: 1.5"),
+        ("additive", {"beam_size": 65}, "decoding.beam_size: 65; it needs decoding.beam_size of at most 64"),
+        ("additive", {"beam_search_stop": "first"}, "does not support decoding.beam_search_stop: first"),
     ):
-        folder = random_model(word_model, tmp_path / f"{variant}{len(message)}", variant, **decoding)
+        folder = random_model(word_model, tmp_path / f"{variant}{hash(message)}", variant, **decoding)
         ended = call("export", "--runtime", folder, tmp_path / "made")
         assert ended.code == 2
         assert message in ended.err
@@ -467,7 +467,7 @@ def test_no_thread_replaces_what_another_has_computed(whole: Path, monkeypatch: 
 
 
 def test_structures_are_those_of_the_library() -> None:
-    assert runtime._MAX_BEAM == library.MOST_WORDS
+    assert MOST_RUNTIME_WORDS == library.MOST_WORDS
     assert library.VERSION == structures._VERSION
     for name, fields in library.STRUCTURES.items():
         assert [field.lstrip("*") for field in fields.split()] == [

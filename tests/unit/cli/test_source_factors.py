@@ -154,7 +154,7 @@ def test_factors_that_do_not_fit(
 def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: Path) -> None:
     assert "factors      concat: 6 of width 4" in call("info", model).lines
     assert (
-        "has source factors, which the runtime does not support"
+        "the runtime does not support data.source_factors"
         in call("export", model, tmp_path / "runtime", "--runtime").err
     )
     with pytest.raises(InputError, match="reads source factors, which no request to a server has"):

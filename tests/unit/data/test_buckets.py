@@ -41,9 +41,9 @@ def test_order_of_buckets_and_of_pairs_inside() -> None:
 
 @settings(max_examples=80)
 @given(lengths, st.integers(1, 13), st.integers(1, 9))
-def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, chunk: int) -> None:
+def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK", chunk)
+        patch.setattr(module, "_BLOCK", block)
         found = assign_buckets(*arrays(pairs), width)
     assert sorted(found.order.tolist()) == list(range(len(pairs)))
     assert found.order.dtype == np.int32
@@ -60,8 +60,8 @@ def test_capacity_makes_room_for_longer_pairs() -> None:
     assert found.shapes.tolist() == [[10, 4], [4, 6]]
 
 
-def test_pages_are_given_back_after_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 2)
+def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 2)
     calls: list[int] = []
     assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))
     assert len(calls) == 6
@@ -82,10 +82,10 @@ def test_table_counts_real_and_padded_positions() -> None:
 @settings(max_examples=60)
 @given(lengths.filter(bool), st.integers(1, 5), st.integers(1, 9))
 def test_every_pair_is_in_a_derived_bucket_that_holds_it(
-    pairs: list[tuple[int, int]], most: int, chunk: int
+    pairs: list[tuple[int, int]], most: int, block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK", chunk)
+        patch.setattr(module, "_BLOCK", block)
         found = assign_buckets(*arrays(pairs), Derived(most, PairFlops(2, 5, 1)))
     assert sorted(found.order.tolist()) == list(range(len(pairs)))
     assert len(found.shapes) <= most

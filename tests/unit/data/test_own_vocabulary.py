@@ -201,7 +201,7 @@ def test_rare_words_are_unknown(tmp_path: Path) -> None:
     [
         ("{type: bpe, models: [a, b]}", "models has 2 files and joint is true"),
         ("{type: bpe, joint: false, models: [a]}", "models has 1 files and joint is false"),
-        ("{type: words, lists: [a]}", "lists needs two files"),
+        ("{type: words, lists: [a]}", "lists has 1 files and joint is false"),
         ("{type: bpe, models: [nowhere.model]}", "nowhere.model"),
     ],
 )

@@ -15,10 +15,12 @@ import torch
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
 from econmt.data.batching.store import PreparedData, prepare
-from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight, words_of_line
+from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight
+from econmt.data.text.source_factors import words_of_line
 from econmt.data.text.vocabulary import BOS, EOS, PAD, SPECIAL_TOKENS, WordVocabulary
 from econmt.errors import InputError
 from econmt.tasks.protocol import Shape
+from econmt.tasks.registry import make_task
 from econmt.tasks.translation import TranslationTask
 
 WORDS = ("lower", "lowest", "newer", "newest", "wide", "wider", "slowly", "größer", "eins", "zwei")
@@ -231,7 +233,7 @@ def test_links_are_parsed() -> None:
 
 def test_words_of_tokens_are_those_of_the_text() -> None:
     vocabulary = WordVocabulary([*SPECIAL_TOKENS, "a", "b"])
-    assert words_of_line(" a\u2581 b ", vocabulary) == 2
+    assert len(words_of_line(" a\u2581 b ", vocabulary)) == 2
     check_words(vocabulary.encode("a b x"), vocabulary, 3, "f:1")
     check_words([], vocabulary, 3, "f:1")
     for words in (2, 4):
@@ -273,7 +275,7 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
     put(text, "test", 9, seed=4)
     recipe = make_recipe(WHOLE, "data.test=test")
     prepared = made(recipe, text)
-    task = TranslationTask.of(recipe, prepared.vocabularies)
+    task = make_task(recipe, prepared)
     for split, are_aligned in (("valid", True), ("test", False)):
         batches = list(task.evaluation(prepared, split).batches)
         assert batches

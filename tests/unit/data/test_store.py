@@ -55,7 +55,7 @@ def test_every_pair_is_its_line(run: Callable[..., PreparedData], corpus: Path) 
 def test_text_longer_than_a_chunk(
     run: Callable[..., PreparedData], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("econmt.data.batching.split_writer._CHUNK_PAIRS", 7)
+    monkeypatch.setattr("econmt.data.batching.split_writer._BLOCK_PAIRS", 7)
     prepared = run()
     source = lines(corpus / "train.en")
     for index in (6, 7, 13, 199):

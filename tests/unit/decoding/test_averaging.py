@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.decoding.averaging import average_tensors, choose_checkpoints
+from econmt.cli.average import average_tensors, choose_checkpoints
 from econmt.errors import InputError
 
 

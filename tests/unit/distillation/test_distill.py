@@ -284,7 +284,7 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
     ("arguments", "message"),
     [
         (["-s", "train.src"], "give either a TEACHER, the folder of a model, or a program as --command"),
-        (["--command", "cat", "-s", "train.src", "-b", 2], "--beam-size is for models; leave it out"),
+        (["--command", "cat", "-s", "train.src", "-b", 2], "--beam-size is for models; the program"),
         (["--command", "cat", "-s", "train.src", "-t", "x"], "--target is for models"),
         (["nosuch", "-s", "train.src"], "nosuch: no such folder; give a model folder, or a program"),
         ([".", "-s", "train.src"], ".: holds no model"),
@@ -310,7 +310,7 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
                 "valid",
                 "model.encoder.cell=sru",
             ],
-            "the runtime supports encoders of lstm, gru, ssru, not of sru",
+            "the runtime does not support model.encoder.cell: sru; it needs model.encoder.cell: lstm or gru or ssru",
         ),
     ],
 )

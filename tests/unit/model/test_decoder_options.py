@@ -269,18 +269,3 @@ def test_both_matrices_behind_a_gate_are_initialized() -> None:
     gate: Any = make_model(make_config(decoder__context_gating=True, initialization=init)).decoder.combine
     for linear in (gate.of_state, gate.of_context):
         assert 0.0 < float(linear.weight.detach().abs().max()) <= 1e-6
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention__coverage": {"type": "count", "num_hidden": 2}}, "must be 1 for coverage of type count"),
-        (
-            {"attention__coverage": {"type": "gru"}, "attention__type": "dot"},
-            "coverage needs type: additive, not dot",
-        ),
-    ],
-)
-def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-        make_config(**options)

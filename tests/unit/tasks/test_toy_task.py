@@ -39,8 +39,8 @@ class LettersTask:
     evaluation = TranslationTask.evaluation
 
     @classmethod
-    def of(cls, recipe: Recipe, prepared: PreparedData) -> LettersTask:
-        return cls(recipe, TranslationTask.of(recipe, prepared).sizes)
+    def of(cls, recipe: Recipe, source: int, target: int) -> LettersTask:
+        return cls(recipe, (source, target))
 
     def build_model(self) -> nn.Module:
         source, target = self.sizes

@@ -99,7 +99,6 @@ def test_cosine_and_linear_end_at_the_lowest_rate(name: str, expected: list[floa
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"name": "noam"}, "noam needs warmup"),
         ({"name": "cosine"}, "cosine needs decay_updates of more than warmup"),
         ({"name": "linear", "warmup": 5, "decay_updates": 5}, r"more than warmup \(5\)"),
     ],
