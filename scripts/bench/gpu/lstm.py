@@ -11,6 +11,7 @@ tests/ops/triton/test_persistent_sizes.py compares these sizes with float64.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
