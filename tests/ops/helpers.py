@@ -104,7 +104,7 @@ def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance
     assert len(actual) == len(expected)
     for number, (left, right) in enumerate(zip(actual, expected, strict=True)):
         assert left.shape == right.shape, number
-        left, right = left.detach().double(), right.detach().double()
+        left, right = left.detach().cpu().double(), right.detach().cpu().double()
         # Relative to the largest value of the tensor: sums of many terms may cancel.
         largest = max(1.0, float(right.abs().max())) if right.numel() else 1.0
         error = float((left - right).abs().max()) if right.numel() else 0.0
