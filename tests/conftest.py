@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -103,6 +103,24 @@ def _threads() -> Iterator[None]:
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Has the C library use the instructions of a level, or fewer where the machine has not got them."""
+    from econmt_ops.backends import c
+    from econmt_ops.backends.c.library import Library
+
+    path = c.library_path()
+    assert path is not None
+
+    def use_level(level: int) -> None:
+        library = Library(path, level)
+        assert library.level <= level
+        monkeypatch.setattr(c, "_library", lambda: library)
+
+    yield use_level
+    Library(path)  # what it may use is a state of the library
 
 
 class RunEconmt(Protocol):

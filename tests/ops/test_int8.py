@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.library import Library
 from econmt_ops.core.int8 import rounded
 from econmt_ops.products.int8 import Int8Product
 from tests.conftest import ROOT, econmt_environment
@@ -20,17 +19,14 @@ SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1
 
 
 @pytest.fixture(params=LEVELS)
-def _level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     """Takes the library with these instructions at most, or none."""
     if request.param == "tensors":
         with native.without():
             yield
         return
-    assert native._PATH is not None
-    library = Library(native._PATH, request.param)
-    monkeypatch.setattr(native, "_library", lambda: library)
+    request.getfixturevalue("use")(request.param)
     yield
-    Library(native._PATH)  # what it may use is a state of the library
 
 
 def expected(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -107,12 +103,10 @@ def test_fewer_threads_than_were_asked_for_do_all_the_work() -> None:
 
 def test_threads_share_the_rows() -> None:
     product, left = Int8Product(torch.randn(40, 300)), torch.randn(200, 300)
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = product(left)
     torch.set_num_threads(3)
     shared = product(left)
-    torch.set_num_threads(before)
     torch.testing.assert_close(shared, alone, rtol=0, atol=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor
 from econmt_ops import linear_recurrence
 from econmt_ops.backends import c as library
 from econmt_ops.backends.c import recurrence as native
-from econmt_ops.backends.c.library import Library
 from econmt_ops.dispatch.rule import rule
 from tests.ops.helpers import Make, assert_close, assert_same_function, values_and_gradients
 
@@ -98,13 +98,9 @@ def test_chunks_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(reverse
 @pytest.mark.parametrize(
     ("hidden", "stash", "level"), [(64, "outputs", 2), (64, "carries", 1), (65, "outputs", 2)]
 )
-def test_results_larger_than_caches(
-    hidden: int, stash: str, level: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_larger_than_caches(hidden: int, stash: str, level: int, use: Callable[[int], None]) -> None:
     """They are written past the caches where lines are whole."""
-    assert library._PATH is not None
-    used = Library(library._PATH, most=level)
-    monkeypatch.setattr(library, "_library", lambda: used)
+    use(level)
     make = Make("cpu", torch.float32)
     steps = (1 << 23) // 128
     given = [make(1, steps, hidden).sigmoid(), make(1, steps, hidden)]
@@ -115,7 +111,6 @@ def test_results_larger_than_caches(
     expected = linear_recurrence(*given, lengths=lengths, reverse=True, implementation="chunk")
     wanted = torch.autograd.grad(expected, given, incoming)
     assert_close([found, *gradients], [expected, *wanted], 1e-5)
-    Library(library._PATH)
 
 
 def test_a_loop_of_python_is_the_last_resort() -> None:

@@ -24,14 +24,12 @@ from tests.ops.test_native import (  # noqa: F401
     dtypes,
     each_size,
     framed,
-    library_path,
     poison,
     threads,
-    use,
 )
 
 pytestmark = pytest.mark.skipif(
-    library_path() is None, reason="econmt_ops was installed without its C library"
+    native.library_path() is None, reason="econmt_ops was installed without its C library"
 )
 CELLS = {"lstm": 4, "gru": 3, "ssru": 2}
 """Gates of the cells, in the order of kernels.h."""
@@ -47,7 +45,7 @@ KINDS = [torch.float32, torch.bfloat16, torch.int8]
 
 @dtypes
 @each_size
-def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:  # noqa: F811
+def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:
     make = Random(dtype)
     query, keys = make(3, size, scale=1.0 / math.sqrt(size)), make(3, 9, size)
     for level in LEVELS:
@@ -99,7 +97,7 @@ def test_layers_equal_their_definition(
     cell: str,
     count: int,
     backwards: bool,
-    use: Use,  # noqa: F811
+    use: Use,
     threads: Use,  # noqa: F811
 ) -> None:
     make, lengths = Random(torch.float32), torch.tensor([3, 1, 5, 4, 5])
@@ -133,7 +131,7 @@ def test_layers_equal_their_definition(
 
 
 @each_size
-def test_steps_of_an_ssru(size: int, use: Use) -> None:  # noqa: F811
+def test_steps_of_an_ssru(size: int, use: Use) -> None:
     make = Random(torch.float32)
     sums, before = make(3, 2 * size, scale=3.0), make(3, size)
     expected = torch.stack(
@@ -157,7 +155,7 @@ def test_steps_of_an_ssru(size: int, use: Use) -> None:  # noqa: F811
 
 
 @each_size
-def test_steps_of_a_gru(size: int, use: Use) -> None:  # noqa: F811
+def test_steps_of_a_gru(size: int, use: Use) -> None:
     make = Random(torch.float32)
     gates, before = make(3, 4 * size, scale=3.0), make(3, size)
     r, z, read, recurrent = gates.double().chunk(4, 1)
@@ -192,7 +190,7 @@ def test_each_row_is_multiplied_with_its_owners_weight(
     owners: list[int],
     count: int,
     most: int,
-    use: Use,  # noqa: F811
+    use: Use,
     threads: Use,  # noqa: F811
 ) -> None:
     make = Random(torch.float32)
