@@ -11,7 +11,15 @@ from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
-from tests.unit.model.test_translation import PAD, make_batch, make_config, make_model, sum_of_losses
+from tests.unit.model.test_incremental import check
+from tests.unit.model.test_translation import (
+    PAD,
+    check_rows_and_steps,
+    make_batch,
+    make_config,
+    make_model,
+    sum_of_losses,
+)
 
 CELLS = ("lstm", "gru", "lnlstm", "lnglstm")
 COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
@@ -194,27 +202,7 @@ def test_loss_and_gradients_are_those_of_the_definition(options: dict[str, Any],
 @EVERY
 def test_rows_and_steps(options: dict[str, Any]) -> None:
     """Rows do not see each other or padding, and steps of a search are those of training."""
-    model = drawn(options)
-    source, lengths, target_input, target_output = make_batch()
-    together = model(source, lengths, target_input)
-    for row, (source_length, target_length) in enumerate(
-        zip(lengths, (target_output != PAD).sum(1), strict=True)
-    ):
-        alone = model(
-            source[row : row + 1, :source_length],
-            lengths[row : row + 1],
-            target_input[row : row + 1, :target_length],
-        )
-        torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
-
-    expected = torch.log_softmax(together @ model.output.weight.T + model.output.bias, dim=-1)
-    steps = IncrementalModel(model)
-    state = steps.encode(source, lengths)
-    for place in range(target_input.shape[1]):
-        found, attention, state = steps.step(target_input[:, place], state)
-        torch.testing.assert_close(found, expected[:, place], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(attention.sum(1), torch.ones(3, dtype=torch.float64))
-        assert attention[1, 2:].abs().max() == 0.0, "attention past the end of a source sentence"
+    check_rows_and_steps(drawn(options))
 
 
 @pytest.mark.parametrize("variational", [False, True])
@@ -246,11 +234,7 @@ def test_hypotheses_have_their_own_coverage(name: str) -> None:
     state = state.select(torch.tensor([0, 2, 1]), torch.tensor([7, 6, 5]), 3).keep(torch.tensor([1, 2]))
     found, attention, _ = steps.step(torch.tensor([8, 9, 4]), state)
     assert attention.shape == (3, 4)
-    for row, (sentence, words) in enumerate([(2, [5, 8]), (2, [7, 9]), (1, [6, 4])]):
-        target, size = torch.tensor([[2, *words]]), int(lengths[sentence])
-        hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
-        expected = torch.log_softmax(hidden[0, -1] @ model.output.weight.T + model.output.bias, dim=-1)
-        torch.testing.assert_close(found[row], expected, rtol=1e-9, atol=1e-11)
+    check(found, model, [(2, [5, 8]), (2, [7, 9]), (1, [6, 4])])
 
 
 def test_coverage_that_nothing_reads_changes_nothing() -> None:
