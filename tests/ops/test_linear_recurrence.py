@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from econmt_ops import linear_recurrence
 from tests.ops import definitions
+from tests.ops.cases import Sizes, recurrence
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -20,14 +20,6 @@ from tests.ops.helpers import (
 pytestmark = each_implementation("linear_recurrence")
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 STASH = pytest.mark.parametrize("stash", ["outputs", "carries"])
-
-
-def arguments(size: SimpleNamespace, make: Make, initial: bool) -> dict[str, Any]:
-    return {
-        "decay": make(size.B, size.T, size.H).sigmoid(),
-        "inputs": make(size.B, size.T, size.H),
-        "initial": make(size.B, size.H) if initial else None,
-    }
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -55,7 +47,7 @@ def test_blocks_of_steps(steps: int, reverse: bool, stash: str, implementation: 
     def definition(**tensors: Any) -> Tensor:
         return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="reference")
 
-    tensors = arguments(SimpleNamespace(B=2, T=steps, H=3), Make(device), True)
+    tensors = recurrence(Make(device), Sizes(2, steps, H=3))
     for dtype in torch.float64, torch.float32:
         assert_same_function(function, definition, tensors, dtype)
 
@@ -68,8 +60,7 @@ def test_the_stash_changes_nothing(
     found = []
     for stash in "outputs", "carries":
         options = {"reverse": reverse, "stash": stash, "implementation": implementation}
-        make = Make(device, dtype)
-        tensors = arguments(SimpleNamespace(B=2, T=150, H=5), make, True) | {"initial": make(2, 5)}
+        tensors = recurrence(Make(device, dtype), Sizes(2, 150))
         outputs, gradients = values_and_gradients(
             lambda options=options, **given: linear_recurrence(**given, **options), tensors
         )

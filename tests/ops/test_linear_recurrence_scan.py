@@ -13,6 +13,7 @@ from econmt_ops import linear_recurrence
 from econmt_ops.backends import c as library
 from econmt_ops.backends.c import recurrence as native
 from econmt_ops.dispatch.rule import rule
+from tests.ops.cases import Sizes, recurrence
 from tests.ops.helpers import Make, assert_close, assert_same_function, values_and_gradients
 
 SCANS = pytest.mark.parametrize("implementation", ["chunk", "c"] if library.is_built() else ["chunk"])
@@ -59,12 +60,8 @@ def test_parts_of_time_side_by_side(
     def definition(**tensors: Any) -> Tensor:
         return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="chunk")
 
-    make = Make("cpu")
-    tensors = {
-        "decay": make(3, steps, 2).sigmoid(),
-        "inputs": make(3, steps, 2),
-        "initial": make(3, 2) if initial else None,
-    }
+    tensors = recurrence(Make("cpu"), Sizes(3, steps, H=2))
+    tensors["initial"] = tensors["initial"] if initial else None
     assert_same_function(function, definition, tensors, dtype)
 
 

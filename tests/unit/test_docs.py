@@ -19,13 +19,14 @@ import econmt
 from econmt.cli import main as command
 from econmt.config.recipe import load_recipe, shipped_recipes
 from tests.conftest import ROOT, econmt_environment
+from tests.documents.blocks import BLOCK, blocks, console_blocks
+from tests.documents.blocks import commands as commands_in
 
 PAGES = sorted(
     page
     for folder in ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
     for page in ROOT.glob(f"{folder}*.md")
 )
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130
 LONGEST_PAGE = 150
@@ -39,11 +40,9 @@ def pages(folder_of: Path = ROOT) -> list[str]:
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each econmt command in the shell blocks of a page."""
-    for language, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
-        if language not in ("bash", "console", "sh"):
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            yield from commands_of(line.removeprefix("$ "))
+    for block in console_blocks(page):
+        for line in commands_in(block):
+            yield from commands_of(line)
 
 
 def commands_of(line: str) -> Iterator[list[str]]:
@@ -197,8 +196,7 @@ def test_names_of_the_python_reference_exist() -> None:
 
 
 def test_the_recipe_of_the_readme_is_complete(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (text,) = [text for language, text in BLOCK.findall(readme) if language == "yaml"]
+    (text,) = [block.text for block in blocks("README.md") if block.language == "yaml"]
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert load_recipe(tmp_path / "mine.yaml").output == "runs/mine"
 

@@ -24,7 +24,7 @@ def assert_fits(capability: int, found: dict[str, Any], spilled: int = 0) -> Non
             assert kernel["stack"] <= spilled, (name, kernel)
 
 
-def compiled(module: str, capability: int, names: Iterable[str] = ()) -> dict[str, Any]:
+def compiled(capability: int, names: Iterable[str] = (), module: str = "compiling") -> dict[str, Any]:
     """What ``python -m MODULE CAPABILITY NAME...`` prints last: by call, what its kernels take."""
     environment = {**econmt_environment(), "PYTHONPATH": SOURCES}
     environment.pop("TRITON_INTERPRET", None)

@@ -1,7 +1,4 @@
-"""As compiling.py, for the kernels of the output layer, of dropout, look-ups, reversal, of a layer and of searches.
-
-python -m tests.ops.triton.compiling_output CAPABILITY NAME...
-"""
+"""Launches for `compiling`: of the output layer, of dropout, look-ups, reversal, of a layer and of searches."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ from econmt_ops.backends.triton.units import divide, in_units
 from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
-from tests.ops.triton.compiling import report
 
 
 def losses(dtype: torch.dtype, vocabulary: int) -> None:
@@ -159,7 +155,3 @@ def launches() -> dict[str, Callable[[], object]]:
         "search": search,
         "reversal": lambda: reversal.reverse(rows, lengths),
     }
-
-
-if __name__ == "__main__":
-    report(launches())

@@ -1,7 +1,4 @@
-"""As `compiling`, the kernels of the linear recurrence.
-
-``python -m tests.ops.triton.compiling_recurrence CAPABILITY NAME...``, with names of `calls`.
-"""
+"""Launches for `compiling`: the kernels of the linear recurrence."""
 
 from __future__ import annotations
 
@@ -12,23 +9,6 @@ import torch
 
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.linear_recurrence.scan import RecurrenceArguments, block_of
-from tests.ops.triton.compiling import report
-
-
-def calls() -> dict[str, tuple[torch.dtype, bool | None, bool, bool]]:
-    """By name: type, whether by tiles (None: in Gluon), outputs made again, and all options of a call."""
-    return {
-        "gluon float32": (torch.float32, None, False, False),
-        "gluon float32 options": (torch.float32, None, False, True),
-        "gluon bfloat16": (torch.bfloat16, None, False, False),
-        "gluon bfloat16 options": (torch.bfloat16, None, False, True),
-        "tiles float32": (torch.float32, True, False, False),
-        "walk float32": (torch.float32, False, False, True),
-        "tiles bfloat16 again": (torch.bfloat16, True, True, True),
-        "walk bfloat16": (torch.bfloat16, False, False, False),
-        "walk bfloat16 again": (torch.bfloat16, False, True, True),
-        "tiles float64 again": (torch.float64, True, True, False),
-    }
 
 
 def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> None:
@@ -44,9 +24,17 @@ def call(dtype: torch.dtype, tiled: bool | None, again: bool, options: bool) -> 
 
 
 def launches() -> dict[str, Callable[[], None]]:
-    """Launches by name."""
-    return {name: partial(call, *options) for name, options in calls().items()}
-
-
-if __name__ == "__main__":
-    report(launches())
+    """Launches by name: of a type, by tiles or not (None: in Gluon), with outputs made again, and with all options."""
+    calls = {
+        "gluon float32": (torch.float32, None, False, False),
+        "gluon float32 options": (torch.float32, None, False, True),
+        "gluon bfloat16": (torch.bfloat16, None, False, False),
+        "gluon bfloat16 options": (torch.bfloat16, None, False, True),
+        "tiles float32": (torch.float32, True, False, False),
+        "walk float32": (torch.float32, False, False, True),
+        "tiles bfloat16 again": (torch.bfloat16, True, True, True),
+        "walk bfloat16": (torch.bfloat16, False, False, False),
+        "walk bfloat16 again": (torch.bfloat16, False, True, True),
+        "tiles float64 again": (torch.float64, True, True, False),
+    }
+    return {name: partial(call, *options) for name, options in calls.items()}
