@@ -11,7 +11,9 @@ from torch import Tensor
 
 from econmt_ops import linear_recurrence
 from econmt_ops.backends.triton import recurrence_gluon
+from tests.ops.cases import Sizes, recurrence
 from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, values_and_gradients
+from tests.ops.triton.test_recurrence import check_captured, check_extreme_decay, check_far_rows
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -36,11 +38,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 128) -> dict[str, Any]:
-    return {
-        "decay": make(rows, steps, hidden).sigmoid(),
-        "inputs": make(rows, steps, hidden),
-        "initial": make(rows, hidden) if initial else None,
-    }
+    found = recurrence(make, Sizes(rows, steps, H=hidden))
+    return found if initial else {**found, "initial": None}
 
 
 def function(**options: Any) -> Callable[..., Tensor]:
@@ -92,14 +91,7 @@ def test_rows_that_lie_apart_and_one_decay_for_all(launches: list[int]) -> None:
 
 @pytest.mark.parametrize("decay", [4.0, 0.0, -1.0, 1.0001])
 def test_extreme_decays(decay: float) -> None:
-    inputs = Make("cuda", torch.float32)(1, 130, 32)
-    if decay == 4.0:
-        inputs[:, :100] = 0
-    given = torch.full_like(inputs, decay)
-    found = linear_recurrence(given, inputs, implementation="triton")
-    expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    check_extreme_decay(decay, "cuda", 130, 32)
 
 
 def test_the_same_at_every_call() -> None:
@@ -115,32 +107,12 @@ def test_the_same_at_every_call() -> None:
 
 
 def test_offsets_beyond_32_bits(launches: list[int]) -> None:
-    """Rows that lie 2^33 bytes apart."""
-    memory = torch.empty(2**31 + 4096, dtype=torch.float32, device="cuda")
-    views = [torch.as_strided(memory, (2, 2, 32), (2**31, 32, 1), 1024 * number) for number in range(2)]
-    values = Make("cuda", torch.float32)(2, 2, 2, 32)
-    for view, value in zip(views, values, strict=True):
-        view.copy_(value)
-    found = linear_recurrence(views[0], views[1], implementation="triton")
-    torch.testing.assert_close(found, linear_recurrence(values[0], values[1], implementation="reference"))
+    check_far_rows("cuda", 32)
     assert launches
 
 
 def test_captured() -> None:
-    """In a CUDA graph, replayed with other values; at every replay the same."""
-    make = Make("cuda", torch.float32)
-    decay, inputs = make(1, 5000, 64).sigmoid(), make(1, 5000, 64)
-    linear_recurrence(decay, inputs, implementation="triton")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = linear_recurrence(decay, inputs, implementation="triton")
-    inputs.copy_(make(1, 5000, 64))
-    graph.replay()
-    first = outputs.clone()
-    torch.testing.assert_close(first, linear_recurrence(decay, inputs, implementation="chunk"))
-    for _ in range(20):
-        graph.replay()
-        assert outputs.equal(first)
+    check_captured(64)
 
 
 @pytest.mark.parametrize(
