@@ -154,6 +154,21 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **fixed, **(env or {})}
 
 
+def run_python(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a process of its own, as `econmt_environment` has it; what it writes is kept."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=econmt_environment(env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=check,
+    )
+
+
 @pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:
     """Gives Ctrl-C back to pytest after a test that calls the command line, which ignores it when it leaves."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import rounded
 from econmt_ops.products.int8 import Int8Product
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import run_python
 
 LEVELS = ["tensors", 0, 1, 2]
 SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
@@ -97,8 +95,7 @@ assert all(torch.equal(product(left), alone) for _ in range(12))
 
 @pytest.mark.slow  # a process of its own
 def test_fewer_threads_than_were_asked_for_do_all_the_work() -> None:
-    environment = {**econmt_environment(), "OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", FEWER], env=environment, check=True, cwd=ROOT)
+    run_python("-c", FEWER, env={"OMP_THREAD_LIMIT": "2"})
 
 
 def test_threads_share_the_rows() -> None:

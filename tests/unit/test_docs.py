@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +16,7 @@ import typer.main
 import econmt
 from econmt.cli import main as command
 from econmt.config.recipe import load_recipe, shipped_recipes
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
 from tests.documents.blocks import BLOCK, blocks, console_blocks
 from tests.documents.blocks import commands as commands_in
 
@@ -206,14 +204,7 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     for package in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(package)
     command = "sphinx --fail-on-warning --keep-going --quiet -b html -c docs . "
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split(), str(tmp_path)],
-        cwd=ROOT,
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", *command.split(), tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "docs" / "index.html").is_file()
     assert (tmp_path / "searchindex.js").is_file()

@@ -18,7 +18,7 @@ import econmt_ops
 import econmt_runtime
 from econmt import __version__
 from econmt.export.runtime import export_runtime
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
 from tests.unit.training.tiny import Run, write_text
 
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
@@ -81,14 +81,7 @@ def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.Complete
     installed = folder / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=econmt_environment({"PYTHONPATH": str(installed)}),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(*arguments, env={"PYTHONPATH": str(installed)}, cwd=folder, check=False)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
+from tests.ops.definitions import DECODER_STEPS, additive_scores, gated, normalise, stack_step, whole
 from tests.unit.model.test_incremental import check
 from tests.unit.model.test_translation import (
     PAD,
@@ -70,36 +71,6 @@ def drawn(options: dict[str, Any], seed: int = 1) -> TranslationModel:
     return model
 
 
-def normal(values: Tensor, gain: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> Tensor:
-    variance = values.var(-1, unbiased=False, keepdim=True)
-    return (values - values.mean(-1, keepdim=True)) / (variance + 1e-5).sqrt() * gain + shift
-
-
-def gru(read: Tensor, recurrent: Tensor, before: Tensor) -> Tensor:
-    (ri, zi, ni), (rh, zh, nh) = read.chunk(3, -1), recurrent.chunk(3, -1)
-    z, n = (zi + zh).sigmoid(), (ni + (ri + rh).sigmoid() * nh).tanh()
-    return (1 - z) * n + z * before
-
-
-def naive_layer(layer: Any, cell: str, read: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """One step of a layer."""
-    w = layer.weights
-    matrices = [part if isinstance(part, Tensor) else part.left @ part.right for part in (w.input, w.hidden)]
-    ours, theirs = read @ matrices[0].T, state[0] @ matrices[1].T
-    if cell == "gru":
-        return (gru(ours + w.bias, theirs + w.hidden_bias, state[0]),)
-    gates = ours + theirs + w.bias
-    if cell == "lnlstm":
-        gates = normal(ours, w.input_gain) + normal(theirs, w.hidden_gain) + w.bias
-    if cell == "lnglstm":
-        size = len(w.bias) // 4
-        gates = normal(gates.unflatten(-1, (4, size))).flatten(-2) * w.gain + w.shift
-    i, f, g, o = gates.chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    seen = c if cell == "lstm" else normal(c, w.cell_gain, w.cell_bias)
-    return o.sigmoid() * seen.tanh(), c
-
-
 def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor, h: Tensor) -> Tensor:
     """Coverage (C,) of one position after a step."""
     if layer.kind == "count":
@@ -109,7 +80,7 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
     read = layer.read.weight @ torch.cat([attention[None], value, h]) + layer.read.bias
     recurrent = layer.recur.weight @ before
     if layer.kind == "gru":
-        return gru(read, recurrent, before)
+        return gated(read, recurrent, before)
     function = functional.softplus if layer.kind == "softrelu" else getattr(torch, layer.kind)
     made: Tensor = function(read + recurrent)
     return made
@@ -118,13 +89,13 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
 def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs (T, H) and attention (T, S) of one sentence with the encoder's outputs (S, E) and words (T, I)."""
     decoder, attention = model.decoder, model.decoder.attention
-    size, count, cell = decoder.config.size, len(decoder.layers), decoder.config.cell
-    kinds = 1 if cell == "gru" else 2
+    size, layers = decoder.config.size, whole([layer.weights for layer in decoder.layers])
+    count, kinds = len(layers), 1 if decoder.config.cell == "gru" else 2
     start = torch.zeros(kinds * count, size).double()
     if decoder.start is not None:
         start = (decoder.start.weight @ summary + decoder.start.bias).view(-1, size)
         if decoder.norm is not None:
-            start = normal(start, decoder.start_gain, decoder.start_shift)
+            start = normalise(start, decoder.start_gain, decoder.start_shift)
         start = start.tanh()
     states = [tuple(start[kind * count + layer] for kind in range(kinds)) for layer in range(count)]
     keys = values if attention.key is None else attention.key(values)
@@ -133,17 +104,14 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
     if attention.coverage is not None:
         covered = torch.zeros(len(values), attention.coverage.key.in_features).double()
     for word in words:
-        top = torch.cat([word, output])
-        for number, layer in enumerate(decoder.layers):
-            states[number] = naive_layer(layer, cell, top, states[number])
-            top = states[number][0] + top if number and decoder.config.residual else states[number][0]
+        step, read = DECODER_STEPS[type(layers[0])], torch.cat([word, output])
+        top = stack_step(step, read, layers, states, decoder.config.residual, [None] * count)
         if attention.score is None:
             scores = keys @ top * attention.scale
         else:
             sums = keys + attention.query @ top
             sums = sums if covered is None else sums + attention.coverage.key(covered)
-            sums = normal(sums, *attention.layer_norm) if attention.layer_norm else sums
-            scores = sums.tanh() @ attention.score
+            scores = additive_scores(sums, attention.score, attention.layer_norm)
         alpha = scores.softmax(0)
         context, combine = alpha @ values, decoder.combine
         if covered is not None:
@@ -153,7 +121,7 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
         if decoder.config.context_gating:
             z = x.sigmoid()
             x = z * combine.of_state(top) + (1 - z) * combine.of_context(context)
-        x = x if decoder.norm is None else normal(x, decoder.norm.weight, decoder.norm.bias)
+        x = x if decoder.norm is None else normalise(x, decoder.norm.weight, decoder.norm.bias)
         output = x.tanh()
         outputs.append(output)
         weights.append(alpha)
