@@ -19,6 +19,7 @@ from tests.ops.helpers import (
     assert_same_function,
     values_and_gradients,
 )
+from tests.ops.test_linear_recurrence import check_extreme_decay
 
 TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
 STEPS, RADIX = 8, 4
@@ -93,18 +94,7 @@ def test_one_decay_for_all(device: str) -> None:
     "decay", [4.0, *(pytest.param(value, marks=pytest.mark.thorough) for value in (0.0, -1.0, 1.0001))]
 )
 def test_extreme_decays(decay: float, device: str) -> None:
-    check_extreme_decay(decay, device, 100, 2)
-
-
-def check_extreme_decay(decay: float, device: str, steps: int, hidden: int) -> None:
-    inputs = Make(device, torch.float32)(1, steps, hidden)
-    if decay == 4.0:
-        inputs[:, :-30] = 0
-    given = torch.full_like(inputs, decay)
-    found = linear_recurrence(given, inputs, implementation="triton")
-    expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    check_extreme_decay(decay, Make(device, torch.float32)(1, 100, 2), "triton")
 
 
 @TILED

@@ -13,7 +13,8 @@ from econmt_ops import linear_recurrence
 from econmt_ops.backends.triton import recurrence_gluon
 from tests.ops.cases import Sizes, recurrence
 from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, values_and_gradients
-from tests.ops.triton.test_recurrence import check_captured, check_extreme_decay, check_far_rows
+from tests.ops.test_linear_recurrence import check_extreme_decay
+from tests.ops.triton.test_recurrence import check_captured, check_far_rows
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -91,7 +92,7 @@ def test_rows_that_lie_apart_and_one_decay_for_all(launches: list[int]) -> None:
 
 @pytest.mark.parametrize("decay", [4.0, 0.0, -1.0, 1.0001])
 def test_extreme_decays(decay: float) -> None:
-    check_extreme_decay(decay, "cuda", 130, 32)
+    check_extreme_decay(decay, Make("cuda", torch.float32)(1, 130, 32), "triton")
 
 
 def test_the_same_at_every_call() -> None:
