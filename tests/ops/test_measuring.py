@@ -359,3 +359,17 @@ def test_gradients_are_those_of_the_chosen_one(clock: Clock) -> None:
         torch.testing.assert_close(one, other)
     assert clock.measured == [[f"reference/{layout}" for layout in ("row", "column", "transposed", "packed")]]
     assert all(tensor.grad is None for tensor in arguments.values())
+
+
+def test_distinct_rows_are_measured_apart_from_inputs_written_out() -> None:
+    """Choices by measurement tell both apart, but not the number of rows."""
+    make = Make("cpu", torch.float32)
+    layers, places = make.layers(6, 7, 1), torch.tensor([[0, 1, 1, 0, 3], [1, 3, 3, 3, 3], [0, 0, 3, 3, 1]])
+    with measuring(remember=False) as session:
+        econmt_ops.lstm(make(3, 5, 6), layers)
+        econmt_ops.lstm(econmt_ops.UniqueRows(make(4, 6), places), layers)
+        econmt_ops.lstm(econmt_ops.UniqueRows(make(5, 6), places), layers)
+    plain, repeated = session.measurements
+    assert "repeated" in repeated
+    assert "repeated" not in plain
+    assert session.measurements[repeated].calls == 2

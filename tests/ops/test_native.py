@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,36 +34,14 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 each_size = pytest.mark.parametrize("size", SIZES)
 
 
-def library_path() -> Path | None:
-    """Where the library lies, if there is one."""
-    folder = Path(native.__file__).parent
-    places = [folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((place for place in places if place.is_file()), None)
-
-
-PATH = library_path() or Path()
+PATH = native.library_path() or Path()
 pytestmark = pytest.mark.skipif(
-    library_path() is None, reason="econmt_ops was installed without its C library"
+    native.library_path() is None, reason="econmt_ops was installed without its C library"
 )
 
 
 def test_the_library_is_of_these_sources() -> None:
     assert native.is_built(), "econmt must be installed again"
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
-    """Has the library use the instructions of a level, or fewer where the machine has not got them."""
-    used = native._library()
-    monkeypatch.setattr(native, "_library", lambda: used)
-
-    def use_level(level: int) -> None:
-        nonlocal used
-        used = loading.Library(PATH, most=level)
-        assert used.level <= level
-
-    yield use_level
-    loading.Library(PATH)
 
 
 @pytest.fixture(params=LEVELS, ids=LEVELS.get)
@@ -74,12 +51,10 @@ def level(request: pytest.FixtureRequest, use: Use) -> None:
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Sets how many threads work on a kernel, however small it is."""
-    before = torch.get_num_threads()
     monkeypatch.setattr(native, "_FEW", 0)
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    return torch.set_num_threads
 
 
 class Random:
@@ -631,13 +606,9 @@ def test_threads_are_given_only_what_is_large(monkeypatch: pytest.MonkeyPatch) -
         return 0
 
     monkeypatch.setitem(used.functions, "losses", losses)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        for rows in (1, 200):
-            native.losses(torch.zeros(rows, 100), torch.zeros(rows).long(), 0.0, None, False, None)
-    finally:
-        torch.set_num_threads(before)
+    for rows in (1, 200):
+        native.losses(torch.zeros(rows, 100), torch.zeros(rows).long(), 0.0, None, False, None)
     assert asked == [1, 2]
 
 

@@ -18,7 +18,7 @@ import econmt_ops
 import econmt_runtime
 from econmt import __version__
 from econmt.export.runtime import export_runtime
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
 from tests.unit.training.tiny import Run, write_text
 
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
@@ -69,19 +69,19 @@ def held(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
+def described(wheel: Path, file: str = "METADATA") -> str:
+    """A file of those that describe a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(f".dist-info/{file}"))
+        return archive.read(name).decode()
+
+
 def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in ``folder`` with the wheel's packages and not those of this checkout."""
     installed = folder / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=econmt_environment({"PYTHONPATH": str(installed)}),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(*arguments, env={"PYTHONPATH": str(installed)}, cwd=folder, check=False)
 
 
 @pytest.mark.slow
@@ -130,9 +130,7 @@ def test_the_operations_are_a_distribution_of_their_own(wheel: Path, tmp_path: P
     ops, _ = build(tmp_path / "sources" / "ops", "wheel")
     assert held(ops) == packaged(wheel, "econmt_ops")
     assert not held(ops) & held(wheel)  # so that uninstalling one leaves the other whole
-    with zipfile.ZipFile(ops) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(name).decode()
+    metadata = described(ops)
     assert "\nName: econmt-ops\n" in metadata
     assert f"\nVersion: {econmt_ops.__version__}\n" in metadata
     needs = [
@@ -172,9 +170,7 @@ def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None
     folder = ROOT / "memory" / "econmt_memory"
     expected = {*folder.rglob("*.py"), folder / "py.typed", folder / "report" / "page.html"}
     assert held(wheel) == {file.relative_to(folder.parent).as_posix() for file in expected}
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(name).decode()
+    metadata = described(wheel)
     assert "\nName: econmt-memory\n" in metadata
     assert f"\nVersion: {__version__}\n" in metadata
     needs = re.findall(r"^Requires-Dist: (\w+)", metadata, re.MULTILINE)
@@ -222,9 +218,7 @@ def test_the_runtime_is_a_distribution_of_its_own(wheel: Path, runtime_wheel: Pa
     library = {f"econmt_runtime/_kernels{SUFFIX}"} if shutil.which(COMPILER) else set()
     assert held(runtime_wheel) == packaged(wheel, "econmt_runtime") | library
     assert not held(runtime_wheel) & held(wheel)
-    with zipfile.ZipFile(runtime_wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(name).decode()
+    metadata = described(runtime_wheel)
     assert re.findall("^(?:Name|Version|Requires-Dist): (.*)", metadata, re.MULTILINE) == [
         "econmt-runtime",
         econmt_runtime.__version__,
@@ -309,10 +303,7 @@ def test_docstrings_name_no_file_that_the_wheel_lacks(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_metadata(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(name).decode()
-        scripts = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
+    metadata, scripts = described(wheel), described(wheel, "entry_points.txt")
     assert f"\nVersion: {__version__}\n" in metadata
     assert "\nRequires-Dist: torch>=2.7\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from econmt.config.recipe import Data
 from econmt.data.batching.bpe_dropout import BpeDropout, BpeSampler, dropout_capacity, gaps_between_skips
 from econmt.data.batching.token_store import PairIds
 from econmt.data.text.subwords import train_vocabularies
 from econmt.data.text.vocabulary import UNK, SentencePieceVocabulary, Vocabularies
+from tests.unit.data.test_subwords import data
 
 WORDS = [
     "lower",
@@ -42,11 +42,8 @@ def text(count: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
-    subwords = {"type": "bpe", "size": 80}
-    data = Data.model_validate(
-        {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
-    )
-    return train_vocabularies(data, lambda: iter(text(60)), tmp_path_factory.mktemp("bpe"))
+    kind = data(type="bpe", size=80)
+    return train_vocabularies(kind, lambda: iter(text(60)), tmp_path_factory.mktemp("bpe"))
 
 
 @pytest.fixture(scope="module")
@@ -223,12 +220,9 @@ class TestBatch:
                 assert len(target) <= room[1]
 
     def test_separate_vocabularies(self, tmp_path: Path) -> None:
-        subwords = {"type": "bpe", "size": 60, "joint": False}
-        data = Data.model_validate(
-            {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
-        )
+        kind = data(type="bpe", size=60, joint=False)
         pairs = [(source, target.replace("l", "k")) for source, target in text(60)]
-        separate = train_vocabularies(data, lambda: iter(pairs), tmp_path)
+        separate = train_vocabularies(kind, lambda: iter(pairs), tmp_path)
         ids = [vocabulary.encode(side) for vocabulary, side in zip(separate.sides, pairs[0], strict=True)]
         arrays = list(itertools.chain.from_iterable((np.array([row]), np.array([len(row)])) for row in ids))
         source, _, target, _ = BpeDropout(separate, 0.3).resample(

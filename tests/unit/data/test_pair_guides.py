@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,7 @@ from econmt.errors import InputError
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.tasks.translation import TranslationTask
-
-WORDS = ("lower", "lowest", "newer", "newest", "wide", "wider", "slowly", "größer", "eins", "zwei")
-SUBWORDS = "data.subwords={type: bpe, size: 60}"
-WHOLE = "data.subwords={type: words, source: 50, target: 50}"
+from tests.unit.data.test_source_factors import SUBWORDS, WHOLE, WORDS, MakeRecipe
 
 
 def put(folder: Path, split: str, count: int, seed: int) -> None:
@@ -51,9 +47,6 @@ def text(tmp_path: Path) -> Path:
     for split, count, seed in (("train", 40, 1), ("more", 20, 2), ("valid", 9, 3)):
         put(tmp_path, split, count, seed)
     return tmp_path
-
-
-MakeRecipe = Callable[..., Recipe]
 
 
 @pytest.fixture
