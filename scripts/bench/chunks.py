@@ -24,7 +24,7 @@ from scripts.bench.layers import lstm_weights
 
 ROWS, STEPS = 32, 35
 STASHES = {"reference": "auto", "recompute": "gates"}
-"""What a layer keeps, for each implementation to time."""
+"""Stash of each implementation to time."""
 
 
 def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
