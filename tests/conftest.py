@@ -136,6 +136,15 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **fixed, **(env or {})}
 
 
+def run_python(
+    code: str, *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -c CODE WORDS`` with the packages of this checkout."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    environment = econmt_environment(env)
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:
     """Gives Ctrl-C back to pytest after a test that calls the command line, which ignores it when it leaves."""

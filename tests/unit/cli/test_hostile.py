@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,26 +97,6 @@ def damaged(model: Path, folder: Path) -> Path:
     copy = folder / "model"
     shutil.copytree(model, copy)
     return copy
-
-
-BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
-    ("recipe.yaml", lambda path: path.write_bytes(b"name: \xff\n"), "not valid UTF-8"),
-    ("recipe.yaml", lambda path: path.write_bytes(path.read_bytes().partition(b"oise")[0]), "recipe.yaml"),
-    ("results.json", lambda path: path.write_text("[]"), "not a JSON object"),
-    ("results.json", lambda path: path.write_text('{"update": "8"}'), "update: expected a whole number"),
-    ("results.json", lambda path: path.write_bytes(b"\xff"), "not valid UTF-8"),
-    ("results.json", lambda path: path.write_text("[" * 100000), "not valid JSON"),
-    ("metrics.tsv", lambda path: path.write_text("update\tbleu\ninf\t1\n"), "not a table of metrics"),
-]
-
-
-@pytest.mark.parametrize(("name", "damage", "words"), BROKEN)
-def test_a_broken_file_of_a_model_is_named(
-    call: Call, word_model: Path, tmp_path: Path, name: str, damage: Callable[[Path], object], words: str
-) -> None:
-    copy = damaged(word_model, tmp_path)
-    damage(copy / name)
-    refused(call("info", copy), str(copy / name), words)
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import econmt_environment
+from tests.conftest import run_python
 
 
 def test_verbs_leave_triton_the_compiler_and_matplotlib_alone() -> None:
     code = """
 import sys
 import econmt.cli.train, econmt.cli.translate, econmt.cli.score
-print(*({"triton", "torch._dynamo", "torch._inductor", "matplotlib", "tensorboard"} & set(sys.modules)))
+print("loaded", *({"triton", "torch._dynamo", "torch._inductor", "matplotlib", "tensorboard"} & set(sys.modules)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == []
+    assert run_python(code).stdout.split() == ["loaded"]
 
 
 @pytest.mark.slow
@@ -34,7 +28,4 @@ with tracker.recording():
     (weight @ weight).sum().backward()
 print(tracker.flops.total() > 0, *({"sympy", "torch._dynamo", "triton"} & set(sys.modules)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True"]
+    assert run_python(code).stdout.split() == ["True"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from econmt.cli.inspection import disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import random_model
 
 
 def test_everything_is_told(call: Call, word_model: Path) -> None:
     found = json.loads(call("info", word_model, "--json").out)
     tensors = load_file(word_model / "params.best.safetensors")
-    metrics = (word_model / "metrics.tsv").read_text().splitlines()
     assert found["name"] == "reverse"
     assert (found["source"], found["target"]) == ("src", "trg")
     assert found["model"]["decoder"]["size"] == 8
@@ -29,9 +30,7 @@ def test_everything_is_told(call: Call, word_model: Path) -> None:
     assert sum(found["parameters"]["layers"].values()) == found["parameters"]["total"]
     assert found["vocabulary"]["files"] == ["vocab.source.txt", "vocab.target.txt"]
     assert found["vocabulary"]["source_size"] == 12
-    assert [row["update"] for row in found["checkpoints"]] == [
-        int(line.split("\t")[0]) for line in metrics[1:]
-    ]
+    assert [row["update"] for row in found["checkpoints"]] == [2, 4, 6, 8]
     best = min(found["checkpoints"], key=lambda row: row["metrics"]["valid_perplexity"])
     assert found["best"] == best["update"]
     assert found["finished"] is True
@@ -76,32 +75,54 @@ def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path
     assert "can be resumed" in " ".join(call("info", copy).out.split())
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda path: shutil.rmtree(path), "no such folder"),
-        (lambda path: (path / "recipe.yaml").unlink(), "not a model folder"),
-        (lambda path: (path / "vocab.source.txt").unlink(), "no vocabulary"),
-        (
-            lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
-            "another vocabulary",
-        ),
-        (lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"), "not a table of metrics"),
-        (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "pickle"),
-    ],
-)
+def cut(path: Path, end: bytes) -> None:
+    path.write_bytes(path.read_bytes().partition(end)[0])
+
+
+BROKEN: list[tuple[Callable[[Path], object], str, str]] = [
+    (lambda path: shutil.rmtree(path), "", "no such folder"),
+    (lambda path: (path / "recipe.yaml").unlink(), "", "not a model folder"),
+    (lambda path: (path / "vocab.source.txt").unlink(), "", "no vocabulary"),
+    (
+        lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
+        "",
+        "another vocabulary",
+    ),
+    (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "", "pickle"),
+    (lambda path: (path / "recipe.yaml").write_bytes(b"name: \xff\n"), "recipe.yaml", "not valid UTF-8"),
+    (lambda path: cut(path / "recipe.yaml", b"oise"), "recipe.yaml", ""),
+    (lambda path: (path / "results.json").write_text("[]"), "results.json", "not a JSON object"),
+    (
+        lambda path: (path / "results.json").write_text('{"update": "8"}'),
+        "results.json",
+        "update: expected a whole",
+    ),
+    (lambda path: (path / "results.json").write_bytes(b"\xff"), "results.json", "not valid UTF-8"),
+    (lambda path: (path / "results.json").write_text("[" * 100000), "results.json", "not valid JSON"),
+    (
+        lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"),
+        "metrics.tsv",
+        "not a table of metrics",
+    ),
+    (
+        lambda path: (path / "metrics.tsv").write_text("update\tbleu\ninf\t1\n"),
+        "metrics.tsv",
+        "not a table of metrics",
+    ),
+]
+"""What is done to a model folder, the file that is named, and words of the line."""
+
+
+@pytest.mark.parametrize(("damage", "name", "words"), BROKEN)
 def test_a_foreign_or_broken_folder_is_one_clear_line(
-    call: Call, word_model: Path, tmp_path: Path, spoil, message: str
+    call: Call, word_model: Path, tmp_path: Path, damage: Callable[[Path], object], name: str, words: str
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(word_model, copy)
-    spoil(copy)
+    damage(copy)
     ended = call("info", copy)
-    assert ended.code == 2
+    refused(ended, str(copy / name), words)
     assert ended.out == ""
-    assert len(ended.err.splitlines()) == 1
-    assert message in ended.err
-    assert str(copy) in ended.err
 
 
 def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
@@ -123,18 +144,14 @@ def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path, first
     assert folder._updates(tmp_path / "metrics.tsv") == {7}
 
 
-def test_metrics_without_an_update_are_refused(tmp_path: Path) -> None:
+def test_metrics_without_an_update_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
     (tmp_path / "metrics.tsv").write_text("bleu\n1.0\n")
     with pytest.raises(InputError, match="not a table of metrics"):
         read_metrics(tmp_path / "metrics.tsv")
     assert read_metrics(tmp_path / "none.tsv") == []
-
-
-def test_metrics_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "metrics.tsv").write_text("update\n1\n")
     monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(InputError, match=r"metrics\.tsv: cannot be read: Permission denied"):
         read_metrics(tmp_path / "metrics.tsv")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 
 COMMANDS = {
     "export": ("export", "{model}", "{made}"),
@@ -59,11 +60,7 @@ def test_only_new_or_empty_folders_are_used(call: Call, word_model: Path, tmp_pa
     made = tmp_path / "made"
     made.mkdir()
     (made / "thesis.txt").write_text("years of work")
-    ended = call(*words(verb, word_model, made))
-    assert (ended.code, ended.err.splitlines()[-1]) == (
-        2,
-        f"econmt: error: {made}: exists already; use a new folder",
-    )
+    refused(call(*words(verb, word_model, made)), f"{made}: exists already; use a new folder")
     assert [path.name for path in made.iterdir()] == ["thesis.txt"]
     (made / "thesis.txt").unlink()
     assert call(*words(verb, word_model, made)).code == 0

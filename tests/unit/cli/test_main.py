@@ -20,7 +20,7 @@ import econmt.engine.devices  # noqa: F401  which every command that computes im
 from econmt import __version__, elsewhere
 from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
-from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment
+from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
 
 OUT_OF_MEMORY = (
@@ -70,54 +70,38 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
     assert run_verb(lambda: print("results")) == (0, "results\n", "")
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
+BUG = "this is a bug in econmt: "
+AGAIN = " (run the command again with --debug for the traceback)"
+NO_SPACE = "No space left on device; free some space and run the same command again"
+TOO_LARGE = "File too large; allow larger files (ulimit -f) and run the same command again"
+
+
+def test_an_error_is_one_line_and_an_exit_code(run_verb: Any) -> None:
+    for error, code, line in (
         (InputError("text.en:3: not valid UTF-8"), 2, "text.en:3: not valid UTF-8"),
         (TrainingError("the loss is not finite"), 1, "the loss is not finite"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 1, f"runs/x: {NO_SPACE}"),
+        (OSError(errno.EFBIG, "File too large", "runs/x"), 1, f"runs/x: {TOO_LARGE}"),
         (
-            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            PermissionError(errno.EACCES, "Permission denied", "x"),
             1,
-            "runs/x: No space left on device; free some space and run the same command again",
+            "x: Permission denied; check the permissions",
         ),
-        (
-            OSError(errno.EFBIG, "File too large", "runs/x"),
-            1,
-            "runs/x: File too large; allow larger files (ulimit -f) and run the same command again",
-        ),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "runs/x"),
-            1,
-            "runs/x: Permission denied; check the permissions",
-        ),
-        (
-            FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
-            1,
-            "x: No such file or directory",
-        ),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), 1, "x: No such file"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, "x: Is a directory"),
         (OSError(errno.EIO, "Input/output error", "x"), 1, "x: Input/output error"),
         (MemoryError(), 1, OUT_OF_MEMORY),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), 1, OUT_OF_MEMORY),
+        (ValueError("shapes (1, 2)\nand (3,)"), 70, f"{BUG}ValueError: shapes (1, 2) and (3,){AGAIN}"),
+        (AssertionError(), 70, f"{BUG}AssertionError{AGAIN}"),
         (
-            ValueError("shapes (1, 2)\nand (3,)"),
+            ImportError("cannot import name 'x' from 'y'"),
             70,
-            "this is a bug in econmt: ValueError: shapes (1, 2) and (3,) "
-            "(run the command again with --debug for the traceback)",
+            f"{BUG}ImportError: cannot import name 'x' from 'y'{AGAIN}",
         ),
-        (
-            AssertionError(),
-            70,
-            "this is a bug in econmt: AssertionError (run the command again with --debug for the traceback)",
-        ),
-    ],
-)
-def test_an_error_is_one_line_and_an_exit_code(run_verb: Any, error: Exception, code: int, line: str) -> None:
-    assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
-
-
-def test_several_complaints_are_a_line_each(run_verb: Any) -> None:
-    assert run_verb(fails_with(InputError("one", "two")))[2] == "econmt: error: one\neconmt: error: two\n"
+        (InputError("one", "two"), 2, "one\neconmt: error: two"),
+    ):
+        assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -182,28 +166,14 @@ def test_help_and_recipes_do_not_load_torch() -> None:
         "        main(words)\n"
         "print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "False False"
+    assert run_python(code).stdout.splitlines()[-1] == "False False"
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     # The reader's end is closed before econmt starts, so the write fails for certain.
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])",
-        ],
-        env=econmt_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
+    code = "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], env=econmt_environment(), cwd=ROOT, **pipes)
     process.stdout.close()
     process.stdout = None
     _, errors = process.communicate("go\n", timeout=PATIENCE)
@@ -254,45 +224,25 @@ def test_too_little_address_space_is_one_clear_line() -> None:
 def test_a_library_for_which_there_is_no_memory_is_one_clear_line(
     run_verb: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise error
-
     advice = "while a library is loaded: allow more memory, or end other programs"
-    assert run_verb(fail)[::2] == (1, f"econmt: error: out of memory {advice}\n")
+    assert run_verb(fails_with(error))[::2] == (1, f"econmt: error: out of memory {advice}\n")
     monkeypatch.setattr(command, "_address_space", lambda: 1_500_000 * 1024)
     limit = "(this process may take 1,500,000 kB: ulimit -v)"
-    assert run_verb(fail)[::2] == (1, f"econmt: error: out of memory {limit} {advice}\n")
-
-
-def test_another_error_of_an_import_is_a_bug(run_verb: Any) -> None:
-    def fail() -> None:
-        raise ImportError("cannot import name 'x' from 'y'")
-
-    code, _, told = run_verb(fail)
-    assert code == 70
-    assert told.startswith(
-        "econmt: error: this is a bug in econmt: ImportError: cannot import name 'x' from 'y'"
-    )
+    assert run_verb(fails_with(error))[::2] == (1, f"econmt: error: out of memory {limit} {advice}\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no list of users to be missing from")
-def test_a_user_without_home_and_account_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("0\tone\n")
+def test_a_user_without_home_and_account_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import pwd, sys\ndef unknown(number):\n    raise KeyError(number)\npwd.getpwuid = unknown\n"
         "from econmt.cli.main import main\nmain(sys.argv[1:])"
     )
-    without = {"HOME", "XDG_CACHE_HOME", "ECONMT_CACHE", "MPLCONFIGDIR", "USER", "LOGNAME"}
-    environment = {name: value for name, value in econmt_environment().items() if name not in without}
+    for name in ("HOME", "XDG_CACHE_HOME", "ECONMT_CACHE", "MPLCONFIGDIR", "USER", "LOGNAME"):
+        monkeypatch.delenv(name, raising=False)
     arguments = ["train", "quickstart", "--dry-run", f"output={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**environment, "TMPDIR": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(code, *arguments, env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / f"econmt-{os.geteuid()}"
     told = [line for line in done.stderr.splitlines() if line.startswith("econmt: warning: ")]
@@ -346,9 +296,7 @@ def test_ctrl_c_while_python_ends_changes_nothing() -> None:
         "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)])\n"
         "main(['--version'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=False
-    )
+    done = run_python(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"econmt {__version__}\n", "")
 
 
@@ -365,13 +313,8 @@ def test_ctrl_c_in_executed_text_is_no_death_by_signal(tmp_path: Path) -> None:
         "main()"
     )
     (tmp_path / "presses.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-m", "presses"],
-        cwd=tmp_path,
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_python(
+        "import runpy; runpy.run_module('presses', run_name='__main__', alter_sys=True)", cwd=tmp_path
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert (tmp_path / "made").exists()

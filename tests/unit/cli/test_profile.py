@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,20 +19,24 @@ from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
-from tests.unit.cli.conftest import Call
+from tests.unit.cli.conftest import Call, Ended
 from tests.unit.training.tiny import write_recipe
 
 BUCKET = ("--bucket", "6x5", "--batch", 8)
 
 
-def assert_nothing_but_progress(told: str) -> None:
-    """On a busy machine what takes long is said now and then, and nothing else."""
-    assert all(
-        re.match(
-            "econmt: (predicting|measuring|timing|kernels|tracing|bucket|working|.*: stash .*, peak )", line
-        )
-        for line in told.splitlines()
-    ), told
+def profiled(call: Call, *words: object) -> Ended:
+    """Profiles with success, and without talk but that of progress, which is told now and then on a busy machine."""
+    ended = call("profile", *words)
+    assert ended.code == 0, ended.err
+    progress = "econmt: (predicting|measuring|timing|kernels|tracing|bucket|working|.*: stash .*, peak )"
+    assert all(re.match(progress, line) for line in ended.err.splitlines()), ended.err
+    return ended
+
+
+def read(ended: Ended) -> Any:
+    """What was printed as JSON."""
+    return json.loads(ended.out)
 
 
 @pytest.fixture
@@ -41,9 +46,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
-    ended = call("profile", recipe, *BUCKET)
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
+    ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
     assert " ".join(" ".join(ended.lines[:2]).split()) == (
         "reverse: 8 x 6 x 5 (sentence pairs x source x target positions), vocabulary 50 and 50, cpu, float32"
@@ -53,24 +56,19 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
         assert words in ended.out
     assert "data.max_length" not in ended.out
     short = "data.max_length=5"
-    assert json.loads(call("profile", recipe, short, "--estimate", "--json").out)["command"] == (
+    assert read(call("profile", recipe, short, "--estimate", "--json"))["command"] == (
         f"econmt profile {recipe} {short} --estimate --json"
     )
 
 
 def test_json_holds_everything(call: Call, recipe: Path) -> None:
-    ended = call("profile", recipe, "ops.decoder=recompute", *BUCKET, "--json")
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
-    found = json.loads(ended.out)
+    ended = profiled(call, recipe, "ops.decoder=recompute", *BUCKET, "--json")
+    found = read(ended)
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
     assert found["command"] == f"econmt profile {recipe} ops.decoder=recompute --bucket 6x5 --batch 8 --json"
     (only,) = found["profiles"]
-    assert (only["technique"], only["bytes"], only["precision"]) == (
-        "as in the recipe",
-        "measured",
-        "float32",
-    )
+    told = [only[name] for name in ("technique", "bytes", "precision")]
+    assert told == ["as in the recipe", "measured", "float32"]
     assert only["ops"]["decoder"] == "recompute"
     assert sum(entry["bytes"] for entry in only["ledger"]["entries"]) == only["ledger"]["peak_bytes"]
     assert only["times"]["target_tokens_per_second"] > 0
@@ -80,9 +78,7 @@ def test_json_holds_everything(call: Call, recipe: Path) -> None:
 @pytest.mark.slow
 def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
-    ended = call("profile", recipe, *BUCKET, "--compare", "--measure", "--html", page, "--trace", trace)
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
+    ended = profiled(call, recipe, *BUCKET, "--compare", "--measure", "--html", page, "--trace", trace)
     techniques = ["reference", "+ decoder", "+ encoder", "+ output", "all"]
     techniques += ["reference, bfloat16", "all, bfloat16"]
     rows = [line for line in ended.lines if line.startswith((*techniques, "│"))]
@@ -104,10 +100,8 @@ def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(profiling, "Step", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ended = call("profile", recipe, *BUCKET, "--device", "cuda", "--estimate", "--json")
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
-    found = json.loads(ended.out)
+    ended = profiled(call, recipe, *BUCKET, "--device", "cuda", "--estimate", "--json")
+    found = read(ended)
     (only,) = found["profiles"]
     assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
     assert only["times"] is None
@@ -120,13 +114,13 @@ def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.M
 
 def test_without_text_the_longest_pairs_are_profiled(call: Call, recipe: Path) -> None:
     words = ("data.max_length=9", "training.batch.size=3", "--estimate", "--json")
-    found = json.loads(call("profile", recipe, *words).out)
+    found = read(call("profile", recipe, *words))
     assert found["shape"] == {"rows": 3, "source": 9, "target": 9}
     assert found["vocabulary"] == {"source": 50, "target": 50}
     assert "data.max_length, 9, on both sides" in found["notes"][0]
     assert "may take up to 12" in found["notes"][0]
     words = ("data.max_length=9", "training.batch={type: word, size: 40}", "--estimate", "--json")
-    assert json.loads(call("profile", recipe, *words).out)["shape"]["rows"] == 4
+    assert read(call("profile", recipe, *words))["shape"]["rows"] == 4
 
 
 @pytest.mark.slow
@@ -134,9 +128,9 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
     recipe = write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
     store = ("data.max_length=9", f"data.prepared={tmp_path / 'store'}")
     given = ("profile", recipe, *store, "--estimate", "--json")
-    assert "not prepared" in json.loads(call(*given).out)["notes"][1]
+    assert "not prepared" in read(call(*given))["notes"][1]
     ended = call(*given, "--data-dir", text)
-    found = json.loads(ended.out)
+    found = read(ended)
     assert found["shape"] == {"rows": 4, "source": 8, "target": 8}  # six letters and the end, in fours
     assert found["vocabulary"] == {"source": 12, "target": 12}
     assert "largest batch of the text" in found["notes"][0]
@@ -145,8 +139,8 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
         [f"{source:>7} ", f"{target:>7} "] for source, target in ((4, 4), (8, 8))
     ]
     # It is prepared now, and found without being told; but not by a recipe that cuts text in another way.
-    assert json.loads(call(*given).out)["vocabulary"] == {"source": 12, "target": 12}
-    other = json.loads(call(*given, "data.max_length=5").out)
+    assert read(call(*given))["vocabulary"] == {"source": 12, "target": 12}
+    other = read(call(*given, "data.max_length=5"))
     assert other["vocabulary"] == {"source": 50, "target": 50}
 
 
@@ -178,7 +172,7 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
 
 def test_one_of_several_ranks_has_its_rows_and_its_share(call: Call, recipe: Path) -> None:
     alone, shared = (
-        json.loads(call("profile", recipe, *BUCKET, "--estimate", "--json", *more).out)
+        read(call("profile", recipe, *BUCKET, "--estimate", "--json", *more))
         for more in ((), ("--processes", 4, "parallel.shard_optimizer=true"))
     )
     assert shared["shape"]["rows"] == 2
@@ -194,7 +188,7 @@ def test_one_of_several_ranks_has_its_rows_and_its_share(call: Call, recipe: Pat
 @pytest.mark.slow
 def test_the_largest_batch_is_that_of_all_ranks(call: Call, recipe: Path) -> None:
     rows = [
-        json.loads(call("profile", recipe, *BUCKET[:2], "--fit", "1MB", "--json", *more).out)["fit"]
+        read(call("profile", recipe, *BUCKET[:2], "--fit", "1MB", "--json", *more))["fit"]
         for more in ((), ("--processes", 4))
     ]
     one, four = (found["techniques"]["as in the recipe"][0]["rows"] for found in rows)
@@ -209,14 +203,12 @@ def test_every_stage_of_a_pipeline_is_told(call: Call, recipe: Path) -> None:
     assert "what each rank holds at its peak" in ended.out
     assert re.search(r"target tokens, rank [01] of 2\)", ended.out)
     assert [line.split()[0] for line in ended.lines if re.match(r" +[01] ", line)] == ["0", "1"]
-    assert call("profile", recipe, *BUCKET, *deep, "parallel.pipeline=2", "--processes", 3).err == (
+    deep = (*deep, "parallel.pipeline=2")
+    assert call("profile --processes 3", recipe, *BUCKET, *deep).err == (
         "econmt: error: parallel.pipeline 2: 3 processes cannot be divided into pipelines of 2; use --processes 2, or "
         "a multiple of it, or parallel.pipeline=1\n"
     )
-    assert (
-        "leave out --measure and --trace"
-        in call("profile", recipe, *deep, "parallel.pipeline=2", "--measure").err
-    )
+    assert "leave out --measure and --trace" in call("profile --measure", recipe, *deep).err
 
 
 def test_nothing_to_trace_where_no_step_fits(
@@ -254,7 +246,7 @@ def test_what_is_measured_is_printed_when_the_user_interrupts(
     assert f"peak {format_bytes(measured[0].peak)}, " in told[0]
     note = "Interrupted; these are the figures until then."
     if as_json:
-        found = json.loads(ended.out)
+        found = read(ended)
         peaks = [each["ledger"]["peak_bytes"] for each in found["profiles"]]
         assert peaks == [ledger.peak for ledger in measured]
         assert note in found["notes"]
@@ -315,7 +307,7 @@ def test_techniques_that_were_measured_are_printed_when_another_fails(
     )
     note = "Not measured: all, bfloat16 (AssertionError: no value for symbol s23)."
     if as_json:
-        found = json.loads(ended.out)
+        found = read(ended)
         names = [each["technique"] for each in found["profiles"]]
         assert names == ["reference", "+ decoder", "+ encoder", "+ output", "all", "reference, bfloat16"]
         assert note in found["notes"]

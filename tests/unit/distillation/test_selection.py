@@ -166,7 +166,6 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
         env=environment,
     ) as process:
-        assert process.stdout is not None
         children = process.stdout.readline().split()
     assert len(children) == 2
     for child in children:

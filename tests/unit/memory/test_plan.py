@@ -85,9 +85,6 @@ SHAPES = st.lists(
 )
 
 
-# ---------------------------------------------------------------------- peaks
-
-
 @given(phases=PHASES, largest=st.builds(Shape, *[st.integers(1, 120)] * 3), data=st.data())
 def test_what_is_told_of_a_shape_is_never_too_little(
     phases: list[Phase], largest: Shape, data: st.DataObject
@@ -158,9 +155,6 @@ def test_a_workspace_that_grows_no_further_raises_all_peaks() -> None:
     assert peaks(Shape(20, 10, 10)) >= estimate(Shape(20, 10, 10))
 
 
-# ---------------------------------------------------------------------- planner
-
-
 def lean_phases(phases: list[Phase], share: float) -> list[Phase]:
     """Phases of a setting that keeps less."""
     return [
@@ -199,7 +193,6 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
             r"training\.memory_budget=([^ ]+)(?: or data\.max_length=(\d+))?",
             str(error),
         )
-        assert advice is not None
         assert (int(advice[1]), int(advice[2])) in {(shape.source, shape.target) for shape in shapes}
         wanted = parse_size(advice[3]) - OUTSIDE
         assert wanted > budget
@@ -343,9 +336,6 @@ def test_settings_are_tried_by_bisection() -> None:
     assert len(tried) <= 6
 
 
-# ---------------------------------------------------------------------- plan
-
-
 def batch(rows: int, source: int, target: int) -> Batch:
     lengths = np.full(rows, 1)
     ids = np.full((rows, 1), 5)
@@ -414,9 +404,6 @@ def test_describe() -> None:
     )
 
 
-# ---------------------------------------------------------------------- settings
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str) -> None:
     found = settings(AUTO, device)
@@ -442,8 +429,6 @@ def test_what_a_recipe_names_stays() -> None:
     recomputing = Implementations("recompute", "compiled", "recompute", "compiled")
     assert settings(recomputing, "cpu")[-1] == recomputing._replace(stash="least")
 
-
-# ---------------------------------------------------------------------- with the real estimator
 
 VOCABULARY = 60
 
@@ -486,9 +471,6 @@ def test_estimates_are_told_apart_by_every_key_that_changes_them(monkeypatch: py
     assert alike ^ expected <= marked_keys(Recipe, KeyMark.NO_MEMORY)
 
 
-# ---------------------------------------------------------------------- search
-
-
 def searched(recipe: Recipe, sentences: int, length: int) -> int:
     """The peak of a real search."""
     torch.manual_seed(3)
@@ -527,9 +509,6 @@ def test_search_rows() -> None:
     assert search_rows(needed, 1015, 64) == 1
     assert search_rows(needed, 1009, 64) == 0
     assert search_rows(needed, 1009, 1) == 0
-
-
-# ---------------------------------------------------------------------- bytes
 
 
 @given(

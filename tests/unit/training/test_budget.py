@@ -31,9 +31,8 @@ from econmt_memory.measure.ledger import OutsideMemory
 from econmt_ops.dispatch.device_limits import H200
 from tests.unit.training.conftest import UseRows
 from tests.unit.training.test_trainer import batch_of, gradients
-from tests.unit.training.tiny import Run, snapshot, watch_losses
+from tests.unit.training.tiny import MakeRun, snapshot, watch_losses
 
-MakeRun = Callable[..., Run]
 LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
@@ -75,9 +74,6 @@ def plan_of(trainer: Trainer) -> MemoryPlan:
     return trainer.budget.plan
 
 
-# ---------------------------------------------------------------------- the same update
-
-
 def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run: MakeRun) -> None:
     trainer = make_run().trainer()
     batch = batch_of(trainer, range(8))
@@ -91,8 +87,7 @@ def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run
 
 def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Planner, "allot")
-    run = make_run("training.max_updates=2", "ops.encoder=recompute")
-    run.train()
+    run = make_run("training.max_updates=2", "ops.encoder=recompute").trained()
     assert "plan" not in run.said()
     trainer = run.trainer()
     assert trainer.budget.plan is None
@@ -102,8 +97,7 @@ def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytes
 
 def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: UseRows) -> None:
     use_rows(3)
-    run = make_run(BUDGET, "training.max_updates=2")
-    run.train()
+    run = make_run(BUDGET, "training.max_updates=2").trained()
     log = run.folder.log.read_text()
     for text in (run.said(), log):
         assert "plan for a memory budget of 1 GiB" in text
@@ -113,17 +107,13 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: UseRows) -> N
     assert all(line[:2] == "20" for line in log.splitlines())
 
 
-# ---------------------------------------------------------------------- going on
-
-
 def test_a_saved_plan_is_taken_over(
     make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
     make_run(BUDGET, "training.max_updates=2").train()
     monkeypatch.delattr(Planner, "allot")
-    run = make_run(BUDGET, "training.max_updates=4")
-    run.train()
+    run = make_run(BUDGET, "training.max_updates=4").trained()
     assert "micro-batches" in run.said()
     assert {entry.rows for entry in plan_of(run.trainer())} == {2}
 
@@ -137,12 +127,8 @@ def test_another_budget_makes_another_plan_and_asks_for_no_leave(
     use_rows(1)
     make_run("training.memory_budget=2GiB", "training.max_updates=6").train()
     assert {entry.rows for entry in plan_of(make_run("training.memory_budget=2GiB").trainer())} == {1}
-    last = make_run("ops.output=recompute", "training.max_updates=8")
-    last.train()
+    last = make_run("ops.output=recompute", "training.max_updates=8").trained()
     assert last.trainer().state.plan == {}
-
-
-# ---------------------------------------------------------------------- memory is full
 
 
 @pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
@@ -219,9 +205,6 @@ def test_without_a_budget_full_memory_ends_the_run_and_names_the_budget(
         gradients(trainer, [batch_of(trainer, range(4))])
 
 
-# ---------------------------------------------------------------------- the first step
-
-
 def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
     make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,15 +240,11 @@ def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
     assert calls == [0] * rehearsals
 
 
-# ---------------------------------------------------------------------- validation and the end
-
-
 def test_validation_obeys_the_budget(
     make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2, decoding_rows=2)
-    run = make_run(BUDGET, "training.max_updates=8")
-    run.train()
+    run = make_run(BUDGET, "training.max_updates=8").trained()
     trainer = run.trainer()
     rows: list[int] = []
     sizes: list[int] = []
@@ -288,12 +267,8 @@ def test_validation_obeys_the_budget(
     assert found[1][1] == found[0][1]
 
 
-# ---------------------------------------------------------------------- real plans
-
-
 def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2")
-    run.train()
+    run = make_run("training.max_updates=2").trained()
     before = snapshot(run.folder)
     small = make_run("training.memory_budget=25KiB", *REAL)
     with pytest.raises(
@@ -333,7 +308,6 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
     budget._device = torch.device("cuda")
     budget.make(TrainingState(), 0)
     assert asked == [len(trainer.batches.shapes())]
-    assert budget.plan is not None
     assert budget.plan.budget == (1024 - 500) << 20
     assert budget.notes == [
         "training.memory_budget 1GiB: 500 MiB of it for memory outside of PyTorch's allocator (context 300 MiB, "
@@ -369,7 +343,6 @@ def test_advice_for_a_gpu_counts_what_is_outside_too(
         made("515000KiB" if search else "513000KiB")
     assert "beside 500 MiB outside of PyTorch's allocator; set training.memory_budget=" in str(error.value)
     advised = re.search(r"memory_budget=(\S+)", str(error.value))
-    assert advised is not None
     assert made(advised[1]).plan is not None
 
 
@@ -584,7 +557,6 @@ def budget_of(trainer: Trainer, communicator: Communicator) -> Budget:
 def test_ranks_refuse_a_budget_together(make_run: MakeRun, use_rows: UseRows) -> None:
     use_rows(2)
     trainer = make_run(BUDGET).trainer()
-    assert trainer.budget.plan is not None
     found = {"plan": trainer.budget.plan.state_dict()}
     budget_of(trainer, AnotherRank(result=found)).make(TrainingState(), 0)
     with pytest.raises(InputError, match=r"alone take .* beside 1 GiB outside"):
@@ -598,11 +570,9 @@ def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun, use_rows: 
     use_rows(2)
     trainer = make_run(BUDGET).trainer()
     plan = trainer.budget.plan
-    assert plan is not None
     trainer.budget.store(trainer.state)
     other = plan.state_dict() | {"decoding_rows": plan.decoding_rows + 1}
     budget = budget_of(trainer, AnotherRank(result={"plan": other}))
     trainer.state.plan["made_for"] = budget._made_for(trainer.state.text)
     budget.make(trainer.state, 0)
-    assert budget.plan is not None
     assert budget.plan.decoding_rows == plan.decoding_rows + 1

@@ -18,16 +18,12 @@ from econmt.checkpoint.recovery import recover
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors, write_tensors
 from econmt.errors import InputError, TrainingError
 from econmt.export.model_folder import export_model
-from tests.unit.training.tiny import Run, snapshot
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, Run, snapshot
 
 
 @pytest.fixture(scope="module")
 def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(text, tmp_path_factory.mktemp("trained") / "run", ("training.keep_last_params=9",))
-    run.train()
-    return run
+    return Run(text, tmp_path_factory.mktemp("trained") / "run", ("training.keep_last_params=9",)).trained()
 
 
 @pytest.fixture
@@ -196,8 +192,7 @@ def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.M
     monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
     kept = []
     for updates in (2, 4, 6, 8, 10, 12):
-        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}")
-        run.train()
+        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}").trained()
         assert set(run.folder.numbered_hypotheses()) == set(run.folder.numbered_parameters())
         assert run.folder.commits() == [Commit(each, True) for each in (updates - 2, updates) if each]
         assert run.folder.temporaries() == []
@@ -211,8 +206,7 @@ def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: p
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    run = make_run("training.max_updates=4")
-    run.train()
+    run = make_run("training.max_updates=4").trained()
     best = int(read_metadata(run.folder.best)["update"])
     assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
     assert run.folder.best.stat().st_nlink == 1
@@ -263,8 +257,7 @@ def checkpoint_operations(run: Run, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_crash_at_any_file_operation_loses_nothing(
     make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = make_run("training.max_updates=4", name="base")
-    base.train()
+    base = make_run("training.max_updates=4", name="base").trained()
     shutil.copytree(base.folder.path, base.folder.path.with_name("count"))
     operations = checkpoint_operations(make_run("training.max_updates=6", name="count"), monkeypatch)
     assert operations >= 20
@@ -278,8 +271,7 @@ def test_a_crash_at_any_file_operation_loses_nothing(
             with pytest.raises(Crash), failing(1, Crash(), monkeypatch):
                 run.train()
         load_model(run.folder.path, "best")
-        run = make_run(name=name)
-        run.train()
+        run = make_run(name=name).trained()
         assert snapshot(run.folder) == snapshot(whole.folder), number
         assert run.folder.temporaries() == []
         shutil.rmtree(run.folder.path)

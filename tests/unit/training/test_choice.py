@@ -140,7 +140,6 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
     def quick(functions: Any, *_: Any, **__: Any) -> Any:
         found = real(functions, 60.0, least=1, most=1, drop=False)
-        assert found is not None
         return {
             name: timing._replace(samples=(1.0 if name.startswith("reference") else 2.0,))
             for name, timing in found.items()
@@ -177,8 +176,7 @@ def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> 
 def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Run(text, tmp_path / "one", ("training.max_updates=2",))
-    one.train()
+    one = Run(text, tmp_path / "one", ("training.max_updates=2",)).trained()
     chosen = RULE._replace(encoder="reference", decoder="reference", output="reference")
     assert (
         "ops: encoder reference, decoder reference, attention recompute, output reference, stash gates (measured in"
@@ -198,8 +196,7 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
 
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "measure", None)
-    tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))
-    tiny.train()
+    tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",)).trained()
     assert "stash gates (default; the model is too small to measure)" in tiny.said()
     named = Run(
         text, tmp_path / "named", ("ops={encoder: reference, decoder: reference, output: reference}",)

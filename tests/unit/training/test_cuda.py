@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,9 @@ from econmt.data.batching.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
 from econmt_ops.dispatch.rule import rules_only
-from tests.unit.training.tiny import Run, metrics, snapshot, write_text
+from tests.unit.training.tiny import MakeRun, Run, metrics, snapshot, write_text
 
 pytestmark = pytest.mark.cuda
-MakeRun = Callable[..., Run]
 GPU = ("training.device=cuda", "model.dropout=0.0")
 
 
@@ -33,8 +31,7 @@ def test_a_gpu_learns_what_a_cpu_learns(make_run: MakeRun) -> None:
 
 
 def test_parameters_stay_float32_in_bfloat16(make_run: MakeRun) -> None:
-    run = make_run(*GPU, "training.precision=bfloat16")
-    run.train()
+    run = make_run(*GPU, "training.precision=bfloat16").trained()
     trainer = run.trainer()
     assert trainer.step.precision.dtype == torch.bfloat16
     assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ import torch
 from econmt.errors import InputError, TrainingError
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.tiny import MakeRun, Run, metrics, snapshot
 
-MakeRun = Callable[..., Run]
 HALF = "training.precision=float16"
 LARGE = (HALF, f"training.loss_scale={2**30}", "training.loss_scale_window=3")
 """A scale with which gradients overflow at first, and that then grows and falls again in a few updates."""
@@ -32,7 +30,6 @@ def tensors(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def scale_of(trainer: Trainer) -> tuple[float, int]:
-    assert trainer.step.loss_scale is not None
     return trainer.step.loss_scale.state()
 
 
@@ -80,8 +77,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) ->
 def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tuple[str, ...]) -> None:
     """Also where it ends right after an overflow, or between two."""
     how = (*LARGE, *changes, "training.max_updates=24", "training.checkpoint_interval=4")
-    whole = make_run(*how, name="whole")
-    whole.train()
+    whole = make_run(*how, name="whole").trained()
     for updates in (4, 16, 24):
         make_run(*how, f"training.max_updates={updates}", name="parts").train()
     parts = make_run(*how, name="parts")
@@ -98,7 +94,6 @@ def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tupl
 
 def test_a_scale_that_is_too_small_stops_the_run(make_run: MakeRun) -> None:
     trainer = begin(make_run(HALF))
-    assert trainer.step.loss_scale is not None
     trainer.step.loss_scale.restore(2.0**-13, 0)
     trainer._update(Progress.silent())
     trainer.step.loss_scale.restore(2.0**-14, 0)

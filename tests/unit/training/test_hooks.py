@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from econmt.model import TranslationModel
 from econmt.training.hooks import HookError, Judged, program_hook
 from econmt.training.run import run_recipe
 from econmt.training.validation import Callbacks, validate
-from tests.unit.training.tiny import Run, metrics
+from tests.unit.training.tiny import MakeRun, metrics
 
-MakeRun = Callable[..., Run]
 PROGRAM = """
 import json, os, sys
 lines = sys.stdin.read().splitlines()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,12 @@ from econmt.checkpoint.tensor_files import read_tensors
 from econmt.data.batching.store import PreparedData
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
-from tests.unit.training.tiny import Run
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, Run
 
 
 @pytest.fixture
 def first(make_run: MakeRun) -> Run:
-    run = make_run("training.max_updates=2", name="first")
-    run.train()
-    return run
+    return make_run("training.max_updates=2", name="first").trained()
 
 
 def start(run: Run) -> dict[str, torch.Tensor]:
@@ -52,8 +47,7 @@ def test_going_on_needs_the_other_model_no_more(make_run: MakeRun, first: Run) -
     make_run(key, name="whole").train()
     make_run(key, "training.max_updates=4", name="parts").train()
     first.folder.best.unlink()
-    parts = make_run(key, name="parts")
-    parts.train()
+    parts = make_run(key, name="parts").trained()
     whole, _ = read_tensors(make_run(key, name="whole").folder.best)
     found, _ = read_tensors(parts.folder.best)
     assert all(torch.equal(found[name], whole[name]) for name in whole)

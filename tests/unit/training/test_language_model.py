@@ -73,8 +73,7 @@ def make_run(text: Path, tmp_path: Path) -> MakeRun:
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrides: tuple[str, ...]) -> None:
     # Learning rates so high that validation does not always improve.
     rest = ("training.max_updates=24", "training.optimizer.learning_rate=30.0", *overrides)
-    whole = make_run(*rest, name="whole")
-    whole.train()
+    whole = make_run(*rest, name="whole").trained()
     for updates in (4, 16, 24):
         make_run(*rest, f"training.max_updates={updates}", name="parts").train()
     found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
@@ -103,8 +102,7 @@ def test_a_run_that_ends_where_averaging_begins_goes_on_with_its_parameters(make
     """The mean has no values yet."""
     averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
     rest = ("training.optimizer.learning_rate=30.0", averaging, "training.max_updates=32")
-    whole = make_run(*rest, name="whole")
-    whole.train()
+    whole = make_run(*rest, name="whole").trained()
     begins = whole.trainer().state.average_from
     assert begins is not None
     for updates in (begins, 32):
@@ -135,8 +133,7 @@ def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> N
 
 
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
-    run = make_run("training.max_updates=8", "model.dropout=0.1")
-    run.train()
+    run = make_run("training.max_updates=8", "model.dropout=0.1").trained()
     results = make_results(run.context())
     rows = metrics(run.folder)
     best = next(row for row in rows if row["update"] == results.best_update)
@@ -324,8 +321,7 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
     rest = ("training.device=cuda", "training.precision=float32", f"training.bptt_jitter={jitter}")
     found = {}
     for graphs in ("off", "auto"):
-        run = make_run(*rest, f"training.cuda_graphs={graphs}", name=graphs)
-        run.train()
+        run = make_run(*rest, f"training.cuda_graphs={graphs}", name=graphs).trained()
         found[graphs] = metrics(run.folder)[-1]
         assert "no CUDA graph" not in run.console.file.getvalue()  # type: ignore[attr-defined]
     for key in ("valid_perplexity", "train_loss", "gradient_norm"):

@@ -20,9 +20,7 @@ from econmt.errors import InputError
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, metrics
 
 
 @pytest.mark.parametrize(
@@ -126,8 +124,7 @@ FORMER = {
 def test_a_folder_of_an_earlier_version_goes_on(make_run: MakeRun) -> None:
     """With the keys of former options in its recipe and in its parameter files; other values are refused."""
     keys = ("model.dropout={layers: 0.1}",)
-    whole = make_run(*keys, name="whole")
-    whole.train()
+    whole = make_run(*keys, name="whole").trained()
     make_run(*keys, "training.max_updates=4", name="parts").train()
     parts = make_run(*keys, name="parts")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from econmt.cli.main import main
 from econmt.errors import InputError
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.run import run_recipe
-from tests.unit.training.tiny import Run, snapshot, write_recipe
+from tests.unit.training.tiny import MakeRun, Run, snapshot, write_recipe
 
-MakeRun = Callable[..., Run]
 SHORT = "training.max_updates=2"
 
 

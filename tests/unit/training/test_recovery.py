@@ -22,17 +22,14 @@ from econmt.errors import InputError, TrainingError
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.run import train
-from tests.unit.training.tiny import Run, snapshot
+from tests.unit.training.tiny import MakeRun, Run, snapshot
 
-MakeRun = Callable[..., Run]
 NEWEST = "training_state/00006"
 
 
 @pytest.fixture(scope="module")
 def at_six(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",))
-    run.train()
-    return run
+    return Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",)).trained()
 
 
 @pytest.fixture
@@ -101,8 +98,7 @@ def test_the_best_states_of_the_newest_and_of_the_one_before_are_kept(
     """A plateau may come at the last checkpoint, or again at it when the state before is resumed from."""
     values = iter((3.0, 4.0, 4.5, 2.0))
     monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
-    run = make_run("training.schedule.name=plateau-reduce")
-    run.train()
+    run = make_run("training.schedule.name=plateau-reduce").trained()
     assert [row["update"] for row in run.trainer().state.metrics] == [2, 4, 6, 8]
     assert run.trainer().state.best_update == 8
     assert sorted(path.name for path in run.folder.states.iterdir()) == ["00002", "00006", "00008"]

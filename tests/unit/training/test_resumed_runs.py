@@ -91,9 +91,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(
     keys = (f"data.prepared={tmp_path}/prepared", *(each.replace("{text}", str(text)) for each in case))
 
     def run(name: str, *more: str) -> Run:
-        made = Run(text, tmp_path / name, (*keys, *more))
-        made.train()
-        return made
+        return Run(text, tmp_path / name, (*keys, *more)).trained()
 
     whole = run("whole")
     for updates in (2, 6, 8):

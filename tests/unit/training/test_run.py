@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,9 +22,7 @@ from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.provenance import _TEXT, _checksum_of
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics, snapshot, write_text
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, Run, metrics, snapshot, write_text
 
 
 def contents(folder: ModelFolder) -> dict[str, tuple[int, int]]:
@@ -129,7 +126,6 @@ def test_results_that_a_crash_prevented_are_made_by_the_next_run(make_run: MakeR
     run.folder.results.unlink()
     run.folder.test_hypotheses.unlink()
     outcome = run_recipe(run.recipe, [run.text], console=run.console)
-    assert outcome.results is not None
     assert outcome.results.corpus == "test"
     assert len(outcome.results.samples) == 3
     assert run.folder.test_hypotheses.read_text() == before
@@ -188,8 +184,7 @@ def test_a_run_that_is_refused_is_left_as_it_was(make_run: MakeRun, monkeypatch:
 def test_overwriting_with_what_cannot_be_used_keeps_the_old_run(
     make_run: MakeRun, key: str, message: str
 ) -> None:
-    run = make_run("training.max_updates=2")
-    run.train()
+    run = make_run("training.max_updates=2").trained()
     before = snapshot(run.folder)
     other = make_run(key, "training.precision=auto")
     with pytest.raises(InputError, match=message):
@@ -224,8 +219,7 @@ def test_changed_text_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     text = tmp_path / "own"
     text.mkdir()
     write_text(text, {"train": 20, "valid": 4})
-    run = Run(text, tmp_path / "run", ("training.max_updates=2",))
-    run.train()
+    Run(text, tmp_path / "run", ("training.max_updates=2",)).trained()
     with (text / "valid.src").open("a") as source, (text / "valid.trg").open("a") as target:
         source.write("a b\n")
         target.write("B A\n")
@@ -260,8 +254,7 @@ def test_a_state_of_an_earlier_version_knows_its_text(tmp_path: Path) -> None:
     def make_run(*overrides: str) -> Run:
         return Run(tmp_path, tmp_path / "run", ("data.weights=w", *overrides))
 
-    run = make_run("training.max_updates=2")
-    run.train()
+    run = make_run("training.max_updates=2").trained()
     file = run.folder.state(Commit(2, True)) / "state.json"
     state = json.loads(file.read_text())
     of_text = _checksum_of(run.prepared(), _TEXT)
@@ -288,15 +281,13 @@ def test_going_on_with_other_threads_or_versions_is_said(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run("training.max_updates=2").train()
-    same = make_run("training.max_updates=4")
-    same.train()
+    same = make_run("training.max_updates=4").trained()
     assert "instead of" not in same.said()
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     monkeypatch.setattr("econmt.__version__", "99.1")
     monkeypatch.setattr(torch, "__version__", "98.2.0")
-    other = make_run("training.max_updates=6")
-    other.train()
+    other = make_run("training.max_updates=6").trained()
     now, before = (
         "econmt 99.1 instead of ",
         f"threads {threads + 1} instead of {threads}: parameters will differ by rounding",
@@ -304,14 +295,12 @@ def test_going_on_with_other_threads_or_versions_is_said(
     assert f"resuming with {now}" in other.said()
     assert "torch 98.2.0 instead of " in other.said()
     assert before in other.said()
-    again = make_run("training.max_updates=8")
-    again.train()
+    again = make_run("training.max_updates=8").trained()
     assert "instead of" not in again.said()
 
 
 def test_a_recipe_with_comments_keeps_them(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2")
-    run.train()
+    run = make_run("training.max_updates=2").trained()
     commented = "# why this run was made\n" + run.folder.recipe.read_text()
     run.folder.recipe.write_text(commented)
     run.train()
@@ -324,8 +313,7 @@ def test_another_vocabulary_is_refused_and_the_old_one_stays(make_run: MakeRun, 
     text = tmp_path / "own"
     text.mkdir()
     write_text(text, {"train": 20, "valid": 4})
-    run = Run(text, tmp_path / "run", ("training.max_updates=2",))
-    run.train()
+    run = Run(text, tmp_path / "run", ("training.max_updates=2",)).trained()
     before = (run.folder.path / "vocab.source.txt").read_bytes()
     (text / "train.src").write_text((text / "train.src").read_text().replace("a", "neu"))
     longer = Run(text, tmp_path / "run", ("training.max_updates=4",))
@@ -340,8 +328,7 @@ def test_overwriting_starts_anew(make_run: MakeRun) -> None:
     other = make_run("training.max_updates=2", "training.seed=9")
     outcome = run_recipe(other.recipe, [run.text], console=other.console, overwrite_output=True)
     assert outcome.training.update == 2
-    fresh = make_run("training.max_updates=2", "training.seed=9", name="fresh")
-    fresh.train()
+    fresh = make_run("training.max_updates=2", "training.seed=9", name="fresh").trained()
     found = {name: value for name, value in snapshot(run.folder).items() if name != "hypotheses.test"}
     assert found == snapshot(fresh.folder)
 
@@ -356,8 +343,7 @@ def test_two_processes_cannot_train_in_one_folder(make_run: MakeRun) -> None:
 
 
 def test_checkpoints_without_a_recipe_are_not_guessed_at(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2")
-    run.train()
+    run = make_run("training.max_updates=2").trained()
     run.folder.recipe.unlink()
     with pytest.raises(InputError, match="holds checkpoints but no recipe"):
         run.train()
@@ -371,8 +357,7 @@ def test_a_folder_that_cannot_be_made(make_run: MakeRun, tmp_path: Path) -> None
 
 
 def test_figures_of_a_row_add_up(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=8")
-    run.train()
+    run = make_run("training.max_updates=8").trained()
     rows = metrics(run.folder)
     assert [row["update"] for row in rows] == [2, 4, 6, 8]
     lengths = prepare(run.recipe, run.text / "prepared", [run.text], show_progress=False).train.target_lengths
@@ -388,16 +373,13 @@ def test_figures_of_a_row_add_up(make_run: MakeRun) -> None:
 def test_validation_pairs_that_are_too_long_are_told_of(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_run("training.max_updates=2", name="whole")
-    whole.train()
-    run = make_run("training.max_updates=2", "decoding.max_input_length=4", name="cut")
-    run.train()
+    whole = make_run("training.max_updates=2", name="whole").trained()
+    run = make_run("training.max_updates=2", "decoding.max_input_length=4", name="cut").trained()
     assert (
         "validation pairs have more tokens than decoding.max_input_length 4: perplexity leaves" in run.said()
     )
     assert "max_input_length" not in whole.said()
-    short = make_run("training.max_updates=2", "data.max_length=4", name="short")
-    short.train()
+    short = make_run("training.max_updates=2", "data.max_length=4", name="short").trained()
     assert (
         "validation pairs have more tokens than data.max_length 4: training leaves such pairs" in short.said()
     )
@@ -411,16 +393,13 @@ def test_validation_pairs_that_are_too_long_are_told_of(
 def test_a_run_keeps_the_precision_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "LEAST_SIZE", 1)
     monkeypatch.setattr(precision, "time_products", lambda: ProductTimes(2e-3, 1e-3))
-    whole = make_run(name="whole")
-    whole.train()
+    whole = make_run(name="whole").trained()
     assert "precision: bfloat16 (auto: a matrix product takes 2.00 ms" in whole.folder.log.read_text()
     make_run("training.max_updates=4", name="parts").train()
     # The machine was busy, or is another one: the run goes on as it began all the same, bit for bit.
     monkeypatch.setattr(precision, "time_products", lambda: ProductTimes(1.2e-3, 1e-3))
-    parts = make_run(name="parts")
-    parts.train()
+    parts = make_run(name="parts").trained()
     assert "precision: bfloat16 (as at the beginning of the run)" in parts.folder.log.read_text()
     assert snapshot(parts.folder) == snapshot(whole.folder)
-    other = make_run(name="other")
-    other.train()
+    other = make_run(name="other").trained()
     assert snapshot(other.folder) != snapshot(whole.folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,9 +11,7 @@ from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations, layers
 from tests.unit.training.conftest import UseRows
-from tests.unit.training.tiny import Run, metrics, watch_losses
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, metrics, watch_losses
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -67,8 +63,7 @@ def test_a_run_learns_the_same(
             "training.max_updates=4",
             "training.gradient_clipping.threshold=0.5",
             name=str(few),
-        )
-        run.train()
+        ).trained()
         # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
         dense = few > 0 or name in ("several batches", "micro-batches", "src_trg_softmax")
         assert (torch.sparse_coo not in layouts) == dense

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -24,9 +24,7 @@ from econmt.training.progress import Figures, Progress
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics
 from econmt.training.validation import Validation
-from tests.unit.training.tiny import Run, metrics, snapshot
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, metrics, snapshot
 
 
 def batch_of(trainer: Trainer, indices: range) -> Batch:
@@ -75,8 +73,7 @@ def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(mak
         "training.checkpoint_interval=20",
         "training.keep_last_params=9",
         "model.dropout=0.0",
-    )
-    run.train()
+    ).trained()
     references = (run.text / "valid.trg").read_text().splitlines()
     scores = []
     for line in run.folder.metrics.read_text().splitlines()[1:]:
@@ -95,18 +92,15 @@ def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(mak
 
 
 def test_decode_and_evaluate_bounds_the_sentences_translated(make_run: MakeRun) -> None:
-    some = make_run("training.decode_and_evaluate=2", "training.max_updates=2", name="some")
-    some.train()
+    some = make_run("training.decode_and_evaluate=2", "training.max_updates=2", name="some").trained()
     assert len(some.folder.hypotheses(2).read_text().splitlines()) == 2
-    none = make_run("training.decode_and_evaluate=0", "training.max_updates=2", name="none")
-    none.train()
+    none = make_run("training.decode_and_evaluate=0", "training.max_updates=2", name="none").trained()
     assert not none.folder.hypotheses(2).exists()
     assert math.isnan(metrics(none.folder)[0]["bleu"])
 
 
 def test_perplexity_is_that_of_the_saved_parameters(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=4")
-    run.train()
+    run = make_run("training.max_updates=4").trained()
     trainer = run.trainer()
     store = trainer.prepared.valid
     total, tokens = 0.0, 0
@@ -154,8 +148,7 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
 
 def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeRun) -> None:
     """As that of a row of metrics is where both have the same interval."""
-    run = make_run("training.log_interval=2", "training.max_updates=6")
-    run.train()
+    run = make_run("training.log_interval=2", "training.max_updates=6").trained()
     logged = re.findall(r"^update (\d+)  loss ([\d.]+)", run.said(), re.MULTILINE)
     assert logged == [(f"{row['update']:.0f}", f"{row['train_loss']:.4f}") for row in metrics(run.folder)]
     assert len(logged) == 3
@@ -177,8 +170,7 @@ def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: 
 
 
 def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=4")
-    run.train()
+    run = make_run("training.max_updates=4").trained()
     before = snapshot(run.folder)
     longer = make_run("training.max_updates=9")
     trainer = longer.trainer()
@@ -239,15 +231,13 @@ def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, 3.0, 4.0, 3.0)
-    run = make_run(*PLATEAU, "training.max_updates=4")
-    run.train()
+    run = make_run(*PLATEAU, "training.max_updates=4").trained()
     assert "checkpoint 4: validation perplexity 4.00" in run.said()
     assert "best is checkpoint 2; training returns to it with a reduced learning rate" in run.said()
     trainer = run.trainer()
     assert trainer.state.update == 4
     assert trainer.schedule.learning_rate(5) == pytest.approx(0.01)
-    best = make_run(*PLATEAU, "training.max_updates=2", name="best")
-    best.train()
+    best = make_run(*PLATEAU, "training.max_updates=2", name="best").trained()
     expected = best.trainer()
     for name, parameter in trainer.parameters.items():
         assert torch.equal(parameter, expected.parameters[name])

@@ -135,10 +135,18 @@ class Run:
     def train(self, *, resume_with_changes: bool = False) -> TrainingResult:
         return train(self.context(resume_with_changes=resume_with_changes), self.console)
 
+    def trained(self) -> Run:
+        """Trains; returns the run."""
+        self.train()
+        return self
+
     def said(self) -> str:
         file: Any = self.console.file
         value: str = file.getvalue()
         return value
+
+
+MakeRun = Callable[..., Run]
 
 
 def snapshot(folder: ModelFolder) -> dict[str, bytes]:

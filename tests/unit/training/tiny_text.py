@@ -90,3 +90,8 @@ class TextRun:
 
     def train(self) -> TrainingResult:
         return train(self.context(), self.console)
+
+    def trained(self) -> TextRun:
+        """Trains; returns the run."""
+        self.train()
+        return self
