@@ -68,9 +68,7 @@ CHANGING = (
 )
 
 
-def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
-    make_run: MakeRun,
-) -> None:
+def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(make_run: MakeRun) -> None:
     text = make_run().text
     exact = (*EXACT, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
     free = make_run(*DERIVED, *exact, name="free").trained()

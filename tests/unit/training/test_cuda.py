@@ -100,10 +100,8 @@ CASES = {
     "thin": (*named("recompute"), *THIN),
 }
 WAYS = {
-    f"{name}, {precision}": (*changes, f"training.precision={precision}")
-    for name, changes in CASES.items()
-    for precision in ("float32", "bfloat16")
-} | {
+    **{f"{name}, float32": (*changes, "training.precision=float32") for name, changes in CASES.items()},
+    **{f"{name}, bfloat16": (*changes, "training.precision=bfloat16") for name, changes in CASES.items()},
     "auto, float16": (*named("auto"), "training.precision=float16"),
     "float16, several batches": ("training.precision=float16", "training.update_interval=2"),
     "float16, nadam": ("training.precision=float16", "training.optimizer.name=nadam"),

@@ -17,6 +17,14 @@ LARGE = (HALF, f"training.loss_scale={2**30}", "training.loss_scale_window=3")
 """A scale with which gradients overflow at first, and that then grows and falls again in a few updates."""
 
 
+OTHERS = (
+    "training.averaging={start: at-once, decay: 0.5}",
+    "training.optimizer.name=adam8bit",
+    "model.decoder.size=40",
+    "training.update_interval=2",
+)
+
+
 def begin(run: Run) -> Trainer:
     trainer = run.trainer()
     trainer.model.train()
@@ -60,18 +68,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        (),
-        pytest.param(
-            (
-                "training.averaging={start: at-once, decay: 0.5}",
-                "training.optimizer.name=adam8bit",
-                "model.decoder.size=40",
-                "training.update_interval=2",
-            ),
-            marks=pytest.mark.thorough,
-        ),
-    ],
+    [(), pytest.param(OTHERS, marks=pytest.mark.thorough)],
     ids=["plain", "average, 8 bits, several batches"],
 )
 def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tuple[str, ...]) -> None:
@@ -109,9 +106,8 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scale(make_run: MakeRun) -> N
     trainer = begin(make_run(HALF))
     with torch.no_grad():
         trainer.model.output.bias.fill_(float("nan"))
-    with pytest.raises(
-        TrainingError, match=r"the loss is not finite at update 1.*float32, which has a wider range"
-    ):
+    message = r"the loss is not finite at update 1.*float32, which has a wider range"
+    with pytest.raises(TrainingError, match=message):
         trainer._update(Progress.silent())
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,10 @@ from tests.unit.training.tiny_text import TextRun, write_lines
 MakeRun = Callable[..., TextRun]
 CPU = torch.device("cpu")
 NO_DROPOUT = "model.dropout=0.0"
+JITTER = "training.bptt_jitter=true"
+NON_MONOTONE = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
+AT_ONCE = "training.averaging={start: at-once}"
+PENALTIES = ("training.activation_regularization=2.0", "training.temporal_activation_regularization=1.0")
 RECOMPUTE = Implementations.everywhere("recompute")
 
 
@@ -54,19 +59,10 @@ def make_run(text: Path, tmp_path: Path) -> MakeRun:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (
-            "training.bptt_jitter=true",
-            "training.averaging={start: non-monotone, non_monotone_interval: 1}",
-            "model.size=[9, 6]",
-            "training.activation_regularization=2.0",
-            "training.temporal_activation_regularization=1.0",
-        ),
-        (
-            "training.averaging={start: at-once}",
-            "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}",
-        ),
+        (JITTER, NON_MONOTONE, "model.size=[9, 6]", *PENALTIES),
+        (AT_ONCE, "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}"),
         ("training.schedule={name: plateau-reduce, reduce_num_not_improved: 1}",),
-        ("model.cell=qrnn2", "model.size=[9, 6]", "model.dropout.weights=0.0", "training.bptt_jitter=true"),
+        ("model.cell=qrnn2", "model.size=[9, 6]", "model.dropout.weights=0.0", JITTER),
         ("training.precision=float16", f"training.loss_scale={2**24}", "training.loss_scale_window=3"),
     ],
 )
@@ -85,43 +81,31 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrid
 
 
 def test_where_a_part_of_a_run_ends_does_not_decide_on_averaging(make_run: MakeRun) -> None:
-    averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
-    rest = ("training.optimizer.learning_rate=30.0", averaging)
-    begins = {}
-    for name, ends in (("whole", (32,)), ("parts", (3, 9, 18, 23, 32))):
-        for updates in ends:
-            make_run(*rest, f"training.max_updates={updates}", name=name).train()
-        state = make_run(*rest, "training.max_updates=32", name=name).trainer().state
-        begins[name] = state.average_from
-        assert {row["update"] for row in state.metrics} >= {*ends}
-    assert begins["parts"] == begins["whole"]
-    assert begins["whole"] is not None
-
-
-def test_a_run_that_ends_where_averaging_begins_goes_on_with_its_parameters(make_run: MakeRun) -> None:
-    """The mean has no values yet."""
-    averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
-    rest = ("training.optimizer.learning_rate=30.0", averaging, "training.max_updates=32")
-    whole = make_run(*rest, name="whole").trained()
+    """Where it ends when averaging begins, it goes on with its parameters: the mean has no values yet."""
+    rest = ("training.optimizer.learning_rate=30.0", NON_MONOTONE)
+    whole = make_run(*rest, "training.max_updates=32", name="whole").trained()
     begins = whole.trainer().state.average_from
     assert begins is not None
-    for updates in (begins, 32):
-        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
-    assert snapshot(make_run(name="parts").folder) == snapshot(whole.folder)
+    for name, ends in (("parts", (3, 9, 18, 23, 32)), ("there", (begins, 32))):
+        for updates in ends:
+            run = make_run(*rest, f"training.max_updates={updates}", name=name).trained()
+        state = run.trainer().state
+        assert state.average_from == begins
+        assert {row["update"] for row in state.metrics} >= {*ends}
+    assert snapshot(run.folder) == snapshot(whole.folder)
 
 
 def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> None:
-    averaging = "training.averaging={start: at-once}"
     # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
-    whole = make_run(averaging, name="whole").trainer()
+    whole = make_run(AT_ONCE, name="whole").trainer()
     for _ in range(7):
         whole._update(Progress.silent())
-    parts = make_run(averaging, name="parts").trainer()
+    parts = make_run(AT_ONCE, name="parts").trainer()
     for _ in range(3):
         parts._update(Progress.silent())
     parts.folder.recipe.write_text(recipe_text(parts.recipe))
     parts._save(optimizer_tensors(parts.optimizer, parts.parameters), None)
-    resumed = make_run(averaging, name="parts").trainer()
+    resumed = make_run(AT_ONCE, name="parts").trainer()
     assert resumed.state.update == 3
     assert float(resumed.model.get_buffer("carried").abs().sum()) > 0.0
     for _ in range(4):
@@ -182,19 +166,15 @@ def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: P
 def test_windows_of_validation_are_no_larger_than_a_batch(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, size: int, bptt: int, rows: int, expected: int
 ) -> None:
-    asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(language_model, "whole_text", lambda store, *sizes: asked.append(sizes))
+    monkeypatch.setattr(language_model, "whole_text", lambda store, *sizes: sizes)
     run = make_run(f"training.batch.size={size}", f"training.bptt={bptt}", f"training.valid_rows={rows}")
     task, prepared = LanguageModelTask(run.recipe, 12), run.prepared()
-    task.evaluation(prepared, "valid")
-    assert asked == [(rows, expected, 0)]
+    assert task.evaluation(prepared, "valid").batches == (rows, expected, 0)
     # A final figure has rows of at least 4,000 tokens, at most 32, which read 1,000 tokens first.
     for tokens, exact_rows in ((3_999, 1), (8_000, 2), (11_999, 2), (400_000, 32)):
-        asked.clear()
-        store = SimpleNamespace(total_tokens=tokens)
-        task.evaluation(prepared._replace(valid=store), "valid", exact=True)  # type: ignore[arg-type]
-        window = max(1, min(size * bptt, 1024) // exact_rows)
-        assert asked == [(exact_rows, window, 1_000)]
+        store: Any = SimpleNamespace(total_tokens=tokens)
+        asked = task.evaluation(prepared._replace(valid=store), "valid", exact=True).batches
+        assert asked == (exact_rows, max(1, min(size * bptt, 1024) // exact_rows), 1_000)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -243,17 +223,16 @@ def test_training_carries_the_state_to_the_next_batch_and_forgets_it_with_the_ep
     trainer = make_run(NO_DROPOUT, "training.optimizer.learning_rate=1e-30").trainer()
     trainer.model.train()
     assert isinstance(trainer.model, LanguageModel)
-    losses = []
-    for _ in range(trainer.batches.batches_per_epoch + 2):
-        batch = next(trainer.batches)
-        losses.append(float(trainer.task.loss(trainer.model, batch, Implementations()).detach()))
-    again = losses[-2:]
-    assert again == losses[:2]
+
+    def next_loss() -> float:
+        return float(trainer.task.loss(trainer.model, next(trainer.batches), Implementations()).detach())
+
+    losses = [next_loss() for _ in range(trainer.batches.batches_per_epoch + 2)]
+    assert losses[-2:] == losses[:2]
     # The same batch without what came before it.
     trainer.batches.load_state_dict({**trainer.batches.state_dict(), "position": 1})
     trainer.model.carried.zero_()
-    alone = trainer.task.loss(trainer.model, next(trainer.batches), Implementations()).detach()
-    assert float(alone) != losses[1]
+    assert next_loss() != losses[1]
 
 
 def test_steps_in_graphs_carry_the_state_too(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +309,7 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
 
 @pytest.mark.cuda
 def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
-    rest = ("training.device=cuda", "training.precision=float32", "training.averaging={start: at-once}")
+    rest = ("training.device=cuda", "training.precision=float32", AT_ONCE)
     make_run(*rest, name="whole").train()
     for updates in (4, 8, 12):
         make_run(*rest, f"training.max_updates={updates}", name="parts").train()

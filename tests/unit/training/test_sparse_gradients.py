@@ -13,18 +13,16 @@ from econmt.model import Implementations, layers
 from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import MakeRun, metrics, watch_losses
 
+JOINT = "data.subwords={type: bpe, size: 30, joint: true}"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "momentum": ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}",),
     "embedding dropout": ("model.dropout={embedding: 0.3}",),
     "several batches": ("training.update_interval=3",),
     "micro-batches": ("training.memory_budget=1GiB",),
-    "src_trg": ("data.subwords={type: bpe, size: 30, joint: true}", "model.weight_tying=src_trg"),
+    "src_trg": (JOINT, "model.weight_tying=src_trg"),
     "trg_softmax": ("model.weight_tying=trg_softmax",),
-    "src_trg_softmax": (
-        "data.subwords={type: bpe, size: 30, joint: true}",
-        "model.weight_tying=src_trg_softmax",
-    ),
+    "src_trg_softmax": (JOINT, "model.weight_tying=src_trg_softmax"),
     "no input feeding": ("model.decoder={input_feeding: false, size: 8}",),
 }
 
@@ -54,16 +52,11 @@ def test_a_run_learns_the_same(
     name: str,
 ) -> None:
     use_rows(2)
-    rows = []
+    rows, short = [], ("training.max_updates=4", "training.gradient_clipping.threshold=0.5")
     for few in (0, 10**9):
         monkeypatch.setattr(layers, "_FEW", few)
         layouts.clear()
-        run = make_run(
-            *VARIANTS[name],
-            "training.max_updates=4",
-            "training.gradient_clipping.threshold=0.5",
-            name=str(few),
-        ).trained()
+        run = make_run(*VARIANTS[name], *short, name=str(few)).trained()
         # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
         dense = few > 0 or name in ("several batches", "micro-batches", "src_trg_softmax")
         assert (torch.sparse_coo not in layouts) == dense
