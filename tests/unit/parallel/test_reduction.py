@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from econmt.parallel.reduction import BucketedReduction
-
-
-class Done:
-    def wait(self) -> None:
-        return
 
 
 class Twin:
@@ -29,12 +25,12 @@ class Twin:
     def watched(self) -> Iterator[None]:
         yield
 
-    def all_reduce(self, tensor: Tensor) -> Done:
+    def all_reduce(self, tensor: Tensor) -> SimpleNamespace:
         self.calls.append(("all_reduce", tuple(tensor.shape)))
         tensor *= 2
-        return Done()
+        return SimpleNamespace(wait=lambda: None)
 
-    def broadcast(self, tensor: Tensor, rank: int) -> Done:
+    def broadcast(self, tensor: Tensor, rank: int) -> SimpleNamespace:
         raise AssertionError("nothing is broadcast")
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
