@@ -15,6 +15,7 @@ from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from tests.unit.engine.toy import assert_same_bits, gradients, parameters, tiny_recipe
+from tests.unit.training.tiny import watch_losses
 
 VOCABULARY = 80
 CLIPPED = "training.gradient_clipping={type: norm, threshold: 0.01}"
@@ -153,16 +154,8 @@ def test_a_prepared_step_has_its_gradients_and_state(start: str, kept: set[str])
 
 def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
-    used = []
-    loss = TranslationTask.loss
-
-    def noted(
-        task: TranslationTask, model: object, batch: object, how: Implementations, *rest: float
-    ) -> Tensor:
-        used.append(how)
-        return loss(task, model, batch, how, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TranslationTask, "loss", noted)
+    used: list[Implementations] = []
+    watch_losses(monkeypatch, lambda _, how: used.append(how))
     step = make_step(task)
     batches = some_batches(task)[:2]
     some = [Implementations()._replace(output=name) for name in ("reference", "recompute")]
@@ -175,14 +168,12 @@ def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyP
 def test_an_error_says_which_batch_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     step = make_step(make_task())
     batches = some_batches(make_task())
-    loss = TranslationTask.loss
 
-    def full(task: TranslationTask, model: object, batch: Batch, *rest: object) -> Tensor:
+    def full(batch: Batch, _: Implementations) -> None:
         if batch is batches[1]:
             raise MemoryError
-        return loss(task, model, batch, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TranslationTask, "loss", full)
+    watch_losses(monkeypatch, full)
     with pytest.raises(MemoryError):
         step.run(batches, step.tokens(batches))
     assert step.number == 1
