@@ -310,11 +310,9 @@ def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Run(text, tmp_path / "a run", ("training.max_updates=2",))
     command = (
-        "train",
-        "a run.yaml",
+        "train 'a run.yaml' training.max_updates=2",
         f"data.test={text}/test",
         f"output={tmp_path}/a run",
-        "training.max_updates=2",
     )
     ended = call(*command)
     steps = [line.strip() for line in ended.err.partition("with this model:\n")[2].splitlines()]

@@ -193,6 +193,8 @@ def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, 
     refused(call("evaluate", "-r", name, "-i", name), "a\\x1b[2J\\nb")
     assert str(EconmtError("one\ntwo", "three\u202e")) == "one\\ntwo\nthree\\u202e"
     assert json_text({"a": "ä\x9b\ud800\x1b"}) == '{"a": "ä\\u009b\\ud800\\u001b"}'
+    ended = call("export", word_model, tmp_path / "new\x1b[2J")
+    assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")
     copy = tmp_path / "evil\x1b"
     shutil.copytree(word_model, copy)
     ended = call("info", copy)
@@ -236,8 +238,3 @@ def test_in_a_pipe_it_is_said_what_takes_long(monkeypatch: pytest.MonkeyPatch) -
         assert said.wait(60)
     assert set(told) <= {"working", "fitting"}
     assert threading.active_count() <= others
-
-
-def test_printed_names_have_no_control_characters(call: Call, word_model: Path, tmp_path: Path) -> None:
-    ended = call("export", word_model, tmp_path / "new\x1b[2J")
-    assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,53 +74,38 @@ def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path
     assert "can be resumed" in " ".join(call("info", copy).out.split())
 
 
-def cut(path: Path, end: bytes) -> None:
-    path.write_bytes(path.read_bytes().partition(end)[0])
-
-
-BROKEN: list[tuple[Callable[[Path], object], str, str]] = [
-    (lambda path: shutil.rmtree(path), "", "no such folder"),
-    (lambda path: (path / "recipe.yaml").unlink(), "", "not a model folder"),
-    (lambda path: (path / "vocab.source.txt").unlink(), "", "no vocabulary"),
-    (
-        lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
-        "",
-        "another vocabulary",
-    ),
-    (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "", "pickle"),
-    (lambda path: (path / "recipe.yaml").write_bytes(b"name: \xff\n"), "recipe.yaml", "not valid UTF-8"),
-    (lambda path: cut(path / "recipe.yaml", b"oise"), "recipe.yaml", ""),
-    (lambda path: (path / "results.json").write_text("[]"), "results.json", "not a JSON object"),
-    (
-        lambda path: (path / "results.json").write_text('{"update": "8"}'),
-        "results.json",
-        "update: expected a whole",
-    ),
-    (lambda path: (path / "results.json").write_bytes(b"\xff"), "results.json", "not valid UTF-8"),
-    (lambda path: (path / "results.json").write_text("[" * 100000), "results.json", "not valid JSON"),
-    (
-        lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"),
-        "metrics.tsv",
-        "not a table of metrics",
-    ),
-    (
-        lambda path: (path / "metrics.tsv").write_text("update\tbleu\ninf\t1\n"),
-        "metrics.tsv",
-        "not a table of metrics",
-    ),
+BROKEN = [
+    ("", None, "no such folder"),
+    ("recipe.yaml", None, "not a model folder"),
+    ("vocab.source.txt", None, "no vocabulary"),
+    ("vocab.target.txt", b"<pad>\n<unk>\n<s>\n</s>\nA\n", "another vocabulary"),
+    ("params.best.safetensors", b"\x80\x04junk", "pickle"),
+    ("recipe.yaml", b"name: \xff\n", "recipe.yaml:1: not valid UTF-8"),
+    ("recipe.yaml", b"name: a\nn", "recipe.yaml"),
+    ("results.json", b"[]", "results.json: broken, not a JSON object"),
+    ("results.json", b'{"update": "8"}', "results.json: update: expected a whole"),
+    ("results.json", b"\xff", "results.json: broken, not valid UTF-8"),
+    ("results.json", b"[" * 100000, "results.json: broken, not valid JSON"),
+    ("metrics.tsv", b"update\tbleu\n3\tmany\n", "metrics.tsv: not a table of metrics"),
+    ("metrics.tsv", b"update\tbleu\ninf\t1\n", "metrics.tsv: not a table of metrics"),
 ]
-"""What is done to a model folder, the file that is named, and words of the line."""
+"""A file of a model folder, what it holds instead (None: it is gone), and words of the line that says so."""
 
 
-@pytest.mark.parametrize(("damage", "name", "words"), BROKEN)
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
 def test_a_foreign_or_broken_folder_is_one_clear_line(
-    call: Call, word_model: Path, tmp_path: Path, damage: Callable[[Path], object], name: str, words: str
+    call: Call, word_model: Path, tmp_path: Path, name: str, content: bytes | None, words: str
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(word_model, copy)
-    damage(copy)
+    if content is not None:
+        (copy / name).write_bytes(content)
+    elif name:
+        (copy / name).unlink()
+    else:
+        shutil.rmtree(copy)
     ended = call("info", copy)
-    refused(ended, str(copy / name), words)
+    refused(ended, str(copy), words)
     assert ended.out == ""
 
 

@@ -19,7 +19,7 @@ from econmt.model import TranslationModel
 from econmt_serve.models import Served
 from econmt_serve.settings import Settings
 from tests.unit.cli.conftest import Call
-from tests.unit.training.tiny import Run, snapshot
+from tests.unit.training.tiny import Run, assert_parts_are_the_whole
 
 TASK = (
     "data.source_factors=[case]",
@@ -178,17 +178,13 @@ def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: P
 def test_a_run_goes_on_after_a_stop(factored_text: Path, tmp_path: Path, combine: tuple[str, ...]) -> None:
     text = Path(shutil.copytree(factored_text, tmp_path / "text"))
 
-    def run(name: str, updates: int) -> Run:
-        more = ("model.dropout=0.2", f"training.max_updates={updates}", "training.checkpoint_interval=2")
-        return Run(text, tmp_path / name, (*TASK, *combine, *more))
+    def make_run(*more: str, name: str) -> Run:
+        return Run(text, tmp_path / name, (*TASK, *combine, "model.dropout=0.2", *more))
 
-    run("whole", 4).train()
-    run("parts", 2).train()
-    run("parts", 4).train()
-    assert snapshot(run("whole", 4).folder) == snapshot(run("parts", 4).folder)
+    assert_parts_are_the_whole(make_run, ends=(2, 4))
     (text / "train.case").write_text((text / "train.case").read_text().replace("u", "x", 1))
     with pytest.raises(InputError, match=r"vocab\.factor1\.txt: the run began with another vocabulary"):
-        run("parts", 6).train()
+        make_run("training.max_updates=6", name="parts").train()
 
 
 def test_tuning_with_other_factors_takes_over_the_rows_of_those_that_stay(

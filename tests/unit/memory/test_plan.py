@@ -223,11 +223,6 @@ def allot(budget: int, **options: int) -> dict[int, BatchBudget]:
     return {entry.target: entry for entry in planner.allot()}
 
 
-def test_with_enough_memory_nothing_changes() -> None:
-    found = allot(10_000_000).values()
-    assert {(entry.implementations, entry.parts) for entry in found} == {(AUTO, 1)}
-
-
 def test_where_gradients_persist_all_batches_add_to_them() -> None:
     """Gradients that persist for one divided shape are there in the steps of all others."""
     peak = peaks_of(LINEAR, gradients=800_000)
@@ -316,8 +311,7 @@ def test_settings_are_tried_by_bisection() -> None:
 
 
 def batch(rows: int, source: int, target: int) -> Batch:
-    lengths = np.full(rows, 1)
-    ids = np.full((rows, 1), 5)
+    lengths, ids = np.full(rows, 1), np.full((rows, 1), 5)
     return pad_batch(np.arange(rows), ids, lengths, ids, lengths, (source, target))
 
 

@@ -13,7 +13,7 @@ from econmt.data.batching.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
 from econmt_ops.dispatch.rule import rules_only
-from tests.unit.training.tiny import MakeRun, Run, metrics, snapshot, write_text
+from tests.unit.training.tiny import MakeRun, Run, assert_parts_are_the_whole, metrics, write_text
 
 pytestmark = pytest.mark.cuda
 GPU = ("training.device=cuda", "model.dropout=0.0")
@@ -50,11 +50,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs:
         "training.loss_scale_window=2",
         *named("recompute"),
     )
-    make_run(*how, name="whole").train()
-    make_run(*how, "training.max_updates=4", name="parts").train()
-    make_run(*how, name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    assert found == expected
+    assert_parts_are_the_whole(make_run, *how, ends=(4, 8))
 
 
 def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> None:

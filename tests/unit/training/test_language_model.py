@@ -30,7 +30,7 @@ from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.tiny import metrics, snapshot
+from tests.unit.training.tiny import assert_parts_are_the_whole, metrics, snapshot
 from tests.unit.training.tiny_text import TextRun, write_lines
 
 MakeRun = Callable[..., TextRun]
@@ -68,12 +68,8 @@ def make_run(text: Path, tmp_path: Path) -> MakeRun:
 )
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrides: tuple[str, ...]) -> None:
     # Learning rates so high that validation does not always improve.
-    rest = ("training.max_updates=24", "training.optimizer.learning_rate=30.0", *overrides)
-    whole = make_run(*rest, name="whole").trained()
-    for updates in (4, 16, 24):
-        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    assert found == expected
+    rest = ("training.optimizer.learning_rate=30.0", *overrides)
+    whole = assert_parts_are_the_whole(make_run, *rest, ends=(4, 16, 24))
     if "non-monotone" in "".join(overrides):
         state = whole.trainer().state
         assert state.average_from is not None

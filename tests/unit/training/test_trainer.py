@@ -56,19 +56,6 @@ def test_an_error_in_a_rehearsal_leaves_random_states_as_they_were(make_run: Mak
     assert float(torch.rand(())) == expected
 
 
-def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun) -> None:
-    # 30 pairs, batches of 4: 8 an epoch; 4 updates of 3 batches are an epoch and a half.
-    run = make_run("training.update_interval=3", "training.max_updates=4")
-    result = run.train()
-    assert result.update == 4
-    rows = metrics(run.folder)
-    assert [row["epoch"] for row in rows] == [0, 1]
-    lengths = run.prepared().train.target_lengths + 1
-    assert int(lengths.sum()) < rows[-1]["target_tokens"] < 2 * int(lengths.sum())
-    # The first row is about all updates so far, which take some of the seconds of the run.
-    assert 0.0 < rows[0]["target_tokens"] / rows[0]["target_tokens_per_second"] < rows[0]["seconds"]
-
-
 def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(make_run: MakeRun) -> None:
     run = make_run(
         "training.max_updates=60",

@@ -101,10 +101,7 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "buckets": ("training.bucket_width=null training.max_buckets=2", Plain()),
     "untrimmed": ("training.trim_batches=never", Plain()),
     "interval": ("training.update_interval=3", Plain(batches=3)),
-    "interval and norm": (
-        f"training.update_interval=2 {NORM}",
-        Plain(batches=2, clip=clip_norm),
-    ),
+    "interval and norm": (f"training.update_interval=2 {NORM}", Plain(batches=2, clip=clip_norm)),
     "norm": (NORM, Plain(clip=clip_norm)),
     "value": (VALUE, Plain(clip=clip_value)),
     "smoothing": ("training.label_smoothing=0.2", Plain(smoothing=0.2)),
@@ -164,10 +161,7 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
 LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
     "plain": ("", Plain()),
     "windows": ("training.bptt=7 training.batch={size: 4}", Plain()),
-    "interval and norm": (
-        f"training.update_interval=2 {NORM}",
-        Plain(batches=2, clip=clip_norm),
-    ),
+    "interval and norm": (f"training.update_interval=2 {NORM}", Plain(batches=2, clip=clip_norm)),
     "penalties": (
         "training.activation_regularization=2.0 training.temporal_activation_regularization=3.0",
         Plain(activation=2.0, temporal=3.0),
@@ -239,7 +233,7 @@ def loss_of_text(model: Any, batch: TextBatch, plain: Plain, states: list[Any]) 
     return total + positions * plain.temporal * (hidden[:, 1:] - hidden[:, :-1]).square().mean()
 
 
-def run_by_hand(run: Run | TextRun, plain: Plain) -> tuple[list[dict[str, Tensor]], list[dict[str, float]]]:
+def run_by_hand(run: Run, plain: Plain) -> tuple[list[dict[str, Tensor]], list[dict[str, float]]]:
     """Returns the parameters that are saved before the first and after each update, and the metrics of each."""
     trainer = run.trainer()
     batches: Any = trainer.task.batches(run.prepared())
@@ -276,7 +270,7 @@ def run_by_hand(run: Run | TextRun, plain: Plain) -> tuple[list[dict[str, Tensor
     return saved, rows
 
 
-def check(run: Run | TextRun, plain: Plain) -> None:
+def check(run: Run, plain: Plain) -> None:
     expected, rows = run_by_hand(run, plain)
     run.train()
     start = expected[0]
