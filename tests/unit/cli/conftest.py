@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,12 @@ def word_model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = Run(text, tmp_path_factory.mktemp("words") / "run", ("training.keep_last_params=3",))
     run_recipe(run.recipe, [text], console=run.console)
     return run.folder.path
+
+
+@pytest.fixture
+def copy(word_model: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, which a test may break."""
+    return Path(shutil.copytree(word_model, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="session")

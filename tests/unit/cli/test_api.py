@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,18 +50,15 @@ def test_translations_are_those_of_the_command_line(
     ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
     for source, translation, line in zip(LINES, found, ended.lines, strict=True):
         expected = json.loads(line)
-        hypotheses = [{"translation": each.text, "score": each.score} for each in translation.hypotheses]
         assert (translation.text, translation.score) == (expected["translation"], expected["score"])
-        assert hypotheses == [
-            {key: each[key] for key in ("translation", "score")} for each in expected["nbest"]
-        ]
+        hypotheses = [(each["translation"], each["score"]) for each in expected["nbest"]]
+        assert [(each.text, each.score) for each in translation.hypotheses] == hypotheses
         if not source:
             assert (translation.attention, expected["attention"]) == (None, [])
             continue
         assert translation.attention.shape == (len(translation.tokens) + 1, len(source.split()) + 1)
-        assert translation.attention.sum(dim=1).tolist() == pytest.approx(
-            [1.0] * (len(translation.tokens) + 1), abs=1e-5
-        )
+        sums = translation.attention.sum(dim=1).tolist()
+        assert sums == pytest.approx([1.0] * (len(translation.tokens) + 1), abs=1e-5)
         for row, theirs in zip(expected["attention"], translation.attention.tolist(), strict=True):
             assert row == pytest.approx(theirs, abs=1e-4)
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
@@ -129,18 +125,17 @@ def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
     ("given", "expected"), [(6, [6, 6]), ([6], [6, 6]), ([8, 6], [8, 6]), (["last", 6], ["last", 6])]
 )
 def test_each_model_of_an_ensemble_has_its_checkpoint(
-    word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, expected: list[object]
+    word_model: Path, copy: Path, monkeypatch: pytest.MonkeyPatch, given: Any, expected: list[object]
 ) -> None:
-    other, loaded = shutil.copytree(word_model, tmp_path / "other"), list[tuple[Path, object]]()
-    real = translation_module.load_model
+    real, loaded = translation_module.load_model, list[tuple[Path, object]]()
 
     def load_model(folder: Path, which: Any, device: torch.device) -> Any:
         loaded.append((folder, which))
         return real(folder, which, device)
 
     monkeypatch.setattr(translation_module, "load_model", load_model)
-    econmt.load([word_model, other], given, precision="float32", device="cpu")
-    assert loaded == [(word_model, expected[0]), (other, expected[1])]
+    econmt.load([word_model, copy], given, precision="float32", device="cpu")
+    assert loaded == [(word_model, expected[0]), (copy, expected[1])]
 
 
 def test_the_widest_model_of_an_ensemble_decides_on_threads(
@@ -282,32 +277,22 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
     assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.5}, "temperature has no effect without sample"),
-        ({"top_p": 0.9}, "top_p has no effect without sample"),
-        ({"top_k": 3}, "top_k has no effect without sample=True"),
-        ({"sample": 0, "top_k": 3}, "top_k has no effect without sample=True"),
-        ({"sample": 5, "top_k": 3}, "top_k has no effect without sample=True"),
-        ({"sample": True, "beam_prune": 0.5}, "beam_prune has no effect without beam search"),
-        (
-            {"sample": True, "brevity_penalty_weight": 0.5},
-            "brevity_penalty_weight has no effect without beam search",
-        ),
-        ({"sample": True, "beam_search_stop": "first"}, "beam_search_stop has no effect without beam search"),
-        (
-            {"brevity_penalty_constant_length_ratio": 2.0},
-            "brevity_penalty_constant_length_ratio has no effect without brevity_penalty_weight above 0",
-        ),
-        ({"restrict_lexicon_topk": 3}, "restrict_lexicon_topk has no effect without restrict_lexicon"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(
-    model: econmt.TrainedModel, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        model.translate(["a"], **options)
+def test_options_that_would_change_nothing_are_refused(model: econmt.TrainedModel) -> None:
+    drawn, length_ratio = {"sample": True}, {"brevity_penalty_constant_length_ratio": 2.0}
+    for options, name, needed in (
+        ({"temperature": 0.5}, "temperature", "sample"),
+        ({"top_p": 0.9}, "top_p", "sample"),
+        ({"top_k": 3}, "top_k", "sample=True"),
+        ({"sample": 0, "top_k": 3}, "top_k", "sample=True"),
+        ({"sample": 5, "top_k": 3}, "top_k", "sample=True"),
+        ({**drawn, "beam_prune": 0.5}, "beam_prune", "beam search"),
+        ({**drawn, "brevity_penalty_weight": 0.5}, "brevity_penalty_weight", "beam search"),
+        ({**drawn, "beam_search_stop": "first"}, "beam_search_stop", "beam search"),
+        (length_ratio, "brevity_penalty_constant_length_ratio", "brevity_penalty_weight above 0"),
+        ({"restrict_lexicon_topk": 3}, "restrict_lexicon_topk", "restrict_lexicon"),
+    ):
+        with pytest.raises(InputError, match=f"{name} has no effect without {needed}"):
+            model.translate(["a"], **options)
 
 
 def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,9 @@ def test_the_mean_of_the_last_checkpoints(call: Call, word_model: Path, tmp_path
         np.testing.assert_array_equal(values, expected)
 
 
-def test_the_best_are_those_of_early_stopping(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_the_best_are_those_of_early_stopping(
+    call: Call, word_model: Path, copy: Path, tmp_path: Path
+) -> None:
     rows = json.loads(call("info", word_model, "--json").out)["checkpoints"]
     held = [row for row in rows if row["file"]]
     best = sorted(held, key=lambda row: row["metrics"]["valid_perplexity"])[:2]
@@ -36,8 +37,6 @@ def test_the_best_are_those_of_early_stopping(call: Call, word_model: Path, tmp_
     assert sorted(row["update"] for row in best) == [int(update) for update in averaged.split()]
 
     # The same folder judged by BLEU, which here falls where perplexity says the opposite.
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
     recipe = (copy / "recipe.yaml").read_text()
     assert "metric: perplexity" in recipe
     (copy / "recipe.yaml").write_text(recipe.replace("metric: perplexity", "metric: bleu"))
@@ -63,10 +62,11 @@ def test_the_result_translates_and_says_what_it_is(call: Call, word_model: Path,
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
-def test_what_cannot_be_averaged_is_one_clear_line(call: Call, word_model: Path, tmp_path: Path) -> None:
-    lean, new, copy = (tmp_path / name for name in ("lean", "new", "copy"))
+def test_what_cannot_be_averaged_is_one_clear_line(
+    call: Call, word_model: Path, copy: Path, tmp_path: Path
+) -> None:
+    lean, new = (tmp_path / name for name in ("lean", "new"))
     call("export", word_model, lean)
-    shutil.copytree(word_model, copy)
     with (copy / "vocab.source.txt").open("a") as words:
         words.write("extra\n")
     for model, made, message in (

@@ -93,12 +93,6 @@ def test_names_in_utf_8_are_not_blamed_for_the_locale(call: Call, monkeypatch: p
     refused(call("translate", "-m", name), problem)
 
 
-def damaged(model: Path, folder: Path) -> Path:
-    copy = folder / "model"
-    shutil.copytree(model, copy)
-    return copy
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -110,8 +104,7 @@ def damaged(model: Path, folder: Path) -> Path:
         ("format", "\x1b[2J", "\\x1b[2J"),
     ],
 )
-def test_bad_metadata(call: Call, word_model: Path, tmp_path: Path, key: str, value: str, words: str) -> None:
-    copy = damaged(word_model, tmp_path)
+def test_bad_metadata(call: Call, copy: Path, key: str, value: str, words: str) -> None:
     path = copy / "params.best.safetensors"
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -195,8 +188,7 @@ def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, 
     assert json_text({"a": "ä\x9b\ud800\x1b"}) == '{"a": "ä\\u009b\\ud800\\u001b"}'
     ended = call("export", word_model, tmp_path / "new\x1b[2J")
     assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")
-    copy = tmp_path / "evil\x1b"
-    shutil.copytree(word_model, copy)
+    copy = shutil.copytree(word_model, tmp_path / "evil\x1b")
     ended = call("info", copy)
     assert ended.code == 0
     assert "\x1b" not in ended.out
@@ -209,15 +201,13 @@ def test_the_name_of_an_output_is_no_yaml(name: str) -> None:
     assert RecipeChoice("quickstart").load({"output": name}).output == name
 
 
-def test_a_pipe_of_others_in_a_folder_is_let_be(call: Call, word_model: Path, tmp_path: Path) -> None:
-    copy = damaged(word_model, tmp_path)
+def test_a_pipe_of_others_in_a_folder_is_let_be(call: Call, copy: Path) -> None:
     os.mkfifo(copy / "mine")
     assert call("info", copy).code == 0
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "training_state/00008/SHA256SUMS", ".lock"])
-def test_no_file_of_a_model_is_overwritten(call: Call, word_model: Path, tmp_path: Path, name: str) -> None:
-    copy = damaged(word_model, tmp_path)
+def test_no_file_of_a_model_is_overwritten(call: Call, copy: Path, name: str) -> None:
     before = (copy / name).read_bytes() if (copy / name).exists() else None
     refused(call("translate", "-m", copy, "-o", copy / name, text="a\n"), "belongs to the model")
     assert before is None or (copy / name).read_bytes() == before

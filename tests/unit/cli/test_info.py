@@ -66,9 +66,7 @@ def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Pa
     assert f"export of checkpoint {found['best']}" in call("info", lean).out
 
 
-def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
+def test_an_unfinished_run_can_be_resumed(call: Call, copy: Path) -> None:
     (copy / "results.json").unlink(missing_ok=True)
     assert "training has not ended at update 8" in call("info", copy).out
     assert "can be resumed" in " ".join(call("info", copy).out.split())
@@ -94,10 +92,8 @@ BROKEN = [
 
 @pytest.mark.parametrize(("name", "content", "words"), BROKEN)
 def test_a_foreign_or_broken_folder_is_one_clear_line(
-    call: Call, word_model: Path, tmp_path: Path, name: str, content: bytes | None, words: str
+    call: Call, copy: Path, name: str, content: bytes | None, words: str
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
     if content is not None:
         (copy / name).write_bytes(content)
     elif name:

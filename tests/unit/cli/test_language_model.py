@@ -126,16 +126,13 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
             "training={max_updates: 3, averaging: {start: at-once}, schedule: {name: plateau-reduce}}",
             "plateau-reduce cannot be combined with training.averaging.start",
         ),
-        ("quickstart", "training.bptt has no effect with task: translation"),
     ],
 )
 def test_what_does_not_fit_the_task_is_refused(trained: TextRun, override: str, wanted: str) -> None:
-    recipe, change = (
-        ("quickstart", "training.bptt=20") if override == "quickstart" else (trained.path, override)
-    )
-    with pytest.raises(InputError) as refusal:
-        load_recipe(recipe, [change])
-    assert wanted in str(refusal.value)
+    with pytest.raises(InputError, match=re.escape(wanted)):
+        load_recipe(trained.path, [override])
+    with pytest.raises(InputError, match=r"training\.bptt has no effect with task: translation"):
+        load_recipe("quickstart", ["training.bptt=20"])
 
 
 def test_from_python(call: Call, trained: TextRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,23 +19,21 @@ from econmt.decoding.translator import Translator
 from econmt.options.search_options import WordLists
 
 
-def test_a_saved_model_is_described_without_loading_it(word_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(word_model, folder)
-    saved, model = SavedModel(folder), econmt.load(folder)
+def test_a_saved_model_is_described_without_loading_it(copy: Path) -> None:
+    saved, model = SavedModel(copy), econmt.load(copy)
     assert saved.languages == model.languages == ("src", "trg")
     assert saved.recipe.name == model.recipe.name
-    assert saved.size == (folder / "params.best.safetensors").stat().st_size
+    assert saved.size == (copy / "params.best.safetensors").stat().st_size
     assert saved.metrics["update"] > 0
     assert saved.metrics["bleu"] >= 0.0
     before = saved.version
-    assert before == SavedModel(folder).version
-    shutil.copyfile(folder / "params.best.safetensors", folder / "other")
-    (folder / "other").replace(folder / "params.best.safetensors")
+    assert before == SavedModel(copy).version
+    shutil.copyfile(copy / "params.best.safetensors", copy / "other")
+    (copy / "other").replace(copy / "params.best.safetensors")
     assert saved.version != before
-    (folder / "metrics.tsv").unlink()
+    (copy / "metrics.tsv").unlink()
     assert set(saved.metrics) == {"update"}
-    (folder / "params.best.safetensors").unlink()
+    (copy / "params.best.safetensors").unlink()
     assert saved.version is None
     with pytest.raises(InputError, match=r"params\.best|no checkpoint"):
         _ = saved.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,7 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
 
 
-def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
+def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, copy: Path) -> None:
     text = (copy / "recipe.yaml").read_text()
     assert "block_ngram_repeat: 0" in text
     (copy / "recipe.yaml").write_text(text.replace("block_ngram_repeat: 0", "block_ngram_repeat: 1"))

@@ -174,8 +174,7 @@ def test_8_bits_with_shortlists(variant: str, subword_model: Path, call: Call, t
 
 @pytest.mark.parametrize("size", [32_768, 32_769])
 def test_lexicons_hold_every_id(word_model: Path, tmp_path: Path, size: int) -> None:
-    like = tmp_path / "like"
-    shutil.copytree(word_model, like)
+    like = shutil.copytree(word_model, tmp_path / "like")
     with (like / "vocab.target.txt").open("a", encoding="utf-8") as file:
         file.writelines(f"W{number}\n" for number in range(load_vocabularies(like).target.size, size))
     folder = random_model(like, tmp_path / "model", "additive")
@@ -299,16 +298,15 @@ def test_every_array_is_compared_with_the_rest(word_model: Path, tmp_path: Path,
 
 
 def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
-    flipped = tmp_path / "flipped"
-    shutil.copytree(whole, flipped)
+    flipped = shutil.copytree(whole, tmp_path / "flipped")
     path = flipped / "arrays.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 4
     path.write_bytes(content)
     with pytest.raises(RuntimeInputError, match="its checksum does not match"):
         econmt_runtime.load(flipped)
-    other, text = tmp_path / "other", (whole / "model.json").read_text()
-    shutil.copytree(whole, other)
+    other = shutil.copytree(whole, tmp_path / "other")
+    text = (whole / "model.json").read_text()
     (other / "model.json").write_text(text.replace('"max_length": ', '"max_length": 1'))
     with pytest.raises(RuntimeInputError, match=r"model.json: changed since it was exported"):
         econmt_runtime.load(other)
@@ -321,27 +319,20 @@ def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
         econmt_runtime.load(short)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--beam-size 0", "beam size 0: use a value from 1 to 64"),
-        ("--shortlist -5", "shortlist -5: use 0"),
-        ("--threads 0", "threads 0: use 1 or more"),
-        ("--threads -3", "threads -3: use 1 or more"),
-        ("--nbest-size 0", "n-best size 0: use a value from 1 to the beam size, 2"),
-        ("--nbest-size 6", "n-best size 6: use a value from 1 to the beam size, 2"),
-    ],
-)
 def test_options_out_of_range_are_refused(
-    whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    message: str,
+    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["runtime", *option.split()])
-    assert main(str(whole)) == 2
-    assert message in capsys.readouterr().err
+    for option, message in {
+        "--beam-size 0": "beam size 0: use a value from 1 to 64",
+        "--shortlist -5": "shortlist -5: use 0",
+        "--threads 0": "threads 0: use 1 or more",
+        "--threads -3": "threads -3: use 1 or more",
+        "--nbest-size 0": "n-best size 0: use a value from 1 to the beam size, 2",
+        "--nbest-size 6": "n-best size 6: use a value from 1 to the beam size, 2",
+    }.items():
+        monkeypatch.setattr(sys, "argv", ["runtime", *option.split()])
+        assert main(str(whole)) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_lists_of_the_best_are_those_of_econmt(
@@ -382,33 +373,28 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     assert said[3:] == [f"further lines of more than {usual} source tokens: 2"]
 
 
-@pytest.mark.parametrize(
-    ("words", "blanks", "warned"),
-    [
-        (40, 0, ""),
-        (41, 0, "41 source tokens"),
-        (60, 0, "60 source"),
-        (61, 0, "only"),
-        (3, 2995, ""),
-        (3, 2996, "only"),
-    ],
-)
-def test_lengths_from_which_lines_are_warned_of(whole: Path, words: int, blanks: int, warned: str) -> None:
+def test_lengths_from_which_lines_are_warned_of(whole: Path) -> None:
     said: list[str] = []
     translator = econmt_runtime.load(whole, warn=said.append)
     translator.config |= {"max_length": 40, "max_input_length": 60}
-    ids = translator._encode([" ".join(["a"] * words) + " " * blanks], 1)
-    assert len(ids[0]) == min(words, 60)
-    assert len(said) == (warned != "")
-    assert warned in "".join(said)
+    for words, blanks, warned in (
+        *((40, 0, ""), (41, 0, "41 source tokens"), (60, 0, "60 source"), (61, 0, "only")),
+        *((3, 2995, ""), (3, 2996, "only")),
+    ):
+        said.clear()
+        ids = translator._encode([" ".join(["a"] * words) + " " * blanks], 1)
+        assert len(ids[0]) == min(words, 60)
+        assert len(said) == (warned != "")
+        assert warned in "".join(said)
 
 
-@pytest.mark.parametrize("lines", ["a b c", ["a", 1], None])
-def test_what_is_no_list_of_lines_is_refused(whole: Path, lines: Any) -> None:
-    with pytest.raises(RuntimeInputError, match="expects a list of lines of text"):
-        econmt_runtime.load(whole).translate(lines)
+def test_what_is_no_list_of_lines_is_refused(whole: Path) -> None:
+    translator = econmt_runtime.load(whole)
+    for lines in ("a b c", ["a", 1], None):
+        with pytest.raises(RuntimeInputError, match="expects a list of lines of text"):
+            translator.translate(lines)
     with pytest.raises(RuntimeInputError, match="line 8: the character U\\+D83D is not allowed"):
-        econmt_runtime.load(whole).translate(["a", "b \ud83d"], 7)
+        translator.translate(["a", "b \ud83d"], 7)
 
 
 def test_errors_count_all_lines_of_the_input(

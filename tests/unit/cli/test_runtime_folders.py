@@ -111,6 +111,12 @@ def whole(model: Path) -> Path:
     return export_runtime(model, model.parent / "runtime")
 
 
+@pytest.fixture
+def made(whole: Path, tmp_path: Path) -> Path:
+    """A copy of that, which a test may break."""
+    return Path(shutil.copytree(whole, tmp_path / "runtime"))
+
+
 def run(
     folder: Path, *arguments: str, text: bytes = b"a b\n", **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
@@ -185,25 +191,24 @@ def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
     assert ours.decode([4, 5, 6, 7, 8]) == theirs.decode([4, 5, 6, 7, 8])
 
 
-def test_modules_are_compared_before_they_are_imported(whole: Path, tmp_path: Path) -> None:
-    draw, broken = random.Random(25), tmp_path / "broken"
-    shutil.copytree(whole, broken)
-    modules = sorted((broken / "econmt_runtime").glob("*.py"))
+def test_modules_are_compared_before_they_are_imported(made: Path) -> None:
+    draw = random.Random(25)
+    modules = sorted((made / "econmt_runtime").glob("*.py"))
     for module in modules:
         sound = module.read_bytes()
         damaged = bytearray(sound)
         damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
         module.write_bytes(damaged)
-        assert f"{module}: absent or changed since it was exported" in refusal(run(broken))
+        assert f"{module}: absent or changed since it was exported" in refusal(run(made))
         module.write_bytes(sound)
-    assert run(broken).returncode == 0
+    assert run(made).returncode == 0
 
 
 @pytest.mark.parametrize("place", ["", "econmt_runtime"])
-def test_modules_beside_the_runtime_are_not_imported(whole: Path, tmp_path: Path, place: str) -> None:
-    made, planted = tmp_path / "runtime", ("numpy", "argparse", "sentencepiece", "json", "zipfile", "ctypes")
-    shutil.copytree(whole, made)
-    for name in planted:
+def test_modules_beside_the_runtime_are_not_imported(
+    whole: Path, made: Path, tmp_path: Path, place: str
+) -> None:
+    for name in ("numpy", "argparse", "sentencepiece", "json", "zipfile", "ctypes"):
         (made / place / f"{name}.py").write_text("raise SystemExit('planted')\n")
     done = run(made, cwd=tmp_path)
     expected = econmt_runtime.load(whole).translate(["a b"])[0].text + "\n"
@@ -244,9 +249,7 @@ def damage(path: Path, fault: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("fault", ["pipe", "zero", "folder", "null", "absent", "cut", "garbage"])
-def test_broken_files_are_refused_in_a_line(whole: Path, tmp_path: Path, file: str, fault: str) -> None:
-    made = tmp_path / "runtime"
-    shutil.copytree(whole, made)
+def test_broken_files_are_refused_in_a_line(made: Path, file: str, fault: str) -> None:
     path = made / file if file != "LIBRARY" else next((made / "econmt_runtime").glob("_kernels*"))
     damage(path, fault)
     if fault == "pipe" or file == "model.json" or (fault == "absent" and file.endswith(".py")):
@@ -257,31 +260,14 @@ def test_broken_files_are_refused_in_a_line(whole: Path, tmp_path: Path, file: s
 
 def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:
     for file in ("model.json", "vocab.source.txt", "econmt_runtime/search.py"):
-        made = tmp_path / Path(file).name
-        shutil.copytree(whole, made)
+        made = shutil.copytree(whole, tmp_path / Path(file).name)
         os.truncate(made / file, 1 << 40)  # without blocks on the disk
         with pytest.raises(RuntimeInputError, match=r"1,099,511,627,776 bytes, more than"):
             econmt_runtime.load(made)
     os.truncate(made / file, (whole / file).stat().st_size)
 
 
-WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    2.5,
-    math.nan,
-    math.inf,
-    "",
-    "x",
-    "\ud800",
-    [],
-    [[]],
-    {},
-    {"x": {}},
-)
+WRONG: Any = (None, True, -1, 0, 10**30, 2.5, math.nan, math.inf, "", "x", "\ud800", [], [[]], {}, {"x": {}})
 
 
 def places(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
@@ -293,9 +279,7 @@ def places(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
         yield from places(each, *above, key)
 
 
-def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path) -> None:
-    made = tmp_path / "runtime"
-    shutil.copytree(whole, made)
+def test_every_value_of_the_configuration_is_checked(whole: Path, made: Path) -> None:
     sound = json.loads((whole / "model.json").read_text())
     tried = refused = 0
     for place in places(sound):
@@ -320,15 +304,15 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
                 econmt_runtime.load(made)
     assert tried > 300
     assert refused > 0.85 * tried
+    (made / "model.json").write_text("[" * 100_000)
+    with pytest.raises(RuntimeInputError, match="not a file written by econmt export --runtime"):
+        econmt_runtime.load(made)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"files": {"../model.json": "0"}},
-            "files: '../model.json' is not the name of a file in this folder",
-        ),
+        ({"files": {"../model.json": "0"}}, "files: '../model.json' is not the name of a file in this"),
         ({"files": {"a\0b": "0"}}, "files: 'a\\x00b' is not the name of a file in this folder"),
         ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is not the name"),
         ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is not listed in files"),
@@ -339,32 +323,20 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path
         ({"encoder": {"cell": "sru"}}, "encoder.cell: not one of gru, lstm, ssru"),
     ],
 )
-def test_messages_name_the_key(whole: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    made = tmp_path / "runtime"
-    shutil.copytree(whole, made)
+def test_messages_name_the_key(made: Path, changes: dict[str, Any], message: str) -> None:
     rewrite(made, changes)
     with pytest.raises(RuntimeInputError) as error:
         econmt_runtime.load(made)
     assert f"model.json: {message}" in str(error.value)
 
 
-def test_a_configuration_of_nothing_but_brackets_is_refused(whole: Path, tmp_path: Path) -> None:
-    made = tmp_path / "runtime"
-    shutil.copytree(whole, made)
-    (made / "model.json").write_text("[" * 100_000)
-    with pytest.raises(RuntimeInputError, match="not a file written by econmt export --runtime"):
-        econmt_runtime.load(made)
-
-
-@pytest.mark.parametrize(
-    ("closed", "message"), [("<&-", "standard input is closed"), (">&-", "standard output is closed")]
-)
-def test_closed_streams_are_told(whole: Path, closed: str, message: str) -> None:
-    command = ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_closed_streams_are_told(whole: Path) -> None:
+    for closed, message in (("<&-", "standard input is closed"), (">&-", "standard output is closed")):
+        command = ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:

@@ -101,18 +101,13 @@ def test_kinds_of_scores(call: Call, word_model: Path, tmp_path: Path) -> None:
     assert first("perplexity") == pytest.approx([math.exp(-total / 4), math.inf, 1.0], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "given", "words"),
-    [
-        ([], "a\tA\nb\tB\tC\n", ["standard input:2", "3 tab-separated columns"]),
-        (["--target-tokens"], "a\tA\nb\tA nothing\n", ["standard input:2", "'nothing' is not a token"]),
-        (["--target-tokens"], "a\t</s>\n", ["'</s>' is not a token"]),
-    ],
-)
-def test_what_cannot_be_scored_is_one_clear_line(
-    call: Call, word_model: Path, arguments: list[str], given: str, words: list[str]
-) -> None:
-    refused(call("score -m", word_model, *arguments, text=given), *words)
+def test_what_cannot_be_scored_is_one_clear_line(call: Call, word_model: Path) -> None:
+    for options, given, *words in (
+        ("", "a\tA\nb\tB\tC\n", "standard input:2", "3 tab-separated columns"),
+        ("--target-tokens", "a\tA\nb\tA nothing\n", "standard input:2", "'nothing' is not a token"),
+        ("--target-tokens", "a\t</s>\n", "'</s>' is not a token"),
+    ):
+        refused(call(f"score {options} -m", word_model, text=given), *words)
 
 
 def test_a_pair_past_the_longest_is_refused(call: Call, word_model: Path) -> None:

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -162,14 +161,12 @@ def test_a_pipe_of_a_shell_is_read(call: Call, word_model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "params.best.safetensors", "vocab.source.txt"])
-def test_a_pipe_in_a_model_folder_is_refused(call: Call, word_model: Path, tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(word_model, folder)
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    ended = call("translate", "-m", folder, text="a\n")
+def test_a_pipe_in_a_model_folder_is_refused(call: Call, copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    ended = call("translate", "-m", copy, text="a\n")
     assert (ended.code, ended.out) == (2, "")
-    assert f"{folder / name}: a named pipe, not a file" in ended.err
+    assert f"{copy / name}: a named pipe, not a file" in ended.err
 
 
 def test_a_terminal_is_told_how_many_lines_are_done(

@@ -48,25 +48,17 @@ def test_processor_time_includes_that_of_ended_programs(monkeypatch: pytest.Monk
     assert timing._processor_seconds() == 13.25
 
 
-@pytest.mark.parametrize(
-    ("command", "model", "problem"),
-    [
-        (
-            ["sh", "-c", "cat > /dev/null; echo a >&2; echo ' the reason ' >&2; exit 1"],
-            Path("model"),
-            "the reason$",
-        ),
-        (["sh", "-c", "exit 5"], TeacherChoice(command="cat"), "exit code 5$"),
-        (["no-such-program"], Path("model"), "the process that measures cannot be started: No"),
-    ],
-)
-def test_a_measuring_process_that_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], model: Path | TeacherChoice, problem: str
-) -> None:
-    monkeypatch.setattr(timing, "_COMMAND", command)
-    name = "model" if isinstance(model, Path) else "cat"
-    with pytest.raises(EconmtError, match=f"^{name}: cannot be timed: {problem}"):
-        timing.timed(model, ["a"])
+def test_a_measuring_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "cat > /dev/null; echo a >&2; echo ' the reason ' >&2; exit 1"
+    missing = "the process that measures cannot be started: No"
+    for command, model, problem in (
+        (["sh", "-c", says], Path("model"), "model: cannot be timed: the reason$"),
+        (["sh", "-c", "exit 5"], TeacherChoice(command="cat"), "cat: cannot be timed: exit code 5$"),
+        (["no-such-program"], Path("model"), f"model: cannot be timed: {missing}"),
+    ):
+        monkeypatch.setattr(timing, "_COMMAND", command)
+        with pytest.raises(EconmtError, match=f"^{problem}"):
+            timing.timed(model, ["a"])
 
 
 def test_the_measuring_process_gets_one_thread_and_its_task(

@@ -47,18 +47,6 @@ def test_steps_are_those_of_torch(kind: type[torch.optim.Optimizer], keys: dict[
         assert all(torch.equal(mine.state[one][name], value) for name, value in state.items())
 
 
-def test_the_rate_of_each_update_can_be_set() -> None:
-    rates, gradients = [0.1, 0.2, 0.0, 1.0], [0.5, -1.0, 0.25, 2.0]
-    parameter = nn.Parameter(torch.tensor([1.5]))
-    optimizer = make_optimizer({"weight": parameter}, Optimizer(name="sgd", learning_rate=7.0))
-    for rate, gradient in zip(rates, gradients, strict=True):
-        optimizer.set_learning_rate(rate)
-        parameter.grad = torch.tensor([gradient])
-        optimizer.step()
-    expected = 1.5 - sum(rate * gradient for rate, gradient in zip(rates, gradients, strict=True))
-    assert parameter.item() == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     "config",
     [

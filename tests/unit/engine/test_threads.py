@@ -80,22 +80,15 @@ def test_steps_are_timed_and_the_threads_put_back(monkeypatch: pytest.MonkeyPatc
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(
-    ("load", "count", "warning"),
-    [
-        (0.5, 2, None),
-        (0.5, 8, "8 threads on 2 cores wait for one another; --threads 2 is faster"),
-        (6.1, 1, None),
-        (
-            6.1,
-            2,
-            "6 processes already use the 2 cores of this machine, and 2 threads wait for one another; --threads 1 may be faster",
-        ),
-    ],
-)
-def test_too_many_threads_are_warned_of(
-    monkeypatch: pytest.MonkeyPatch, load: float, count: int, warning: str | None
-) -> None:
+def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "wait for one another; --threads"
+    busy = f"6 processes already use the 2 cores of this machine, and 2 threads {wait} 1 may be faster"
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
-    monkeypatch.setattr(threads, "_load", lambda: load)
-    assert crowded(count) == warning
+    for load, count, warning in (
+        (0.5, 2, None),
+        (0.5, 8, f"8 threads on 2 cores {wait} 2 is faster"),
+        (6.1, 1, None),
+        (6.1, 2, busy),
+    ):
+        monkeypatch.setattr(threads, "_load", lambda load=load: load)
+        assert crowded(count) == warning

@@ -70,11 +70,6 @@ def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException
     return attempts
 
 
-def plan_of(trainer: Trainer) -> MemoryPlan:
-    assert trainer.budget.plan is not None
-    return trainer.budget.plan
-
-
 Planned = Callable[..., Run]
 
 
@@ -127,14 +122,14 @@ def test_a_saved_plan_is_taken_over(planned: Planned, monkeypatch: pytest.Monkey
     monkeypatch.delattr(Planner, "allot")
     run.train()
     assert "micro-batches" in run.said()
-    assert {entry.rows for entry in plan_of(run.trainer())} == {2}
+    assert {entry.rows for entry in run.trainer().budget.plan} == {2}
 
 
 def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, planned: Planned) -> None:
     make_run("training.max_updates=2").train()
     planned(2, "training.max_updates=4").train()
     planned(1, "training.memory_budget=2GiB", "training.max_updates=6").train()
-    assert {entry.rows for entry in plan_of(make_run("training.memory_budget=2GiB").trainer())} == {1}
+    assert {entry.rows for entry in make_run("training.memory_budget=2GiB").trainer().budget.plan} == {1}
     last = make_run("ops.output=recompute", "training.max_updates=8").trained()
     assert last.trainer().state.plan == {}
 
@@ -172,7 +167,7 @@ def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
     )
     assert found == expected
     assert len(found) > 2
-    assert {entry.rows for entry in plan_of(full.trainer())} == {2}
+    assert {entry.rows for entry in full.trainer().budget.plan} == {2}
     assert "micro-batches have at most 2 from now on" in full.folder.log.read_text()
 
 
@@ -207,7 +202,7 @@ def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, shapes = planned(3).trainer(), list[tuple[int, ...]]()
-    worst = plan_of(trainer).worst
+    worst = trainer.budget.plan.worst
 
     def note(batch: Batch, _: Implementations) -> None:
         shapes.append((*batch.source.shape, batch.target_output.shape[1]))
@@ -332,14 +327,14 @@ def test_auto_is_what_the_device_has(planned: Planned, monkeypatch: pytest.Monke
     run = planned(2, "training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
-    assert plan_of(trainer).budget == int(AUTO_SHARE * (10**9 + weights))
+    assert trainer.budget.plan.budget == int(AUTO_SHARE * (10**9 + weights))
     run.train()
     # A run that goes on keeps its plan, though other programs have come and gone.
     monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**8)
-    assert plan_of(run.trainer()).budget == plan_of(trainer).budget
+    assert run.trainer().budget.plan.budget == trainer.budget.plan.budget
     # Unless the machine is another one.
     monkeypatch.setattr("econmt.budget.run_budget.total_memory", lambda device: 10**9)
-    assert plan_of(run.trainer()).budget < plan_of(trainer).budget
+    assert run.trainer().budget.plan.budget < trainer.budget.plan.budget
 
 
 def test_a_search_that_does_not_fit_is_refused(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:

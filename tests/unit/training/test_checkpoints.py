@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,32 +102,19 @@ def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
         load_model(copy.folder.path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (
-            "output.bias",
-            torch.zeros(5),
-            r"parameter 'output.bias' has shape \(5,\), but the recipe's model needs \(12,\)",
-        ),
-        ("output.bias", None, "has no parameter 'output.bias'"),
-        (
-            "output.bias",
-            torch.zeros(12, dtype=torch.int32),
-            "parameter 'output.bias' has type int32, but the recipe's model needs float32; the file is damaged",
-        ),
-        ("strange", torch.zeros(1), "has a parameter unknown to the model, 'strange'"),
-    ],
-)
-def test_parameters_of_another_model_are_refused_by_name_and_shape(
-    copy: Run, name: str, value: torch.Tensor | None, message: str
-) -> None:
+def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) -> None:
     tensors, metadata = read_tensors(copy.folder.best)
-    changed = {**tensors, name: value}
-    found = {key: tensor for key, tensor in changed.items() if tensor is not None}
-    write_tensors(copy.folder.best, found, metadata)
-    with refused(f"^{copy.folder.best}: {message}"):
-        load_model(copy.folder.path)
+    bias, needed = "parameter 'output.bias' has", "but the recipe's model needs"
+    for name, value, message in (
+        ("output.bias", torch.zeros(5), rf"{bias} shape \(5,\), {needed} \(12,\)"),
+        ("output.bias", None, "has no parameter 'output.bias'"),
+        ("output.bias", torch.zeros(12).int(), f"{bias} type int32, {needed} float32; the file is damaged"),
+        ("strange", torch.zeros(1), "has a parameter unknown to the model, 'strange'"),
+    ):
+        found = {key: tensor for key, tensor in {**tensors, name: value}.items() if tensor is not None}
+        write_tensors(copy.folder.best, found, metadata)
+        with refused(f"^{copy.folder.best}: {message}"):
+            load_model(copy.folder.path)
 
 
 def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
@@ -200,7 +188,9 @@ class Crash(BaseException):
 
 
 @contextmanager
-def failing(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def failing(
+    number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch, operations: Any = OPERATIONS
+) -> Iterator[list[int]]:
     """Raises ``error`` instead of the file operation of that number, and of all after it."""
     count = [0]
 
@@ -214,7 +204,7 @@ def failing(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
         return operation
 
     with monkeypatch.context() as patch:
-        for owner, name in OPERATIONS:
+        for owner, name in operations:
             patch.setattr(owner, name, wrap(getattr(owner, name)))
         yield count
 
@@ -277,8 +267,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(copy: Run, number: i
 def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:
     """What was set aside the first time gives way."""
     state = copy.folder.state(Commit(8, True))
-    aside = state.with_name(f"{state.name}.damaged")
-    shutil.copytree(state, aside)
+    aside = shutil.copytree(state, state.with_name(f"{state.name}.damaged"))
     (state / "state.json").write_text("broken again")
     recovered = recover(copy.folder, 2, False)
     assert recovered.commit == Commit(6, True)
@@ -289,10 +278,8 @@ def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> 
 def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
     """A state is renamed before it is removed; one of that name may be there from the time before."""
     state = checkpoints.load_state(copy.folder, Commit(8, True))
-    old = copy.folder.state(Commit(2, True))
-    shutil.copytree(copy.folder.state(Commit(6, True)), old)
-    left = old.with_name(f"{old.name}.tmp")
-    shutil.copytree(old, left)
+    old = shutil.copytree(copy.folder.state(Commit(6, True)), copy.folder.state(Commit(2, True)))
+    left = shutil.copytree(old, old.with_name(f"{old.name}.tmp"))
     aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
     aside.mkdir()
     recovery.finish_commit(copy.folder, state, 8, False)

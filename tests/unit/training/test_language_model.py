@@ -150,13 +150,8 @@ def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: P
 @pytest.mark.parametrize(
     ("size", "bptt", "rows", "expected"),
     [
-        (3, 5, 1, 15),
-        (3, 5, 2, 7),
-        (3, 5, 15, 1),
-        (3, 5, 16, 1),
-        (40, 30, 1, 1024),
-        (40, 30, 3, 341),
-        (32, 32, 4, 256),
+        *((3, 5, 1, 15), (3, 5, 2, 7), (3, 5, 15, 1), (3, 5, 16, 1)),
+        *((40, 30, 1, 1024), (40, 30, 3, 341), (32, 32, 4, 256)),
     ],
 )
 def test_windows_of_validation_are_no_larger_than_a_batch(

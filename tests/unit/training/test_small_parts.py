@@ -195,10 +195,7 @@ def test_the_bar_shows_what_is_done() -> None:
     lengths = {}
     for update in (0, 1000, 2000, 4000):
         shown = FIGURES._replace(update=update, updates=4000).live(80).plain
-        heavy, light = (
-            shown.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}"),
-            shown.count("\N{BOX DRAWINGS LIGHT HORIZONTAL}"),
-        )
+        heavy, light = (shown.count(bar) for bar in "\u2501\u2500")  # horizontal lines of boxes
         lengths[update] = heavy / (heavy + light)
         assert f"{update:,}/4,000" in shown
     assert lengths == pytest.approx({0: 0.0, 1000: 0.25, 2000: 0.5, 4000: 1.0}, abs=0.1)
@@ -289,9 +286,8 @@ def test_pages_of_libraries_are_given_back_and_come_again() -> None:
 def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool) -> None:
     config = Averaging(start="non-monotone", non_monotone_interval=1)
     average = RunAverage(config, make_step(make_task()).optimizer, 2)
-    rows = [
-        {"update": at, "valid_perplexity": value} for at, value in ((2, 4.0), (4, 5.0), (6, 4.5), (7, 9.0))
-    ]
+    perplexities = {2: 4.0, 4: 5.0, 6: 4.5, 7: 9.0}
+    rows = [{"update": at, "valid_perplexity": value} for at, value in perplexities.items()]
     state = TrainingState(update=update)
     state.metrics = [row for row in rows if row["update"] <= update]
     assert bool(average.checkpoint(state)) == begins

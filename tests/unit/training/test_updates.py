@@ -100,16 +100,13 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "batch": ("training.batch={type: word, size: 20}", Plain()),
     "buckets": ("training.bucket_width=null training.max_buckets=2", Plain()),
     "untrimmed": ("training.trim_batches=never", Plain()),
-    "interval": ("training.update_interval=3", Plain(batches=3)),
-    "interval and norm": (f"training.update_interval=2 {NORM}", Plain(batches=2, clip=clip_norm)),
-    "norm": (NORM, Plain(clip=clip_norm)),
+    "interval and norm": (f"training.update_interval=3 {NORM}", Plain(batches=3, clip=clip_norm)),
     "value": (VALUE, Plain(clip=clip_value)),
     "smoothing": ("training.label_smoothing=0.2", Plain(smoothing=0.2)),
     "alignment": (
         "data.alignment=align training.guided_alignment_weight=0.5 training.update_interval=2",
         Plain(alignment=0.5, batches=2),
     ),
-    "weights": ("data.weights=weights", Plain()),
     "weights and alignment": (
         "data.weights=weights data.alignment=align training.guided_alignment_weight=2.0",
         Plain(alignment=2.0),

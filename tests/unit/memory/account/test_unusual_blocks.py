@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from econmt import memory
 from econmt_memory.account import exports
+from tests.unit.memory.account.models import Case
 
 
 class Exponential(nn.Module):
@@ -241,20 +242,19 @@ def test_a_trace_sums_the_counters_without_all_modules_at_each_change(
     assert [sum(event["args"].values()) for event in events if event["ph"] == "C"] == sums
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.optim.Adam([torch.ones(1)]),), "expected a torch Module or a list of them, but got Adam"),
-        ((nn.Linear(1, 1), nn.Linear(1, 1)), "expected a torch Optimizer or a list of them, but got Linear"),
-        (([*nn.Linear(1, 1).parameters()],), "expected a torch Module or a list of them, but got Parameter"),
-        (({"model": nn.Linear(1, 1)},), "expected a torch Module or a list of them, but got str"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(TypeError, match=message), memory.track(*arguments):  # type: ignore[arg-type]
-        pass
-    with pytest.raises(TypeError, match=message):
-        memory.predict(lambda: None, *arguments)  # type: ignore[arg-type]
+def test_wrong_arguments_are_named() -> None:
+    linear = nn.Linear(1, 1)
+    for kind, found, arguments in (
+        ("Module", "Adam", (torch.optim.Adam([torch.ones(1)]),)),
+        ("Optimizer", "Linear", (linear, linear)),
+        ("Module", "Parameter", ([*linear.parameters()],)),
+        ("Module", "str", ({"model": linear},)),
+    ):
+        message = f"expected a torch {kind} or a list of them, but got {found}"
+        with pytest.raises(TypeError, match=message), memory.track(*arguments):  # type: ignore[arg-type]
+            pass
+        with pytest.raises(TypeError, match=message):
+            memory.predict(lambda: None, *arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -298,17 +298,11 @@ def test_parameters_that_wrap_tensors() -> None:
     model, inputs = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 8)), torch.ones(32, 64)
     size = sum(parameter.nbytes for parameter in model.parameters())
     fully_shard(model)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(inputs).sum().backward()
-        optimizer.step()
-
-    step()
-    step()
-    with memory.track(model, optimizer) as account:
-        step()
+    case = Case(model, torch.optim.Adam(model.parameters()), lambda: model(inputs).sum())
+    case.step()
+    case.step()
+    with memory.track(model, case.optimizer) as account:
+        case.step()
     categories = account.by_category()
     assert categories["weights"] == size
     assert categories["optimizer state"] >= 2 * size
