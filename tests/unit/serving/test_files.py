@@ -168,9 +168,8 @@ def test_pages_keep_their_encoding() -> None:
     assert read_file(text, "text/plain", TextDivision()).written([same("b")]) == written
 
 
-@pytest.mark.parametrize(
-    ("content_type", "head", "codec", "name"),
-    [
+def test_an_answer_has_the_encoding_it_names() -> None:
+    for content_type, head, codec, name in (
         ("text/html", "<meta charset=CP1251>", "cp1251", "windows-1251"),
         ("text/html; charset=windows-1251", "<meta charset=utf-8>", "cp1251", "windows-1251"),
         ("text/html", '<meta http-equiv=a content="text/html; charset=koi8-r">', "koi8-r", "koi8-r"),
@@ -179,13 +178,11 @@ def test_pages_keep_their_encoding() -> None:
         ("text/plain", "\ufeff", "utf-16-le", "utf-16le"),
         ("text/plain; charset=koi8-r", "\ufeff", "utf-16-be", "utf-16be"),
         ("text/html; charset=koi8-r", "\ufeff<meta charset=cp1251>", "utf-8", "utf-8"),
-    ],
-)
-def test_an_answer_has_the_encoding_it_names(content_type: str, head: str, codec: str, name: str) -> None:
-    file = read_file(f"{head}\u0434\u0430".encode(codec), content_type, TextDivision())
-    assert [each.text for each in file.sentences] == ["\u0434\u0430"]
-    written = f"{head}\u0442\u044b".encode(codec), f"{content_type.partition(';')[0]}; charset={name}"
-    assert file.written([same("\u0442\u044b")]) == written
+    ):
+        file = read_file(f"{head}\u0434\u0430".encode(codec), content_type, TextDivision())
+        assert [each.text for each in file.sentences] == ["\u0434\u0430"]
+        written = f"{head}\u0442\u044b".encode(codec), f"{content_type.partition(';')[0]}; charset={name}"
+        assert file.written([same("\u0442\u044b")]) == written
 
 
 def test_a_text_is_answered_in_utf_8_if_its_encoding_lacks_a_character() -> None:

@@ -38,9 +38,8 @@ CPU = torch.device("cpu")
 NO_PATIENCE = EarlyStopping(max_num_checkpoint_not_improved=None)
 
 
-@pytest.mark.parametrize(
-    ("limits", "state", "epoch", "reason"),
-    [
+def test_end_reason() -> None:
+    for limits, state, epoch, reason in (
         ({"max_updates": 5}, {"update": 4}, 0, None),
         ({"max_updates": 5}, {"update": 5}, 0, "max_updates 5 reached"),
         ({"max_epochs": 2}, {"update": 99}, 1, None),
@@ -51,10 +50,8 @@ NO_PATIENCE = EarlyStopping(max_num_checkpoint_not_improved=None)
         ({}, {"num_not_improved": 8}, 0, "no better perplexity for 8 checkpoints"),
         ({"max_updates": 5, "max_seconds": 1}, {"update": 1, "seconds": 2.0}, 0, "max_seconds 1 reached"),
         ({"max_updates": 9, "early_stopping": NO_PATIENCE}, {"update": 8, "num_not_improved": 1000}, 0, None),
-    ],
-)
-def test_end_reason(limits: dict[str, Any], state: dict[str, Any], epoch: int, reason: str | None) -> None:
-    assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason
+    ):
+        assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason
 
 
 def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:

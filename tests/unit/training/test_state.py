@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -64,9 +63,8 @@ def test_text_that_is_no_state_is_refused_with_the_file() -> None:
             TrainingState.from_json(text, "state.json")
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
+def test_a_value_that_no_run_has_saved_is_named() -> None:
+    for path, value, words in (
         (("metrics", 0), {}, "metrics"),
         (("metrics",), {}, "metrics"),
         (("metrics", 1, "update"), "12", "metrics"),
@@ -86,18 +84,16 @@ def test_text_that_is_no_state_is_refused_with_the_file() -> None:
         (("plan",), {"budget": 1}, "plan"),
         (("precision",), "float8", "precision"),
         (("unheard",), 1, "unheard"),
-    ],
-)
-def test_a_value_that_no_run_has_saved_is_named(path: tuple[Any, ...], value: object, words: str) -> None:
-    values = json.loads(state().to_json())
-    inner = values
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    with pytest.raises(InputError, match=r"^state\.json: broken training state") as caught:
-        TrainingState.from_json(json.dumps(values), "state.json")
-    assert words in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    ):
+        values = json.loads(state().to_json())
+        inner = values
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        with pytest.raises(InputError, match=r"^state\.json: broken training state") as caught:
+            TrainingState.from_json(json.dumps(values), "state.json")
+        assert words in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None:
