@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2261,
     "ops": 26237,
     "scripts": 15368,
-    "tests": 60141,
+    "tests": 58822,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -59,8 +59,8 @@ def test_the_search_that_runs_is_told_and_changes_nothing(
     assert len(plain.lines) == 12
     assert steered.lines == pruned.lines == plain.lines
     in_c = native.serves(torch.empty(1))
-    assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in plain.err
-    assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in steered.err
+    for ended in (plain, steered):
+        assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in ended.err
     assert f"; search in PyTorch{' with steps in C' if in_c else ''}, {precision}\n" in pruned.err
 
 
@@ -84,11 +84,8 @@ def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, wor
     failure(ended, "standard input:2: text: expected text, found 1")
     assert len(ended.lines) == 1
     failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
-    failure(
-        call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"})),
-        "standard input:1",
-        "sample cannot be combined",
-    )
+    sampled = call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"}))
+    failure(sampled, "standard input:1", "sample cannot be combined")
 
 
 def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tomllib
+import torch
 from rich.console import Console
 
 from econmt.cli import doctor
@@ -29,9 +30,17 @@ from econmt.training.run import run_recipe
 from econmt_ops.dispatch import device_limits
 from tests.conftest import ROOT
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import Run, metrics
 
 KEYS = dict.fromkeys(key for key, _, _ in walk(Recipe))
+
+
+def said(call: Call) -> str:
+    """What the doctor says, in one line."""
+    ended = call("doctor")
+    assert ended.code == 0
+    return " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize("verb", ["train", "bench select", "recipes", ""])
@@ -106,39 +115,24 @@ def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "option", "said"),
+    ("words", "said"),
     [
         (
-            "train",
-            "--batch-size",
+            "train --batch-size",
             "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
         ),
-        (
-            "train",
-            "--lr",
-            "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
-        ),
-        (
-            "profile",
-            "--memory-budget",
-            "set without dashes: training.memory_budget=VALUE; see econmt profile",
-        ),
-        ("train", "--epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
-        (
-            "train",
-            "--data-dri",
-            "No such option: --data-dri (Possible options: --data-dir); see econmt train",
-        ),
-        ("train", "--outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
-        ("train", "--xyzzy", "No such option: --xyzzy; see econmt train --help"),
-        ("average", "--lr", "; see econmt average --help"),
+        ("train --lr", "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help"),
+        ("profile --memory-budget", "set without dashes: training.memory_budget=VALUE; see econmt profile"),
+        ("train --epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
+        ("train --data-dri", "No such option: --data-dri (Possible options: --data-dir); see econmt train"),
+        ("train --outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
+        ("train --xyzzy", "No such option: --xyzzy; see econmt train --help"),
+        ("average --lr", "; see econmt average --help"),
     ],
 )
-def test_an_option_that_is_a_recipe_key(call: Call, command: str, option: str, said: str) -> None:
-    ended = call(command, "multi30k", option, "32")
-    assert ended.code == 2
-    assert said in ended.err
-    assert ended.err.count("\n") == 1
+def test_an_option_that_is_a_recipe_key(call: Call, words: str, said: str) -> None:
+    ended = call(f"{words} 32 multi30k")
+    refused(ended, said)
     assert ("without dashes" in said) == ("without dashes" in ended.err)
 
 
@@ -150,12 +144,8 @@ def test_names_of_other_toolkits_lead_to_keys() -> None:
 def test_a_recipe_without_its_ending(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("name: x\n")
-    ended = call("train", "mine")
-    assert ended.code == 2
-    assert "mine: no such recipe, but mine.yaml is there; give its whole name" in ended.err
-    assert "mine.yaml: training: missing" not in ended.err
-    ended = call("train", "mine.yml")
-    assert "mine.yml: no such recipe, but mine.yaml is there; give its whole name" in ended.err
+    for name in ("mine", "mine.yml"):
+        refused(call("train", name), f"{name}: no such recipe, but mine.yaml is there; give its whole name")
 
 
 def test_doctor(call: Call) -> None:
@@ -202,9 +192,7 @@ def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.Mon
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(doctor.Path, "cwd", classmethod(removed))
-    ended = call("doctor")
-    assert ended.code == 0
-    assert "the folder of this shell was removed" in " ".join(ended.out.split())
+    assert "the folder of this shell was removed" in said(call)
 
 
 def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -234,43 +222,26 @@ def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatc
 def test_doctor_tells_why_a_gpu_is_not_used(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None
 ) -> None:
-    import torch
-
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor, "DRIVER", tmp_path / "version")
     doctor.DRIVER.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1\n")
-    out = " ".join(call("doctor").out.split())
+    out = said(call)
     reason = "built without CUDA; install a build with CUDA" if cuda is None else "older than CUDA 12.8"
     assert "x86_64 Kernel Module 470.1" in out
     assert reason in out
 
 
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [
-        (
-            "mps",
-            "GPU Apple's, which torch calls mps econmt does not use Apple's GPUs; training and translating run on ",
-        ),
-        (
-            "xpu",
-            "GPU Intel's, which torch calls xpu econmt does not use Intel's GPUs; training and translating run on ",
-        ),
-    ],
-)
-def test_doctor_on_other_gpus(call: Call, monkeypatch: pytest.MonkeyPatch, module: str, text: str) -> None:
-    import torch
-
+@pytest.mark.parametrize(("module", "maker"), [("mps", "Apple"), ("xpu", "Intel")])
+def test_doctor_on_other_gpus(call: Call, monkeypatch: pytest.MonkeyPatch, module: str, maker: str) -> None:
     owner = torch.backends.mps if module == "mps" else torch.xpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(owner, "is_available", lambda: True)
-    assert text in " ".join(call("doctor").out.split())
+    text = f"GPU {maker}'s, which torch calls {module} econmt does not use {maker}'s GPUs; training and translating run"
+    assert text in said(call)
 
 
 def _play_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
-    import torch
-
     properties = SimpleNamespace(
         name=name, total_memory=12 << 30, major=capability[0], minor=capability[1], multi_processor_count=30
     )
@@ -282,25 +253,19 @@ def _play_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int,
 
 @pytest.mark.usefixtures("_gpu_unknown_before")
 def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     _play_gpu(monkeypatch, "AMD Radeon RX 7900 XT", (11, 0))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.version, "cuda", None)
-    out = " ".join(call("doctor").out.split())
+    out = said(call)
     assert "built for ROCm 6.4" in out
     assert (
-        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same results"
+        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same resul"
         in out
     )
     assert "ok driver that of ROCm ok C library" in out
     assert "ok Triton not used on AMD's GPUs" in out
-    warning = unused_kernels(torch.device("cuda", 0))
-    assert warning is not None
-    assert (
-        "they are made for NVIDIA's GPUs and are not tested with ROCm; its operations run as calls of"
-        in warning
-    )
+    why = "they are made for NVIDIA's GPUs and are not tested with ROCm; its operations run as calls of"
+    assert why in unused_kernels(torch.device("cuda", 0))
     assert unused_kernels(torch.device("cpu")) is None
 
 
@@ -309,10 +274,8 @@ def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
 def test_doctor_on_a_gpu_before_ampere(
     call: Call, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
 ) -> None:
-    import torch
-
     _play_gpu(monkeypatch, "NVIDIA GeForce RTX", capability)
-    out = " ".join(call("doctor").out.split())
+    out = said(call)
     warning = unused_kernels(torch.device("cuda", 0))
     why = "econmt's GPU kernels are not used: they need compute capability 8.0, and this GPU has 7.5; "
     assert (why + "the GPU runs PyTorch's operations, with the same results and more slowly" in out) == (
@@ -339,28 +302,22 @@ def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
     for name, (modules, _) in EXTRAS.items():
         assert list(modules) == names(extras[name])
     # Without the others not even the command line starts.
-    assert set(REQUIRED.values()) == set(names(project["dependencies"])) - {
-        "torch",
-        "pyyaml",
-        "pydantic",
-        "typer",
-        "rich",
-    }
+    others = {"torch", "pyyaml", "pydantic", "typer", "rich"}
+    assert set(REQUIRED.values()) == set(names(project["dependencies"])) - others
 
 
 def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Run(text, tmp_path / "a run", ("training.max_updates=2",))
-    ended = call(
-        "train", "a run.yaml", f"data.test={text}/test", f"output={tmp_path}/a run", "training.max_updates=2"
+    command = (
+        "train 'a run.yaml' training.max_updates=2",
+        f"data.test={text}/test",
+        f"output={tmp_path}/a run",
     )
+    ended = call(*command)
     steps = [line.strip() for line in ended.err.partition("with this model:\n")[2].splitlines()]
-    assert [re.search(r"econmt (\w+)", step)[1] for step in steps] == [  # type: ignore[index]
-        "translate",
-        "translate",
-        "evaluate",
-        "serve",
-    ]
+    verbs = [re.search(r"econmt (\w+)", step)[1] for step in steps]  # type: ignore[index]
+    assert verbs == ["translate", "translate", "evaluate", "serve"]
     piped, *others = steps
     sentence = shlex.split(piped)[1]
     assert call(*shlex.split(piped)[4:], text=sentence).code == 0
@@ -368,9 +325,7 @@ def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: py
         ran = call(*shlex.split(step)[1:])
         assert ran.code == 0, ran.err
     assert "BLEU" in ran.out
-    again = call(
-        "train", "a run.yaml", f"data.test={text}/test", f"output={tmp_path}/a run", "training.max_updates=2"
-    )
+    again = call(*command)
     assert "nothing to do" in again.out
     assert steps[1] in again.err
 

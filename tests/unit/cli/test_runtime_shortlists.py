@@ -41,19 +41,14 @@ def load(made: Path, beam: int) -> RuntimeTranslator:
     return translator
 
 
-def load_with_lexicon(made: Path, beam: int) -> RuntimeTranslator:
-    """Loads a runtime with a lexicon of three words for each source word, and of all words for "h"."""
+@pytest.mark.parametrize("beam", [1, 3])
+def test_translations_are_those_of_an_output_layer_without_the_other_words(made: Path, beam: int) -> None:
     translator = load(made, beam)
+    # Three words for each source word, and all words for "h".
     few = np.random.default_rng(1).integers(0, translator._size, (translator._source.size, 3))
     few[:4] = 0
     translator._lexicon = np.resize(few.T, (translator._size, len(few))).T.copy()
     translator._lexicon[translator._encode(["h g"], 1)[0][0]] = np.arange(translator._size)
-    return translator
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_translations_are_those_of_an_output_layer_without_the_other_words(made: Path, beam: int) -> None:
-    translator = load_with_lexicon(made, beam)
     lists = [translator._allowed(np.array([[*ids, EOS]])) for ids in translator._encode(LINES, 1)]
     counts = [int(allowed.sum()) for allowed in lists if allowed is not None]
     assert len(set(counts)) > 3
@@ -61,7 +56,6 @@ def test_translations_are_those_of_an_output_layer_without_the_other_words(made:
     together = translator.translate(LINES)
     for line, allowed, found in zip(LINES, lists, together, strict=True):
         whole = load(made, beam)
-        assert allowed is not None
         whole._model._output_bias = np.where(allowed[0], whole._model._output_bias, np.float32(-math.inf))
         expected = whole.translate([line])[0]
         assert [entry.text for entry in found.nbest] == [entry.text for entry in expected.nbest]
@@ -89,7 +83,6 @@ def test_logits_are_those_of_float64(made: Path, use: Use) -> None:  # noqa: F81
     for level in LEVELS:
         use(level)
         output = model.output_layer(allowed)
-        assert output.words is not None
         assert output.size == 77
         found = output.product(left, owners)
         assert found.shape == (6, 77)

@@ -91,7 +91,6 @@ def test_what_autograd_keeps_is_alive_until_the_backward_pass() -> None:
     kept = [storage for storage in forward if storage.kept_by is not None]
     assert [(storage.operator, forward[storage]) for storage in kept] == [("aten.exp", 12), ("aten.exp", 12)]
     assert not [storage for storage in after if storage.kept_by is not None]
-    assert weight.grad is not None
     assert sum(after.values()) == weight.nbytes + weight.grad.nbytes + value.nbytes
 
 
