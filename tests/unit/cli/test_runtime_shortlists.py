@@ -14,7 +14,7 @@ from econmt.export.runtime import export_runtime
 from econmt_runtime.arrays import Table
 from econmt_runtime.text import EOS
 from econmt_runtime.translator import RuntimeTranslator
-from tests.ops.test_native import LEVELS, Use, use  # noqa: F401
+from tests.ops.test_native import LEVELS, Use
 from tests.unit.cli.test_runtime import random_model
 
 LINES = ["a b c", "h g", "d d d e a b c h g f e d c b a", "b", "e f a", "g c"]
