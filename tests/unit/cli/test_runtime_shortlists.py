@@ -64,7 +64,7 @@ def test_translations_are_those_of_an_output_layer_without_the_other_words(made:
     assert len({each.text for each in together}) > 4
 
 
-def test_logits_are_those_of_float64(made: Path, use: Use) -> None:  # noqa: F811
+def test_logits_are_those_of_float64(made: Path, use: Use) -> None:
     random = np.random.default_rng(2)
     weight, bias = random.normal(size=(77, 66)).astype(np.float32), random.normal(size=77).astype(np.float32)
     left, steps = random.normal(size=(6, 66)).astype(np.float32), None
