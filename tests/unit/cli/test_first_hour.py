@@ -61,20 +61,17 @@ def test_options_of_translate_have_headings(call: Call) -> None:
     assert "--device" not in search
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("econmt tr", {"train", "translate"}),
-        ("econmt train --overw", {"--overwrite-output"}),
-        ("econmt bench se", {"select"}),
-        ("econmt train multi", {"multi30k"}),
-    ],
-)
-def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch, typed: str, expected: set[str]) -> None:
+def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ECONMT_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", typed)
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
-    assert set(call().out.split()) == expected
+    for typed, expected in {
+        "econmt tr": {"train", "translate"},
+        "econmt train --overw": {"--overwrite-output"},
+        "econmt bench se": {"select"},
+        "econmt train multi": {"multi30k"},
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        assert set(call().out.split()) == expected
 
 
 def test_quiet_leaves_results_and_warnings(call: Call, word_model: Path) -> None:
@@ -95,45 +92,36 @@ def test_a_quiet_run_prints_its_results_only(call: Call, text: Path, tmp_path: P
     assert made.folder.log.exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [
-        ("training.batch_size", ["training.batch.size"]),
-        ("batch_size", ["training.batch.size", "decoding.batch_size"]),
-        ("training.lr", ["training.optimizer.learning_rate"]),
-        ("lerning_rate", ["training.optimizer.learning_rate"]),
-        ("trainning", ["training"]),
-        ("training.beam_size", ["decoding.beam_size"]),
-        ("model.dropout_embedding", ["model.dropout.embedding"]),
-        ("training.checkpoint-interval", ["training.checkpoint_interval"]),
-        ("decoding.lenpen", ["decoding.length_penalty_alpha"]),
-        ("xyzzy", []),
-    ],
-)
-def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
-    assert meant_keys(wrong.split("."), KEYS) == meant
+def test_the_key_that_was_meant() -> None:
+    expected = {
+        "training.batch_size": ["training.batch.size"],
+        "batch_size": ["training.batch.size", "decoding.batch_size"],
+        "training.lr": ["training.optimizer.learning_rate"],
+        "lerning_rate": ["training.optimizer.learning_rate"],
+        "trainning": ["training"],
+        "training.beam_size": ["decoding.beam_size"],
+        "model.dropout_embedding": ["model.dropout.embedding"],
+        "training.checkpoint-interval": ["training.checkpoint_interval"],
+        "decoding.lenpen": ["decoding.length_penalty_alpha"],
+        "xyzzy": [],
+    }
+    assert {wrong: meant_keys(wrong.split("."), KEYS) for wrong in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            "train --batch-size",
-            "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
-        ),
-        ("train --lr", "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help"),
-        ("profile --memory-budget", "set without dashes: training.memory_budget=VALUE; see econmt profile"),
-        ("train --epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
-        ("train --data-dri", "No such option: --data-dri (Possible options: --data-dir); see econmt train"),
-        ("train --outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
-        ("train --xyzzy", "No such option: --xyzzy; see econmt train --help"),
-        ("average --lr", "; see econmt average --help"),
-    ],
-)
-def test_an_option_that_is_a_recipe_key(call: Call, words: str, said: str) -> None:
-    ended = call(f"{words} 32 multi30k")
-    refused(ended, said)
-    assert ("without dashes" in said) == ("without dashes" in ended.err)
+def test_an_option_that_is_a_recipe_key(call: Call) -> None:
+    for words, said in {
+        "train --batch-size": "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
+        "train --lr": "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
+        "profile --memory-budget": "set without dashes: training.memory_budget=VALUE; see econmt profile",
+        "train --epochs": "set without dashes: training.max_epochs=VALUE; see econmt train --help",
+        "train --data-dri": "No such option: --data-dri (Possible options: --data-dir); see econmt train",
+        "train --outpt": "No such option: --outpt (Possible options: --output); see econmt train --help",
+        "train --xyzzy": "No such option: --xyzzy; see econmt train --help",
+        "average --lr": "; see econmt average --help",
+    }.items():
+        ended = call(f"{words} 32 multi30k")
+        refused(ended, said)
+        assert ("without dashes" in said) == ("without dashes" in ended.err)
 
 
 def test_names_of_other_toolkits_lead_to_keys() -> None:
@@ -159,32 +147,29 @@ def test_doctor(call: Call) -> None:
     assert found["threads"]["text"].endswith("cores" if "OMP" not in ended.out else found["threads"]["text"])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ImportError("libtorch_cpu.so: cannot open shared object file"), NameError("libtorch_cpu.so, '_C'")],
-)
-def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str) -> ModuleType:
         if name == "torch":
             raise error
         return importlib.import_module(name)
 
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=fails, util=importlib.util))
-    ended = call("doctor")
-    assert ended.code == 1
-    assert "error torch" in ended.out
-    assert "libtorch_cpu.so" in ended.out
-    assert "econmt cannot run here" in ended.out
+    message = "libtorch_cpu.so: cannot open shared object file"
+    for error in (ImportError(message), NameError("libtorch_cpu.so, '_C'")):  # noqa: B007
+        ended = call("doctor")
+        assert ended.code == 1
+        for words in ("error torch", "libtorch_cpu.so", "econmt cannot run here"):
+            assert words in ended.out
 
 
-@pytest.mark.parametrize(("version", "code"), [("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)])
-def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch, version: str, code: int) -> None:
+def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     requirement = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"torch>={'.'.join(map(str, doctor.LEAST_TORCH))}" in requirement
-    monkeypatch.setattr("torch.__version__", version)
-    ended = call("doctor")
-    assert ended.code == code
-    assert (f"{version}, too old" in ended.out) == bool(code)
+    for version, code in (("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)):
+        monkeypatch.setattr("torch.__version__", version)
+        ended = call("doctor")
+        assert ended.code == code
+        assert (f"{version}, too old" in ended.out) == bool(code)
 
 
 def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +242,13 @@ def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.version, "cuda", None)
     out = said(call)
-    assert "built for ROCm 6.4" in out
-    assert (
-        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same resul"
-        in out
-    )
-    assert "ok driver that of ROCm ok C library" in out
-    assert "ok Triton not used on AMD's GPUs" in out
+    for words in (
+        "built for ROCm 6.4",
+        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same resul",
+        "ok driver that of ROCm ok C library",
+        "ok Triton not used on AMD's GPUs",
+    ):
+        assert words in out
     why = "they are made for NVIDIA's GPUs and are not tested with ROCm; its operations run as calls of"
     assert why in unused_kernels(torch.device("cuda", 0))
     assert unused_kernels(torch.device("cpu")) is None
@@ -309,11 +294,8 @@ def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
 def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Run(text, tmp_path / "a run", ("training.max_updates=2",))
-    command = (
-        "train 'a run.yaml' training.max_updates=2",
-        f"data.test={text}/test",
-        f"output={tmp_path}/a run",
-    )
+    changes = f"data.test={text}/test", f"output={tmp_path}/a run"
+    command = "train 'a run.yaml' training.max_updates=2", *changes
     ended = call(*command)
     steps = [line.strip() for line in ended.err.partition("with this model:\n")[2].splitlines()]
     verbs = [re.search(r"econmt (\w+)", step)[1] for step in steps]  # type: ignore[index]
@@ -334,9 +316,8 @@ def test_lines_for_a_model_with_source_factors(word_model: Path) -> None:
     recipe = read_recipe(word_model / "recipe.yaml")
     data = recipe.pairs.model_copy(update={"source_factors": ["pos", "case"], "prepared": "p"})
     first, second = commands_for(recipe.model_copy(update={"data": data, "output": "m"}), "a")
-    assert first.endswith(
-        "--input-factors p/valid.factor1.txt --input-factors p/valid.factor2.txt -o m.valid.trg"
-    )
+    factors = "--input-factors p/valid.factor1.txt --input-factors p/valid.factor2.txt"
+    assert first.endswith(f"{factors} -o m.valid.trg")
     assert second == "econmt evaluate -r p/valid.target.txt -i m.valid.trg"
 
 
