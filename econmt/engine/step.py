@@ -14,10 +14,9 @@ from econmt.config.recipe import Recipe
 from econmt.config.training import Training
 from econmt.config.yaml_reader import leaves
 from econmt.data.batching.batch import AnyBatch
-from econmt.engine.averaging import ParameterAverage
 from econmt.engine.communicator import Communicator
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from econmt.engine.parameters import prepare_parameters
+from econmt.engine.parameters import ParameterAverage, prepare_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations

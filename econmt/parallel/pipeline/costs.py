@@ -15,11 +15,10 @@ from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import ParallelDecoder
 from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
-from econmt.parallel.pipeline.language_model import divide_language_model
+from econmt.parallel.pipeline.model_parts import divide_language_model, divide_translation
 from econmt.parallel.pipeline.partition import Link, Piece, PipelinePlan, divide
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import Divided
-from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import GraphCache
 from econmt_ops.dispatch.rule import MODE, rules_only

@@ -20,9 +20,8 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import OnPhase, StepResult, TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.embedding import DividedTable
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
-from econmt.parallel.pipeline.parts import Parts
+from econmt.parallel.pipeline.parts import DividedTable, Parts
 from econmt.parallel.pipeline.plan import Walk
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.reduction import BucketedReduction, travelling

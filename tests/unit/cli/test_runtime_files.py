@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import econmt_runtime
-from econmt.checkpoint.lexicons import write_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.errors import InputError
 from econmt.export import runtime
+from econmt.export.lexicon import write_lexicon
 from econmt.export.runtime import export_runtime
 from econmt_runtime import archive, files
 from tests.conftest import econmt_environment

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from econmt.data.files import text_checksum
 from econmt.data.text import catalog
-from econmt.data.text.catalog import DataSet
+from econmt.data.text.catalog import DataSet, RemoteFile, download
 from econmt.data.text.corpus import find_corpus, find_text
-from econmt.data.text.download import RemoteFile, download, text_checksum
 from econmt.errors import InputError
 
 CONTENT = b"".join(b"line %d\n" % i for i in range(40_000))

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from econmt.data.text import download as module
-from econmt.data.text.download import RemoteFile, download
+from econmt.data.text import catalog as module
+from econmt.data.text.catalog import RemoteFile, download
 from econmt.errors import InputError
 
 CONTENT = bytes(range(256)) * 400

@@ -18,12 +18,11 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.embedding import DividedTable, LookUp
-from econmt.parallel.pipeline.language_model import divide_language_model
+from econmt.parallel.pipeline.model_parts import divide_language_model, divide_translation
 from econmt.parallel.pipeline.partition import PipelinePlan
+from econmt.parallel.pipeline.parts import DividedTable, LookUp
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.pipeline.step import PipelinedStep
-from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.resume import find_start
+from econmt.checkpoint.recovery import find_start
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.training.context import RunContext
