@@ -27,10 +27,19 @@ from econmt.data.progress_bars import Heartbeat
 from econmt.data.text.subwords import vocabulary_files
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import reproducible
-from econmt.engine.precision import Precision, precision_of, precision_of_run
+from econmt.engine.precision import NAMED, Precision, precision_of_run
 from econmt.engine.threads import Threads, threads_for
 from econmt.errors import InputError
 from econmt.training.hooks import Hook
+
+_TEXT = (
+    *(f"{split}.{kind}" for split in ("train", "valid") for kind in ("tokens", "index")),
+    *("valid.source.txt", "valid.target.txt"),
+)
+"""Files of any prepared data that a run reads."""
+
+_BESIDE = re.compile(r"train\.weights|(train|valid)_links\.(tokens|index)|valid\.factor\d+\.txt")
+"""Files that it reads where the text has weights, alignments or factors; ids of training text include the factors."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +91,8 @@ def make_context(
     threads = Threads(*communicator.on_rank_zero(choose_threads))
     with reproducible(device, threads.number):
         name, why = communicator.on_rank_zero(choose_precision)
-    precision = precision_of(name, device)._replace(why=why)
+    precision = NAMED[name]._replace(why=why)
     return RunContext(recipe, folder, prepared, start, saved, device, threads, precision, communicator)
-
-
-_TEXT = (
-    *(f"{split}.{kind}" for split in ("train", "valid") for kind in ("tokens", "index")),
-    *("valid.source.txt", "valid.target.txt"),
-)
-"""Files of any prepared data that a run reads."""
-
-_BESIDE = re.compile(r"train\.weights|(train|valid)_links\.(tokens|index)|valid\.factor\d+\.txt")
-"""Files that it reads where the text has weights, alignments or factors; ids of training text include the factors."""
 
 
 def environment_of(device: torch.device) -> dict[str, str]:

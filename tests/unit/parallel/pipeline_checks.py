@@ -18,7 +18,7 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.model_parts import divide_language_model, divide_translation
+from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.parts import DividedTable, LookUp
 from econmt.parallel.pipeline.stages import Stages, even_rows
@@ -126,7 +126,7 @@ def pipelined_language_model(
         task,
         model,
         Stages(size, CPU),
-        divide_language_model(model, PipelinePlan([[*homes]], [chunks], "")),
+        divided(model, PipelinePlan([[*homes]], [chunks], "")),
         implementations=Implementations.everywhere(how),
     )
 
@@ -193,8 +193,8 @@ def tied_tables(communicator: Communicator) -> None:
         pairs = translation_task(feeding, f"model.weight_tying={tying}", "model.dropout=0.2")
         model = new_model(pairs)
         assert isinstance(model, TranslationModel)
-        divided = divide_translation(model, translation_homes(model, size, fed, 2))
-        agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), divided), pairs_of_sentences(pairs), 2)
+        division = divided(model, translation_homes(model, size, fed, 2))
+        agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), division), pairs_of_sentences(pairs), 2)
 
 
 PLAIN = ("model.decoder.input_feeding=false",)
@@ -241,9 +241,9 @@ def translation(communicator: Communicator, cases: Sequence[tuple[tuple[str, ...
         task = translation_task(*overrides)
         model = new_model(task)
         assert isinstance(model, TranslationModel)
-        divided = divide_translation(model, translation_homes(model, size, fed, chunks))
+        division = divided(model, translation_homes(model, size, fed, chunks))
         how = Implementations.everywhere("auto" if number == 1 else "recompute")
-        step = PipelinedStep(task, model, Stages(size, CPU), divided, implementations=how)
+        step = PipelinedStep(task, model, Stages(size, CPU), division, implementations=how)
         agrees(task, step, pairs_of_sentences(task))
 
 
@@ -299,12 +299,12 @@ def steps_in(
                 step = TrainingStep(task, model, precision)
             else:
                 homes = [layer * communicator.size // 8 for layer in range(8)]
-                divided = (
-                    divide_language_model(model, PipelinePlan([homes], [3], ""))
+                division = (
+                    divided(model, PipelinePlan([homes], [3], ""))
                     if isinstance(model, LanguageModel)
-                    else divide_translation(model, translation_homes(model, communicator.size, False, 2))
+                    else divided(model, translation_homes(model, communicator.size, False, 2))
                 )
-                step = PipelinedStep(task, model, Stages(communicator.size, CPU), divided, precision)
+                step = PipelinedStep(task, model, Stages(communicator.size, CPU), division, precision)
             torch.manual_seed(6)
             found.append(step.gradient([batch], torch.tensor(batch.target_tokens)))
         yield found[0], found[1]
