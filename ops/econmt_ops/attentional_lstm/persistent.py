@@ -65,11 +65,11 @@ def _narrowed(problem: AttentionalProblem) -> tuple[list[Tensor], Tensor, Tensor
         unit = units[number : number + 1]
         weights.append(query.new_empty(4 * hidden, 2 * hidden, dtype=torch.float16))
         read = problem.from_output if number == 0 else layer.input
-        weights[-1][:, :hidden] = read / unit
-        weights[-1][:, hidden:] = layer.hidden / unit
+        torch.div(read, unit, out=weights[-1][:, :hidden])
+        torch.div(layer.hidden, unit, out=weights[-1][:, hidden:])
     both = query.new_empty(len(query) + hidden, hidden, dtype=torch.float16)
-    both[: len(query)] = query / units[-1]
-    both[len(query) :] = problem.from_top / units[-1]
+    torch.div(query, units[-1], out=both[: len(query)])
+    torch.div(problem.from_top, units[-1], out=both[len(query) :])
     return weights, both, units
 
 

@@ -15,7 +15,7 @@ from econmt_ops.dispatch.rule import is_transformed
 def reverse_rows(tensor: Tensor, lengths: Tensor | None) -> Tensor:
     """Reverses each row of `tensor` (B, T, D) within its own length; the function is its own inverse.
 
-    On a GPU the gradient is gathered, too, where PyTorch's would scatter and add.
+    On a GPU output and gradient take one kernel each, where PyTorch's gradient would scatter and add.
     """
     if lengths is None:
         return tensor.flip(1)
@@ -23,10 +23,6 @@ def reverse_rows(tensor: Tensor, lengths: Tensor | None) -> Tensor:
     if triton.runs_on(tensor.device) and not is_transformed():
         reversed_rows: Tensor = _reverse_rows(tensor, lengths)
         return reversed_rows
-    return _gathered(tensor, lengths)
-
-
-def _gathered(tensor: Tensor, lengths: Tensor) -> Tensor:
     position = torch.arange(tensor.shape[1], device=tensor.device)
     last = lengths.unsqueeze(1) - 1
     index = torch.where(position <= last, last - position, position)
@@ -35,7 +31,9 @@ def _gathered(tensor: Tensor, lengths: Tensor) -> Tensor:
 
 @custom_op("econmt_ops::reverse_rows")
 def _reverse_rows(tensor: Tensor, lengths: Tensor) -> Tensor:
-    return _gathered(tensor, lengths)
+    from econmt_ops.backends.triton import reversal  # imports triton
+
+    return reversal.reverse(tensor, lengths)
 
 
 @_reverse_rows.register_fake

@@ -35,13 +35,13 @@ def launches(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Mo
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no Hopper GPU")
     launched: list[str] = []
-    launch = decoder._launch
+    run = decoder.run
 
-    def spy(name: str, *given: Any) -> None:
-        launched.append(name)
-        launch(name, *given)
+    def spy(sizes: Any, tensors: Any, block: Any) -> None:
+        launched.append("forward" if isinstance(block, decoder.ForwardBlock) else "backward")
+        run(sizes, tensors, block)
 
-    monkeypatch.setattr(decoder, "_launch", spy)
+    monkeypatch.setattr(decoder, "run", spy)
     return launched
 
 

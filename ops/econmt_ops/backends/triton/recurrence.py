@@ -55,10 +55,10 @@ _reinterpret = (
 
 @gluon.jit
 def _copy(
-    at, stride, first, end, length, REVERSE: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr,
-    COPY: tl.constexpr,
+    at, stride, room, first, end, length, REVERSE: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr,
+    UNITS: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
-    """Starts copying a tile's steps from ``first`` on; zeros before step 0 and from ``end`` on.
+    """Starts copying a tile's steps from ``first`` on; zeros before step 0, from ``end`` on, and beyond ``room`` units.
 
     ``at`` points to the units of the row's first position.
 
@@ -70,7 +70,7 @@ def _copy(
     step = first + number % WARPS * SPAN + number // WARPS
     unit = gl.expand_dims(gl.arange(0, UNITS, layout=gl.SliceLayout(0, COPY)), 0)
     position = length - 1 - step if REVERSE else step
-    mask = gl.expand_dims((step >= 0) & (step < end), 1) & (unit >= 0)
+    mask = gl.expand_dims((step >= 0) & (step < end), 1) & (unit < room)
     _async_load(buffer, at + gl.expand_dims(position.to(gl.int64) * stride, 1) + unit, mask=mask)
     return _reinterpret(buffer, buffer.dtype, [SPAN, WARPS, UNITS], _ROWS)
 
@@ -85,11 +85,11 @@ def _values(buffer, first, GRID: tl.constexpr):
 
 
 @gluon.jit
-def _store(at, stride, value, step, length, steps, REVERSE: tl.constexpr):
-    """Stores the units of steps (WARPS, 1), zeros beyond the row's length."""
+def _store(at, stride, value, step, inside, length, steps, REVERSE: tl.constexpr):
+    """Stores the units (1, UNITS) that are ``inside`` at steps (WARPS, 1), zeros beyond the row's length."""
     value = gl.where(step < length, value, 0.0)
     position = gl.where(step < length, length - 1 - step, step) if REVERSE else step
-    gl.store(at + position.to(gl.int64) * stride, value.to(at.dtype.element_ty), mask=step < steps)
+    gl.store(at + position.to(gl.int64) * stride, value.to(at.dtype.element_ty), mask=(step < steps) & inside)
 
 
 @gluon.jit
@@ -232,76 +232,91 @@ def _states(
 
 
 @gluon.jit
-def _tile_of(hidden, tiles, UNITS: tl.constexpr):
-    """Returns the program's row, its first unit, the number of its tile in the order of the walk, and of its line."""
+def _tile_of(vectors, tiles, UNITS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Returns the program's row, its first unit, the units from there on, and the numbers of its tile and line.
+
+    A multiplication tells the compiler of what a number is a multiple, which it must know to copy AT_ONCE units.
+    """
     lines = gl.num_programs(0) // tiles
     line, number = gl.program_id(0) % lines, gl.program_id(0) // lines
-    of_row = hidden // UNITS
-    return (line // of_row).to(gl.int64), line % of_row * UNITS, number, line.to(gl.int64)
+    of_row = gl.cdiv(vectors * AT_ONCE, UNITS)
+    part = line % of_row
+    room = (vectors - part * (UNITS // AT_ONCE)) * AT_ONCE
+    return (line // of_row).to(gl.int64), part * UNITS, room, number, line.to(gl.int64)
 
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_forward(
-    decay, inputs, initial, lengths, outputs, words, decay_batch, decay_step, inputs_batch, inputs_step, hidden, steps,
-    tiles, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
-    COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
+    decay, inputs, initial, lengths, outputs, words, decay_batch, decay_step, inputs_batch, inputs_step, vectors, steps,
+    tiles, SPAN: tl.constexpr, WARPS: tl.constexpr, UNITS: tl.constexpr, AT_ONCE: tl.constexpr, RADIX: tl.constexpr,
+    REVERSE: tl.constexpr, COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
-    """Computes outputs (B, T, H); ``initial`` and ``lengths`` may be None, ``words`` too if a row has one tile."""
+    """Computes outputs (B, T, H); ``initial`` and ``lengths`` may be None, ``words`` too if a row has one tile.
+
+    Strides and ``vectors``, the size of H, are in vectors of AT_ONCE units.
+    """
     steps, tiles = steps.to(gl.int32), tiles.to(gl.int32)
-    row, column, number, line = _tile_of(hidden, tiles, UNITS)
+    row, column, room, number, line = _tile_of(vectors, tiles, UNITS, AT_ONCE)
+    hidden, decay_step, inputs_step = vectors * AT_ONCE, decay_step * AT_ONCE, inputs_step * AT_ONCE
     first = number * (SPAN * WARPS)
     length = steps
     if lengths is not None:
         length = gl.load(lengths + row).to(gl.int32)
-    a_at, b_at = decay + row * decay_batch + column, inputs + row * inputs_batch + column
-    a = _copy(a_at, decay_step, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
-    b = _copy(b_at, inputs_step, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
+    a_at = decay + row * decay_batch * AT_ONCE + column
+    b_at = inputs + row * inputs_batch * AT_ONCE + column
+    a = _copy(a_at, decay_step, room, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
+    b = _copy(b_at, inputs_step, room, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
     async_copy.commit_group()
     unit = gl.arange(0, UNITS, layout=LINE)
     state = gl.full([UNITS], 0.0, gl.float32, layout=LINE)
     if initial is not None:
-        state = gl.load(initial + row * hidden + column + unit)
+        state = gl.load(initial + row * hidden + column + unit, mask=unit < room, other=0.0)
     async_copy.wait_group(0)
     state = _states(a, b, state, line, number, tiles, words, False, SPAN, WARPS, UNITS, RADIX, GRID, LINE)
     step = first + SPAN * gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
-    made_at = outputs + row * steps * hidden + column + gl.expand_dims(unit, 0)
+    unit = gl.expand_dims(unit, 0)
+    made_at, inside = outputs + row * steps * hidden + column + unit, unit < room
     for base in range(0, SPAN, _UNROLL):
         decays, added = _values(a, base, GRID), _values(b, base, GRID)
         for k in gl.static_range(_UNROLL):
             state = decays[k] * state + added[k]
-            _store(made_at, hidden, state, step + base + k, length, steps, REVERSE)
+            _store(made_at, hidden, state, step + base + k, inside, length, steps, REVERSE)
 
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def scan_backward(
     decay, outputs, doutputs, initial, lengths, ddecay, dinputs, dinitial, words, decay_batch, decay_step,
-    outputs_batch, outputs_step, doutputs_batch, doutputs_step, hidden, steps, tiles, SPAN: tl.constexpr,
-    WARPS: tl.constexpr, UNITS: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr, COPY: tl.constexpr,
-    GRID: tl.constexpr, LINE: tl.constexpr,
+    outputs_batch, outputs_step, doutputs_batch, doutputs_step, vectors, steps, tiles, SPAN: tl.constexpr,
+    WARPS: tl.constexpr, UNITS: tl.constexpr, AT_ONCE: tl.constexpr, RADIX: tl.constexpr, REVERSE: tl.constexpr,
+    COPY: tl.constexpr, GRID: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first."""
     steps, tiles = steps.to(gl.int32), tiles.to(gl.int32)
-    row, column, number, line = _tile_of(hidden, tiles, UNITS)
+    row, column, room, number, line = _tile_of(vectors, tiles, UNITS, AT_ONCE)
+    hidden, decay_step = vectors * AT_ONCE, decay_step * AT_ONCE
+    outputs_step, doutputs_step = outputs_step * AT_ONCE, doutputs_step * AT_ONCE
     first = (tiles - 1 - number) * (SPAN * WARPS)
     length = steps
     if lengths is not None:
         length = gl.load(lengths + row).to(gl.int32)
-    a_at, d_at = decay + row * decay_batch + column, doutputs + row * doutputs_batch + column
-    h_at = outputs + row * outputs_batch + column
-    a = _copy(a_at, decay_step, first + 1, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
-    d = _copy(d_at, doutputs_step, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
-    h = _copy(h_at, outputs_step, first - 1, length - 1, length, REVERSE, SPAN, WARPS, UNITS, COPY)
+    a_at = decay + row * decay_batch * AT_ONCE + column
+    d_at = doutputs + row * doutputs_batch * AT_ONCE + column
+    h_at = outputs + row * outputs_batch * AT_ONCE + column
+    a = _copy(a_at, decay_step, room, first + 1, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
+    d = _copy(d_at, doutputs_step, room, first, length, length, REVERSE, SPAN, WARPS, UNITS, COPY)
+    h = _copy(h_at, outputs_step, room, first - 1, length - 1, length, REVERSE, SPAN, WARPS, UNITS, COPY)
     async_copy.commit_group()
     unit = gl.arange(0, UNITS, layout=LINE)
     begin = gl.full([UNITS], 0.0, gl.float32, layout=LINE)
     delta = begin
     if initial is not None:
-        begin = gl.load(initial + row * hidden + column + unit).to(decay.dtype.element_ty).to(gl.float32)
+        begin = gl.load(initial + row * hidden + column + unit, mask=unit < room, other=0.0)
+        begin = begin.to(decay.dtype.element_ty).to(gl.float32)
     async_copy.wait_group(0)
     delta = _states(a, d, delta, line, number, tiles, words, True, SPAN, WARPS, UNITS, RADIX, GRID, LINE)
     warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, GRID)), 1)
     unit = gl.expand_dims(unit, 0)
-    made = row * steps * hidden + column + unit
+    made, inside = row * steps * hidden + column + unit, unit < room
     begin, warp_first = gl.expand_dims(begin, 0), first + SPAN * warp
     ddecay, dinputs = ddecay + made, dinputs + made
     for turn in range(0, SPAN, _UNROLL):
@@ -313,14 +328,14 @@ def scan_backward(
             state = before[_UNROLL - 1 - i]
             if i == _UNROLL - 1:
                 state = gl.where(step == 0, begin, state)
-            _store(dinputs, hidden, delta, step, length, steps, REVERSE)
-            _store(ddecay, hidden, delta * state, step, length, steps, REVERSE)
+            _store(dinputs, hidden, delta, step, inside, length, steps, REVERSE)
+            _store(ddecay, hidden, delta * state, step, inside, length, steps, REVERSE)
     if first == 0:
         position = length - 1 if REVERSE else length * 0
         at_start = a_at + position.to(gl.int64) * decay_step + unit
-        at_start = gl.load(at_start, mask=(length > 0) & (unit >= 0), other=0.0).to(gl.float32)
+        at_start = gl.load(at_start, mask=(length > 0) & inside, other=0.0).to(gl.float32)
         value = gl.where(length > 0, at_start * delta, 0.0)
-        gl.store(dinitial + row * hidden + column + unit + 0 * warp, value, mask=(warp == 0) & (unit >= 0))
+        gl.store(dinitial + row * hidden + column + unit + 0 * warp, value, mask=(warp == 0) & inside)
 
 
 _LINE = 128
@@ -362,11 +377,12 @@ class TileGrid(NamedTuple):
 
     def constants(self, like: Tensor, reverse: bool) -> dict[str, Any]:
         """Returns the compile-time arguments."""
-        at_once = 16 // like.dtype.itemsize
+        at_once = _at_once(like)
         lanes = self.units // at_once
         grid = gl.BlockedLayout([1, self.units // 32], [1, 32], [WARPS, 1], [1, 0])
         return {
-            "SPAN": self.span, "WARPS": WARPS, "UNITS": self.units, "RADIX": RADIX, "REVERSE": reverse,
+            "SPAN": self.span, "WARPS": WARPS, "UNITS": self.units, "AT_ONCE": at_once, "RADIX": RADIX,
+            "REVERSE": reverse,
             "COPY": gl.BlockedLayout([1, at_once], [32 // lanes, lanes], [WARPS, 1], [1, 0]), "GRID": grid,
             "LINE": gl.SliceLayout(0, grid), "num_warps": WARPS,
             # So many programs fit the registers as fit the shared memory; the compiler would save some for more.
@@ -381,12 +397,24 @@ def _widened(tensor: Tensor, width: int) -> Tensor:
     return made
 
 
-def _lines_of(tensor: Tensor) -> Tensor:
-    """Returns a tensor (B, T, H), or its copy, whose steps are whole cache lines from multiples of 16 bytes on."""
-    tensor, line = rows_of(tensor), _LINE // tensor.dtype.itemsize
-    apart = any(stride % 16 for stride in tensor.stride()[:2]) or tensor.data_ptr() % 16
-    width = triton.cdiv(tensor.shape[2], line) * line
+def _at_once(like: Tensor) -> int:
+    """Returns the values that a thread copies at once, 16 bytes."""
+    return 16 // like.dtype.itemsize
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Returns a tensor (B, T, H), or its copy, whose steps are multiples of 16 bytes and begin at such multiples."""
+    tensor, at_once = rows_of(tensor), _at_once(tensor)
+    apart = any(stride % at_once for stride in tensor.stride()[:2]) or tensor.data_ptr() % 16
+    width = triton.cdiv(tensor.shape[2], at_once) * at_once
     return _widened(tensor, width) if apart or width > tensor.shape[2] else tensor
+
+
+def _in_vectors(*tensors: Tensor) -> list[int]:
+    """Returns the strides of the first two axes of tensors, and then the last size, in vectors of 16 bytes."""
+    at_once = _at_once(tensors[0])
+    strides = [stride // at_once for tensor in tensors for stride in tensor.stride()[:2]]
+    return [*strides, tensors[0].shape[2] // at_once]
 
 
 def _state_of(initial: Tensor | None, like: Tensor) -> Tensor | None:
@@ -402,19 +430,19 @@ def grid_of(like: Tensor) -> TileGrid:
     units = _LINE // like.dtype.itemsize
     most = SPAN if limits_of(like.device).shared >= _LARGE else SPAN // 2
     span = max(_UNROLL.value, min(most, triton.next_power_of_2(-(-steps // WARPS))))
-    return TileGrid(units, rows * hidden // units, span, -(-steps // (span * WARPS)))
+    return TileGrid(units, rows * -(-hidden // units), span, -(-steps // (span * WARPS)))
 
 
 def forward(call: RecurrenceArguments) -> Tensor:
     """Returns the outputs; see `scan.backend_of`."""
     steps, hidden = call.inputs.shape[1:]
-    decay, inputs = _lines_of(call.decay), _lines_of(call.inputs)
+    decay, inputs = _aligned(call.decay), _aligned(call.inputs)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     if outputs.numel():
         cut = grid_of(inputs)
         scan_forward[(cut.lines * cut.tiles,)](
             decay, inputs, _state_of(call.initial, inputs), call.lengths, outputs, cut.words(inputs),
-            *decay.stride()[:2], *inputs.stride()[:2], inputs.shape[2], steps, cut.tiles,
+            *_in_vectors(decay, inputs), steps, cut.tiles,
             **cut.constants(inputs, call.reverse),
         )  # fmt: skip
     return outputs[:, :, :hidden].contiguous()
@@ -423,15 +451,15 @@ def forward(call: RecurrenceArguments) -> Tensor:
 def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.backend_of`."""
     hidden, steps = call.decay.shape[2], call.decay.shape[1]
-    decay, outputs, doutputs = (_lines_of(each) for each in (call.decay, call.inputs, doutputs))
+    decay, outputs, doutputs = (_aligned(each) for each in (call.decay, call.inputs, doutputs))
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
     dinitial = decay.new_empty(decay.shape[0], decay.shape[2], dtype=torch.float32)
     if ddecay.numel():
         cut = grid_of(decay)
         scan_backward[(cut.lines * cut.tiles,)](
             decay, outputs, doutputs, _state_of(call.initial, decay), call.lengths, ddecay, dinputs, dinitial,
-            cut.words(decay), *decay.stride()[:2], *outputs.stride()[:2], *doutputs.stride()[:2], decay.shape[2],
-            steps, cut.tiles, **cut.constants(decay, call.reverse),
+            cut.words(decay), *_in_vectors(decay, outputs, doutputs), steps, cut.tiles,
+            **cut.constants(decay, call.reverse),
         )  # fmt: skip
     ddecay, dinputs, dinitial = (each[..., :hidden].contiguous() for each in (ddecay, dinputs, dinitial))
     return ddecay, dinputs, dinitial
