@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +122,15 @@ def test_on_a_small_gpu(device: str, multiprocessors: int) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_bidirectional(device: str, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "divide", partial(partition.divide, together=together))
+    divide = partition.divide
+
+    def divided(batch: int, hidden: int, *others: Any, **options: Any) -> Partition | None:
+        found = divide(batch, hidden, *others, **options)
+        if found is None or together:
+            return found
+        return found._replace(programs=found.parts(hidden) * found.groups(batch))
+
+    monkeypatch.setattr(partition, "divide", divided)
     torch.manual_seed(0)
     ahead, back = _weights(6, 4, device), _weights(6, 4, device)
     inputs = torch.randn(3, 4, 4, device=device, requires_grad=True)
