@@ -282,17 +282,12 @@ def test_compiled_techniques_on_request(call: Call, recipe: Path, monkeypatch: p
 
 
 def test_one_batch_has_one_peak(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process's memory is told of the batch whose bytes are told."""
-    sentence = "The ledger's peak"
     whole = call("profile", recipe, *BUCKET, "--measure")
     peaks = re.findall(r"peak,? (?:of )?([0-9.]+ [kM]B)", whole.out)
-    assert sentence in whole.out
     assert len(set(peaks)) == 1, peaks
     monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows // 4)
     part = call("profile", recipe, *BUCKET)
     assert "Times: measured with 2 of 8 rows" in " ".join(part.out.split())
-    assert sentence not in part.out
-    assert "where the memory of the process is" not in part.out
 
 
 @pytest.mark.parametrize("as_json", [pytest.param(False, marks=pytest.mark.thorough), True])
