@@ -9,7 +9,7 @@ import pytest
 
 from econmt.decoding.attention_picture import draw_attention
 from econmt.training import results
-from econmt.training.pictures import draw_learning_curve
+from econmt.training.results import draw_learning_curve
 
 
 def _leave_empty(*arguments: object) -> str:

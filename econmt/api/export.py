@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from econmt.export.lexicon import LearntLexicon as LearntLexicon
 from econmt.export.lexicon import make_lexicon as make_lexicon
-from econmt.export.quantize import quantize_model as quantize_model
+from econmt.export.model_folder import quantize_model as quantize_model
 from econmt.export.runtime import check_supported as check_supported
 from econmt.export.runtime import export_runtime as export_runtime

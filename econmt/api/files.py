@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from econmt.checkpoint.folder import ModelFolder
+from econmt.data.files import describe as describe
+from econmt.data.files import is_as_described as is_as_described
 from econmt.data.files import whole_folder as whole_folder
 from econmt.data.files import write_atomically as write_atomically
 from econmt.data.files import writing
-from econmt.data.fingerprints import describe as describe
-from econmt.data.fingerprints import is_as_described as is_as_described
 from econmt.data.text.corpus import count_lines as count_lines
 from econmt.data.text.corpus import decode_line as decode_line
 from econmt.data.text.corpus import read_lines as read_lines

@@ -8,7 +8,7 @@ from econmt.checkpoint.checkpoints import parameter_file
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import FILES as FILES
 from econmt.checkpoint.hub import local_model as local_model
-from econmt.checkpoint.resume import changed_keys
+from econmt.checkpoint.recovery import changed_keys
 from econmt.checkpoint.tensor_files import read_metadata
 from econmt.config.data import Data
 from econmt.config.recipe import Recipe, read_recipe

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from econmt.checkpoint.checkpoints import LoadedModel, load_model, load_task
 from econmt.checkpoint.hub import local_model
-from econmt.checkpoint.lexicons import read_lexicon
 from econmt.config import limits
 from econmt.config.conditions import check_search
 from econmt.config.recipe import Recipe
@@ -36,6 +35,7 @@ from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer
+from econmt.export.lexicon import read_lexicon
 from econmt.model import IncrementalModel
 from econmt.model.language_model import LanguageModel
 

@@ -14,8 +14,8 @@ import torch
 from econmt.budget.planner import MemoryPlan, Planner, beside, estimator, sufficient_budget, usable
 from econmt.budget.prices import settings
 from econmt.checkpoint.state import TrainingState
-from econmt.config.marks import NO_MEMORY, marked_keys
 from econmt.config.recipe import Recipe
+from econmt.config.section import NO_MEMORY, marked_keys
 from econmt.config.yaml_reader import leaves, parse_size
 from econmt.data.batching.batch import AnyBatch, Batches
 from econmt.data.batching.store import PreparedData

@@ -32,7 +32,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from econmt.checkpoint.folder import Commit, ModelFolder, pending, remove
-from econmt.checkpoint.quantized import restored
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import (
     FORMAT,
@@ -40,6 +39,7 @@ from econmt.checkpoint.tensor_files import (
     dtype_name,
     model_description,
     read_tensors,
+    restored,
     write_tensors,
     write_text,
 )

@@ -1,4 +1,4 @@
-"""Brings a model folder in line with its newest committed state, after each commit and after a crash."""
+"""Finds the state that a run may resume from, and brings a model folder in line with its newest committed state."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from econmt.checkpoint.checkpoints import load_state, prove, remove_unfinished
 from econmt.checkpoint.folder import Commit, ModelFolder, remove
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import check_tensors, read_metadata, write_text
+from econmt.config.conditions import keys_without_effect
+from econmt.config.recipe import Recipe, differing_keys, read_recipe
+from econmt.config.section import NO_PARAMETERS, marked_keys
+from econmt.config.yaml_reader import plain_text
 from econmt.data.files import sync_folder
 from econmt.errors import InputError
 
@@ -132,3 +137,50 @@ def _link(source: Path, link: Path) -> None:
             os.fsync(file.fileno())
     temporary.replace(link)
     sync_folder(link.parent)
+
+
+class Start(NamedTuple):
+    """Start of a run: a saved state, or None to start anew.
+
+    ``changes`` names keys that differ from the recipe that the run began with, ``with_changes`` is True if it may be
+    resumed nevertheless, ``notes`` are messages about the state.
+    """
+
+    commit: Commit | None = None
+    changes: tuple[str, ...] = ()
+    with_changes: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool) -> Start:
+    """Repairs a folder and finds the state to resume from; a refused folder is left unchanged.
+
+    Raises:
+        InputError: The folder's run has another recipe and ``resume_with_changes`` is False, none of its states is
+            readable, or the folder holds other files (:meth:`ModelFolder.check`).
+    """
+    folder.check(overwrite=False, last=recipe.training.max_updates)
+    changes = changed_keys(recipe, folder) if folder.commits() else []
+    if changes and not resume_with_changes:
+        raise InputError(
+            f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; resume nevertheless with "
+            "--resume-with-changes, start anew with --overwrite-output, or use another output=DIR"
+        )
+    keep_best_state = recipe.training.schedule.name == "plateau-reduce"
+    commit, notes = recover(folder, recipe.training.keep_last_params, keep_best_state)
+    return Start(commit, tuple(changes), resume_with_changes, tuple(notes))
+
+
+def changed_keys(recipe: Recipe, folder: ModelFolder) -> list[str]:
+    """Returns the keys, with values, that differ from the recipe of the folder's run and matter for resuming it."""
+    if not folder.recipe.is_file():
+        raise InputError(
+            f"{folder.path}: holds checkpoints but no recipe.yaml; restore it or start anew with --overwrite-output"
+        )
+    old = read_recipe(folder.recipe)
+    free = marked_keys(Recipe, NO_PARAMETERS) | (keys_without_effect(old) & keys_without_effect(recipe))
+    return [
+        f"{key} {plain_text(before)} -> {plain_text(now)}"
+        for key, before, now in differing_keys(old, recipe)
+        if key not in free
+    ]

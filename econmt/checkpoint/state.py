@@ -203,7 +203,7 @@ class TrainingState:
     is the division of layers over ranks, empty without a pipeline; ``precision`` is that at the beginning, by its name
     in a recipe; ``loss_scale`` is that of the next update, empty unless in float16, and ``skipped`` counts the updates
     that overflowed; ``average_from`` is the update after which parameter averaging began, None before; ``environment``
-    is that of the last save, see :mod:`econmt.training.provenance`.
+    is that of the last save, see :mod:`econmt.training.context`.
     """
 
     update: Update = 0

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from econmt.checkpoint.quantized import restored
+from econmt.checkpoint.tensor_files import restored
 from econmt.cli.computing import use_threads
 from econmt.config import limits
 from econmt.config.optimizer import METRICS

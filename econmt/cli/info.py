@@ -15,8 +15,7 @@ from safetensors import safe_open
 
 import econmt
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.quantized import STEPS
-from econmt.checkpoint.tensor_files import model_description, read_metadata
+from econmt.checkpoint.tensor_files import STEPS, model_description, read_metadata
 from econmt.config import limits
 from econmt.config.json_reader import json_text
 from econmt.config.recipe import LanguageModelSection, Model, Recipe

@@ -7,7 +7,7 @@ from typing import Literal
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.errors import printable
-from econmt.export.quantize import quantize_model
+from econmt.export.model_folder import quantize_model
 from econmt.options.option_groups import option
 from econmt.options.shared_options import CheckpointOption, ModelOption, NewModelOption
 from econmt_memory.report.tables import format_bytes

@@ -31,7 +31,7 @@ from econmt.data.batching.batches import bucket_rule, training_batches
 from econmt.data.batching.buckets import assign_buckets
 from econmt.data.batching.store import PreparedData, prepare, store_folder
 from econmt.data.files import cache_folder
-from econmt.data.text.download import no_downloads
+from econmt.data.text.catalog import no_downloads
 from econmt.data.text.filters import left_out
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import resolve_device

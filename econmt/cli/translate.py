@@ -13,13 +13,13 @@ from econmt.api.commands import load_models
 from econmt.cli.computing import counting_lines, line_chunks, line_output
 from econmt.cli.factors import FactorFiles, FactorsOption
 from econmt.data.files import notice
+from econmt.data.text.words import has_words
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.formats import OutputType, format_nbest, format_translation
 from econmt.decoding.requests import Request, read_request
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, standard_input
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
-from econmt.decoding.words import has_words
 from econmt.elsewhere import text_division
 from econmt.options.option_groups import option
 from econmt.options.search_options import (

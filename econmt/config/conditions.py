@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from econmt.config.marks import LANGUAGE_MODEL, TRANSLATION, marked_keys
 from econmt.config.optimizer import METRICS
+from econmt.config.section import LANGUAGE_MODEL, TRANSLATION, marked_keys
 from econmt.config.stacks import CELLS
 from econmt.config.yaml_reader import leaves, plain_text
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
-from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
-from econmt.config.section import Probability, Section
+from econmt.config.section import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT, Probability, Section
 
 Positions = Annotated[int, Field(ge=1, le=limits.POSITIONS)]
 VocabularySize = Annotated[int, Field(ge=5, le=limits.WORDS)]

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from econmt.config import limits
-from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, TRANSLATION
-from econmt.config.section import Probability, Section
+from econmt.config.section import NO_MEMORY, NO_PARAMETERS, TRANSLATION, Probability, Section
 
 Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
 Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]

@@ -32,7 +32,6 @@ from econmt.config.data import Mixing as Mixing
 from econmt.config.data import Noise as Noise
 from econmt.config.data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.config.data import WordSubwords as WordSubwords
-from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.migration import remove_keys
 from econmt.config.model import AttentionSection as AttentionSection
 from econmt.config.model import CoverageSection as CoverageSection
@@ -44,8 +43,7 @@ from econmt.config.optimizer import BatchSize as BatchSize
 from econmt.config.optimizer import EarlyStopping as EarlyStopping
 from econmt.config.optimizer import OptimizerSection as OptimizerSection
 from econmt.config.optimizer import ScheduleSection as ScheduleSection
-from econmt.config.parallel import ParallelSection as ParallelSection
-from econmt.config.section import Section
+from econmt.config.section import NO_MEMORY, NO_PARAMETERS, TRANSLATION, Section
 from econmt.config.stacks import DecoderSection as DecoderSection
 from econmt.config.stacks import EncoderSection as EncoderSection
 from econmt.config.text import LanguageModelSection as LanguageModelSection
@@ -53,6 +51,7 @@ from econmt.config.text import TextData as TextData
 from econmt.config.text import TextSubwords as TextSubwords
 from econmt.config.text import TextWords as TextWords
 from econmt.config.text import data_kind, model_kind
+from econmt.config.training import ParallelSection as ParallelSection
 from econmt.config.training import Training as Training
 from econmt.config.yaml_reader import MISPLACED, dump_yaml, leaves, load_section
 from econmt.errors import InputError

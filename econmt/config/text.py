@@ -15,9 +15,18 @@ from econmt.config.data import (
     VocabularySize,
     subword_type,
 )
-from econmt.config.marks import NO_MEMORY, NO_PARAMETERS, NO_PREPARED_TEXT
 from econmt.config.model import Initialization
-from econmt.config.section import Layers, Probability, Section, Width, number_or_section, width_or_widths
+from econmt.config.section import (
+    NO_MEMORY,
+    NO_PARAMETERS,
+    NO_PREPARED_TEXT,
+    Layers,
+    Probability,
+    Section,
+    Width,
+    number_or_section,
+    width_or_widths,
+)
 from econmt.config.stacks import CELL_DESCRIPTION, CellName
 
 

@@ -1,4 +1,4 @@
-"""The training section of a recipe."""
+"""Sections of a recipe about training, and about the division of a run among processes (ranks)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from econmt.config import limits
 from econmt.config.data import Positions
-from econmt.config.marks import LANGUAGE_MODEL, NO_MEMORY, NO_PARAMETERS, TRANSLATION
 from econmt.config.optimizer import (
     Averaging,
     BatchSize,
@@ -19,7 +18,16 @@ from econmt.config.optimizer import (
     ScheduleSection,
     Updates,
 )
-from econmt.config.section import Probability, Regex, Section
+from econmt.config.section import (
+    LANGUAGE_MODEL,
+    NO_MEMORY,
+    NO_PARAMETERS,
+    TRANSLATION,
+    Layers,
+    Probability,
+    Regex,
+    Section,
+)
 from econmt.config.yaml_reader import SizeOrAuto, parse_size
 
 
@@ -224,3 +232,28 @@ class Training(Section):
                 f"memory_budget {self.memory_budget} means bytes, too few for any model; add a unit, as in 4GiB"
             )
         return self
+
+
+class ParallelSection(Section):
+    """Division of one run among several processes (ranks); their number is an option of the command."""
+
+    pipeline: Annotated[Layers, NO_PARAMETERS] = Field(
+        1,
+        description="number of ranks among which the layers of one model are divided (pipeline parallelism over "
+        "chunks of time); if there are more ranks, several pipelines share the rows of a batch",
+    )
+    reduction: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="precision in which gradients are summed over ranks; bfloat16 halves the traffic but rounds",
+    )
+    shard_optimizer: Annotated[bool, NO_PARAMETERS] = Field(
+        False,
+        description="each rank holds the optimizer state of a part of the parameters and updates only these (ZeRO-1); "
+        "saves memory, does not change the result",
+    )
+    timeout: Annotated[int, NO_PARAMETERS, NO_MEMORY] = Field(
+        120,
+        ge=1,
+        le=limits.SECONDS,
+        description="seconds to wait for a rank in a collective before the run is stopped with an error",
+    )

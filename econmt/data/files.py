@@ -1,15 +1,24 @@
-"""File helpers: cache location, notices, atomic writing of files and folders, translation of system errors."""
+"""File helpers: cache location, notices, atomic writing of files and folders, system errors, detection of changes.
+
+A changed file is detected by size, time and a sample at every start, by the whole content on request. A description
+holds a file's size, modification time (ns), SHA-256, and the SHA-256 of a sample: the whole file up to 4 MiB, else 256
+blocks of 16 KiB, the first, the last and others at offsets drawn with the file's SHA-256 as seed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import hashlib
 import os
+import random
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from econmt import errors
 from econmt.config import limits
@@ -189,3 +198,88 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+_READ = 1 << 16
+_BLOCK = 16 << 10
+_BLOCKS = 256
+"""Bytes of a block of a sample, and their largest number."""
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Returns the description of a file: a dictionary for JSON with size, time and checksums; reads it completely.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    with _reading(path):
+        status = path.stat()
+        checksum = text_checksum(path, "sha256", compressed=False)
+        times = {"size": status.st_size, "time": status.st_mtime_ns}
+        return {**times, "sha256": checksum, "sample": sample(path, checksum)}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Translates operating system errors while a file is read into InputErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
+
+
+def sample(path: Path, key: str) -> str:
+    """Returns the SHA-256 of blocks of a file, drawn with the seed ``key``."""
+    size = path.stat().st_size
+    offsets = [0]
+    length = size
+    if size > _BLOCK * _BLOCKS:
+        draw = random.Random(key)
+        length = _BLOCK
+        last = size - _BLOCK
+        offsets = sorted({0, last, *(draw.randrange(last) for _ in range(_BLOCKS - 2))})
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as stream:
+        for offset in offsets:
+            stream.seek(offset)
+            digest.update(stream.read(length))
+    return digest.hexdigest()
+
+
+def is_as_described(path: Path, description: Mapping[str, Any], *, verify: bool) -> bool:
+    """Returns True if a file still has the described content.
+
+    Args:
+        path: the file. description: result of :func:`describe`.
+        verify: True reads the whole file even if size, time and sample are equal. A file with another time, such as a
+            copy, is always read.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    checksum = str(description["sha256"])
+    with _reading(path):
+        status = path.stat()
+        if status.st_size != description["size"]:
+            return False
+        if verify or status.st_mtime_ns != description["time"]:
+            return text_checksum(path, "sha256", compressed=False) == checksum
+        return sample(path, checksum) == str(description["sample"])
+
+
+def text_checksum(path: Path, kind: str, *, compressed: bool) -> str:
+    """Returns the hexadecimal "sha256", "sha1" or "git" (blob id) of a file, decompressed first if ``compressed``."""
+    if kind == "git":
+        digest = hashlib.sha1(usedforsecurity=False)
+        digest.update(f"blob {sum(map(len, _blocks(path, compressed)))}\0".encode())
+    else:
+        digest = hashlib.new(kind, usedforsecurity=False)
+    for block in _blocks(path, compressed):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(path: Path, compressed: bool) -> Iterator[bytes]:
+    with cast("IO[bytes]", gzip.open(path, "rb") if compressed else path.open("rb")) as stream:
+        while block := stream.read(_READ):
+            yield block

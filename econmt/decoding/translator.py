@@ -15,6 +15,7 @@ from econmt.data.text.annotation import term_tag_ids
 from econmt.data.text.glossary import Glossary
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.vocabulary import Vocabularies, normalized
+from econmt.data.text.words import has_words
 from econmt.decoding.batches import batches_by_length, evaluation_mode, pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.tokens import ConstraintCompiler
@@ -40,7 +41,6 @@ from econmt.decoding.translation import (
     with_small_prefix,
     without_capitals,
 )
-from econmt.decoding.words import has_words
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from econmt.config.recipe import Recipe
 from econmt.engine.devices import shortest_seconds
-from econmt.engine.measurement_cache import measured_today
+from econmt.engine.machine import measured_today
 from econmt_ops.backends import c as native
 from econmt_ops.core.precision import autocast_to
 from econmt_ops.dispatch.device_limits import limits_of

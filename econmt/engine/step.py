@@ -14,15 +14,14 @@ from econmt.config.recipe import Recipe
 from econmt.config.training import Training
 from econmt.config.yaml_reader import leaves
 from econmt.data.batching.batch import AnyBatch
-from econmt.engine.averaging import ParameterAverage
 from econmt.engine.communicator import Communicator
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from econmt.engine.parameters import prepare_parameters
+from econmt.engine.parameters import ParameterAverage, prepare_parameters
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from, give_sparse_gradients
-from econmt.tasks.protocol import Task, device_of
+from econmt.tasks.protocol import Task
 from econmt_ops.optimizers.fused import FusedOptimizer
 from econmt_ops.optimizers.in_backward import BackwardUpdates
 from econmt_ops.optimizers.loss_scale import LossScale
@@ -123,7 +122,7 @@ class TrainingStep:
         training = task.recipe.training
         self.task = task
         self.model = model
-        self.device = device_of(model)
+        self.device = next(model.parameters()).device
         self.precision = Precision() if precision is None else precision
         self.implementations = implementations or Implementations.of(task.recipe.ops)
         self.communicator = Communicator() if communicator is None else communicator
@@ -138,21 +137,22 @@ class TrainingStep:
                 dict(model.named_parameters()), training.optimizer, owned, training.seed
             )
         self.optimizer = optimizer
-        if self.precision.dtype == torch.float16:
-            optimizer.loss_scale = LossScale(self.device, training.loss_scale, training.loss_scale_window)
         self.keeps_gradients = False
         self.overlaps = True
         self._reduction = self.communicator.reduction(self.parameters)
-        self.backward_updates: BackwardUpdates | None = None
         self.number: int | None = None
         self.seconds = 0.0
+        self._target = self.device if target_device is None else torch.device(target_device)
+        in_backward = updates_in_backward(training, self.precision, self.communicator.size, self._target)
+        if self.precision.dtype == torch.float16:
+            optimizer.loss_scale = LossScale(self.device, training.loss_scale, training.loss_scale_window)
         self.seeds: SeedCounter | None = None
         if self.device.type == "cuda":
             self.seeds = SeedCounter(training.seed, self.device)
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-        self._target = self.device if target_device is None else torch.device(target_device)
-        if updates_in_backward(training, self.precision, self.communicator.size, self._target):
+        self.backward_updates: BackwardUpdates | None = None
+        if in_backward:
             self.backward_updates = BackwardUpdates(optimizer, self.clipping.type, self.clipping.threshold)
         self._applied = False
         if self._target.type == "cpu":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.engine.measurement_cache import measured_today
+from econmt.engine.machine import measured_today
 from econmt_ops.backends import c as native
 
 MARGIN = 1.1

@@ -1,4 +1,4 @@
-"""Learns the lexicon of a model folder from parallel text."""
+"""Lexicons, tensor files with the translations of every source word: learnt from text, written and read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,40 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from econmt.checkpoint.checkpoints import check_vocabulary
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.lexicons import write_lexicon
+from econmt.checkpoint.tensor_files import FORMAT, read_tensors, write_tensors
 from econmt.data.text.corpus import Corpus, read_pairs
 from econmt.data.text.lexicon import learn_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies, sample_pairs
+from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import InputError
 from econmt.export.model_folder import recipe_of
+
+_TABLE = "lexicon"
+
+
+def write_lexicon(path: Path, table: Tensor, vocabulary: str) -> None:
+    """Writes a table from :func:`econmt.data.text.lexicon.learn_lexicon`, with the vocabularies' fingerprint."""
+    write_tensors(path, {_TABLE: table}, {"format": FORMAT, "vocabulary": vocabulary})
+
+
+def read_lexicon(path: Path, vocabulary: str, vocabularies: Vocabularies) -> Tensor:
+    """Reads the table of a lexicon for these vocabularies, (source vocabulary, K) int32."""
+    tensors, metadata = read_tensors(path)
+    if list(tensors) != [_TABLE]:
+        raise InputError(f"{path}: not a lexicon; use a file written by econmt lexicon")
+    check_vocabulary(metadata, vocabulary, path)
+    table = tensors[_TABLE]
+    valid = table.dtype == torch.int32 and table.dim() == 2 and len(table) == vocabularies.source.size
+    if not valid or not ((table >= 0) & (table < vocabularies.target.size)).all():
+        raise InputError(
+            f"{path}: a damaged lexicon (shape {tuple(table.shape)}); create it again with econmt lexicon"
+        )
+    return table
+
 
 PAIRS = 300_000
 """Default of the largest number of sentence pairs that a lexicon is learnt from."""

@@ -1,19 +1,21 @@
-"""Model folders made from other model folders: parameters, recipe and vocabulary, without training state."""
+"""Model folders made from others: without what only training needs, or with matrices of 8 or 16 bits."""
 
 from __future__ import annotations
 
 import csv
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_task, parameter_file
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.tensor_files import read_tensors, write_tensors, write_text
+from econmt.checkpoint.tensor_files import quantized, read_tensors, write_tensors, write_text
 from econmt.config.recipe import Recipe, read_recipe
 from econmt.data.files import whole_folder
 from econmt.data.text.subwords import fingerprint, vocabulary_files
@@ -129,3 +131,38 @@ def export_model(folder: Path | str, destination: Path | str, *, card: str | Non
     load_task(folder)
     derived.write(*read_tensors(derived.folder.best), card=card)
     return Path(destination)
+
+
+def quantize_model(
+    model: Path,
+    output: Path,
+    precision: Literal["int8", "bfloat16"] = "int8",
+    checkpoint: str | int = "best",
+    say: Callable[[str], object] = lambda _: None,
+) -> tuple[int, int]:
+    """Writes a new model folder with the matrices of a model in another precision.
+
+    Args:
+        model: Model folder. output: Folder to create.
+        precision: Precision of the matrices.
+        checkpoint: Parameters: best, last, or the number of an update.
+        say: Called with the current activity.
+
+    Returns:
+        Bytes of the parameters before and after.
+
+    Raises:
+        InputError: The model cannot be read or has such matrices already, or the folder cannot be written.
+    """
+    derived = DerivedModel(model, output, "econmt quantize")
+    say(f"reading {model}")
+    path, tensors, metadata = derived.read(checkpoint)
+    if metadata.get("quantized"):
+        raise InputError(
+            f"{path}: its matrices are {metadata['quantized']} already; quantize the model that it was made from"
+        )
+    made = quantized(tensors, getattr(torch, precision), path)
+    say(f"writing {output}")
+    derived.write(made, {**metadata, "quantized": precision})
+    before, after = (sum(tensor.nbytes for tensor in state.values()) for state in (tensors, made))
+    return before, after

@@ -24,15 +24,14 @@ import torch
 from torch import Tensor
 
 from econmt.checkpoint.checkpoints import load_model
-from econmt.checkpoint.lexicons import read_lexicon
-from econmt.checkpoint.quantized import STEPS
-from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
+from econmt.checkpoint.tensor_files import CHECKSUM, FORMAT, STEPS, read_metadata, write_tensors, write_text
 from econmt.config.conditions import RUNTIME, settings_text
 from econmt.config.recipe import Recipe
 from econmt.config.yaml_reader import leaves
 from econmt.data.files import whole_file, writing
 from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.errors import InputError
+from econmt.export.lexicon import read_lexicon
 from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.layout import dense
 from econmt.model.inference.weights import SearchWeights, search_layers

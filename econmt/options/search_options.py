@@ -78,8 +78,10 @@ class SearchedModels(ModelChoice):
         help="Folder of a language model with the target vocabulary, whose log-probability of each token is added to "
         "the score (shallow fusion).",
     )
-    lm_weight: limits.PenaltyWeight | None = option(
+    lm_weight: float | None = option(
         None,
+        min=0.0,
+        max=limits.PENALTY,
         help="Factor of the language model's log-probabilities; 0 leaves it out.",
         show_default=str(LM_WEIGHT),
     )

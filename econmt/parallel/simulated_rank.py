@@ -17,7 +17,8 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.parallel.groups import Group, Pending
-from econmt.parallel.pipeline.costs import divided, plan_by_weights
+from econmt.parallel.pipeline.costs import plan_by_weights
+from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep

@@ -131,8 +131,3 @@ def random_ids(vocabulary: int, rows: int, positions: int) -> torch.Tensor:
     """Draws ids (rows, positions) with as many distinct words as natural text of this size has at most."""
     words = min(vocabulary - FIRST_ID, most_distinct(rows * positions) or vocabulary)
     return torch.randint(FIRST_ID, FIRST_ID + max(1, words), (rows, positions))
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Returns the device of a model's parameters."""
-    return next(model.parameters()).device

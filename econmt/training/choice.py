@@ -19,7 +19,7 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.tasks.protocol import Shape, Task, device_of
+from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, decide
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.session import Session, measuring
@@ -104,7 +104,7 @@ def measure(
     """
     shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
     of_recipe = Implementations.of(task.recipe.ops)
-    device = device_of(model)
+    device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
         batch = task.example(shape).to(device)

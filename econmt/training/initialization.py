@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from econmt.checkpoint.checkpoints import check_model, check_vocabulary, load_parameters, parameter_file
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.quantized import restored
-from econmt.checkpoint.tensor_files import read_metadata, read_tensors
+from econmt.checkpoint.tensor_files import read_metadata, read_tensors, restored
 from econmt.config.recipe import Recipe
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.data.text.vocabulary import Vocabularies, Vocabulary

@@ -13,11 +13,12 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.parallel.pipeline.costs import divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.costs import measured_link, plan_pipeline
+from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
-from econmt.tasks.protocol import Shape, Task, device_of
+from econmt.tasks.protocol import Shape, Task
 from econmt.training.choice import frequent_shape
 from econmt.training.context import RunContext
 from econmt_ops.dispatch.rule import captured
@@ -75,7 +76,7 @@ def make_pipeline(
     recipe = task.recipe
     communicator.stages = count = recipe.parallel.pipeline
     chosen = Implementations.of(recipe.ops) if implementations is None else implementations
-    device = device_of(model)
+    device = next(model.parameters()).device
     with communicator.watched():
         stages = Stages(count, device, timedelta(seconds=recipe.parallel.timeout))
         size = shape.rows * recipe.model.widest * precision.dtype.itemsize

@@ -16,7 +16,7 @@ from econmt.budget.planner import plan_table
 from econmt.budget.run_budget import first_plan
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
-from econmt.checkpoint.resume import Start, find_start
+from econmt.checkpoint.recovery import Start, find_start
 from econmt.checkpoint.state import TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import write_text
 from econmt.config.conditions import keys_without_effect
@@ -36,14 +36,20 @@ from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.tasks.registry import make_task
 from econmt.training.choice import choose
-from econmt.training.context import RunContext, make_context
-from econmt.training.end_of_run import end_reason
+from econmt.training.context import (
+    RunContext,
+    compare,
+    copy_vocabulary,
+    environment_of,
+    make_context,
+    text_fingerprint,
+)
+from econmt.training.decisions import end_reason
 from econmt.training.hooks import Hook
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.pipelines import check_ranks, make_step
 from econmt.training.progress import Progress
-from econmt.training.provenance import compare, copy_vocabulary, environment_of, text_fingerprint
 from econmt.training.ranks import check_shared
 from econmt.training.results import RunResults, are_complete, make_results
 from econmt.training.trainer import Trainer, TrainingResult

@@ -38,15 +38,20 @@ from econmt.engine.parameters import in_float32
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
-from econmt.training.end_of_run import Pace, end_reason, judge_checkpoint, seconds_left, share_done
-from econmt.training.failures import not_finite, out_of_memory
+from econmt.training.decisions import (
+    Pace,
+    RunAverage,
+    Schedule,
+    end_reason,
+    judge_checkpoint,
+    seconds_left,
+    share_done,
+)
 from econmt.training.hooks import Hook
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
-from econmt.training.run_average import RunAverage
-from econmt.training.schedules import Schedule
-from econmt.training.update_metrics import LossScaling, MetricsQueue, UpdateMetrics
+from econmt.training.update_metrics import LossScaling, MetricsQueue, UpdateMetrics, not_finite, out_of_memory
 from econmt.training.validation import Abandoned, Validation, report_checkpoint, validate
 
 _UPDATES_BETWEEN_TRIMS = 5

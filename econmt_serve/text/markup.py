@@ -191,7 +191,7 @@ def put_back(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Inserts the marks of a sentence into its translation; returns it with its alignment to the line with marks.
 
-    ``alignment`` has pairs of source and target word; see :func:`econmt.decoding.alignment.hard_alignment`.
+    ``alignment`` has pairs of source and target word; see :func:`econmt.decoding.results.hard_alignment`.
     """
     text, pairs = _put_inside(source, translation, alignment)
     before, behind = (

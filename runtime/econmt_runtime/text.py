@@ -23,7 +23,7 @@ _ADDRESS = re.compile(
     rf"(?:[#-%/0-9=@A-Za-z&\u00c0-\u0dff]|\((?:{_SIGN})*\))(?<!&)"
     r"|(?<![\w.%+-])(?:mailto:)?[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})+"
 )
-"""URLs and e-mail addresses, as in econmt.decoding.words."""
+"""URLs and e-mail addresses, as in econmt.data.text.words."""
 
 
 def has_words(text: str) -> bool:

@@ -19,7 +19,7 @@ import torch
 from econmt.bench.rows import Row
 from econmt.checkpoint import tensor_files
 from econmt.checkpoint.tensor_files import check_tensors, read_tensors, write_tensors
-from econmt.data.fingerprints import describe, is_as_described
+from econmt.data.files import describe, is_as_described
 from scripts.bench.data import forget
 from scripts.bench.frame import CPU, Bench, in_turns
 

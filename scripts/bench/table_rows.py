@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from econmt.bench.training import vocabulary_sizes
-from econmt.checkpoint.quantized import quantized
+from econmt.checkpoint.tensor_files import quantized
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.pair_flops import pair_flops
 from econmt.data.batching.store import prepare

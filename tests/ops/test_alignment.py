@@ -19,7 +19,7 @@ def test_what_is_added_is_zero(width: int, device: str) -> None:
     poison = torch.full((64, 64), torch.nan, device=device, dtype=torch.bfloat16)
     del poison
     matrix = torch.randn(3, width, device=device)
-    wide = widened(matrix, torch.bfloat16)
+    wide = widened(matrix.bfloat16())
     assert wide.shape == (3, even(width, torch.bfloat16))
     assert torch.equal(wide[:, :width], matrix.bfloat16())
     assert not wide[:, width:].any()

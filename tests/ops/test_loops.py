@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, Coverage
 from econmt_ops.attentional_lstm import recompute
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
@@ -22,7 +22,6 @@ from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    CoverageInputs,
     CoverageStep,
     Read,
 )
@@ -125,7 +124,7 @@ class NoSteps:
         assert keep is None or (keep.shape == (BATCH, HIDDEN) and scale == 2.0)
         assert len(dh) == 2
 
-    def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None) -> NoAttention:
+    def attention(self, inputs: AttentionInputs, coverage: Coverage | None) -> NoAttention:
         assert inputs.norm is None
         assert coverage is None
         return NoAttention(inputs.keys, inputs.projected, inputs.score)

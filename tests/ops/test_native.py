@@ -50,6 +50,13 @@ def level(request: pytest.FixtureRequest, use: Use) -> None:
     use(request.param)
 
 
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Sets how many threads work on a kernel, however small it is."""
+    monkeypatch.setattr(native, "_FEW", 0)
+    return torch.set_num_threads
+
+
 class Random:
     """Random tensors, the same ones for the same seed."""
 
@@ -548,13 +555,12 @@ def everything(dtype: torch.dtype, rows: int) -> tuple[list[Tensor], list[Tensor
 @dtypes
 @pytest.mark.parametrize("rows", ROWS)
 def test_any_number_of_threads_gives_the_same(
-    rows: int, dtype: torch.dtype, level: None, monkeypatch: pytest.MonkeyPatch
+    rows: int, dtype: torch.dtype, level: None, threads: Use
 ) -> None:
-    monkeypatch.setattr(native, "_FEW", 0)  # however small a kernel's work is
-    torch.set_num_threads(1)
+    threads(1)
     expected, expected_sums = everything(dtype, rows)
     for count in (2, 3):
-        torch.set_num_threads(count)
+        threads(count)
         found, sums = everything(dtype, rows)
         for number, (left, right) in enumerate(zip(found, expected, strict=True)):
             assert left.equal(right), number

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from econmt.config.marks import KeyMark, marked_keys
 from econmt.config.recipe import Data, Recipe, TextData
+from econmt.config.section import KeyMark, marked_keys
 from econmt.config.yaml_reader import walk
 
 FREE_WHEN_RESUMED = """

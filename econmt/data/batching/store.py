@@ -14,14 +14,13 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
-from econmt.config.marks import NO_PREPARED_TEXT, marked_keys
 from econmt.config.migration import remove_keys
 from econmt.config.recipe import Data, Recipe, TextData
+from econmt.config.section import NO_PREPARED_TEXT, marked_keys
 from econmt.config.yaml_reader import check_section
 from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_of
 from econmt.data.batching.token_store import TokenStore
-from econmt.data.files import notice, refuse_pipe, whole_folder
-from econmt.data.fingerprints import describe, is_as_described
+from econmt.data.files import describe, is_as_described, notice, refuse_pipe, whole_folder
 from econmt.data.progress_bars import counted, counting
 from econmt.data.text.corpus import (
     Corpus,
@@ -109,7 +108,7 @@ class StoreStatistics(Record):
 
 
 class StoredFile(Record):
-    """Description of a file by :func:`econmt.data.fingerprints.describe`."""
+    """Description of a file by :func:`econmt.data.files.describe`."""
 
     size: Count
     time: int
@@ -200,7 +199,7 @@ def prepare(
         folder: folder of the store. search: folders of the text, see :func:`econmt.data.text.corpus.search_path`.
         show_progress: True shows bars on stderr if it is a terminal.
         verify: True reads the whole text and store to detect changes; otherwise sizes, times and a sample are compared,
-            see :mod:`econmt.data.fingerprints`.
+            see :mod:`econmt.data.files`.
         instead: folder in which a store is made if that in ``folder`` cannot be reused; None: in ``folder``.
     """
     data = recipe.data

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from econmt.config import limits
 from econmt.config.recipe import Data, TextData
-from econmt.data.files import cache_folder, notice, refuse_pipe
+from econmt.data.files import cache_folder, notice, refuse_pipe, text_checksum
 from econmt.data.text import catalog, parquet
-from econmt.data.text.download import DownloadError, text_checksum
+from econmt.data.text.catalog import DownloadError
 from econmt.data.text.tmx import read_tmx
 from econmt.errors import InputError
 

@@ -25,8 +25,14 @@ from econmt.config.recipe import (
     WordSubwords,
 )
 from econmt.data.files import notice, write_atomically
-from econmt.data.text.codes import MergeCodes, read_codes, read_kept
-from econmt.data.text.own_vocabulary import own_subwords, own_words, without_input_format
+from econmt.data.text.own_vocabulary import (
+    MergeCodes,
+    own_subwords,
+    own_words,
+    read_codes,
+    read_kept,
+    without_input_format,
+)
 from econmt.data.text.vocabulary import (
     BOS,
     EOS,

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 import sentencepiece
 
-from econmt.data.text.blanks import BLANKS
-from econmt.data.text.codes import MergeCodes
+from econmt.data.text.own_vocabulary import MergeCodes
+from econmt.data.text.words import BLANKS
 from econmt.errors import InputError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3

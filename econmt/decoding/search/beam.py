@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD
-from econmt.decoding.search.adjustments import Adjustments
+from econmt.decoding.search.adjustments import Adjustments, Penalties
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.model import SearchModel
 from econmt.decoding.search.options import SearchOptions as SearchOptions
-from econmt.decoding.search.penalties import Penalties
 
 MAX_OUTPUT_EXTRA = 10
 """Tokens by which a translation may exceed ``max_output_factor`` times the source length."""

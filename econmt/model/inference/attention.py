@@ -18,10 +18,11 @@ from econmt.model.inference.layout import is_watched, prepacked, value_type
 from econmt.model.inference.state import IncrementalState, Sources
 from econmt_ops.backends import triton
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.cells.coverage import CoverageWeights, coverage_forward
+from econmt_ops.cells.coverage import coverage_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import Coverage
 
 
 class StepCoverage:
@@ -59,7 +60,9 @@ class StepCoverage:
         assert state.sources.shares is not None
         shares = state.sources.shares.index_select(0, state.owners)
         read = None if self._state is None else self._state(top).to(before.dtype)
-        return coverage_forward(CoverageWeights(self._kind, shares, *self._weights), before, attention, read)
+        attended, recurrent = self._weights
+        weights = Coverage(self._kind, self.key, shares, attended, recurrent=recurrent)
+        return coverage_forward(weights, before, attention, read)
 
 
 class StepAttention:

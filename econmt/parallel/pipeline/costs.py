@@ -15,11 +15,8 @@ from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import ParallelDecoder
 from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
-from econmt.parallel.pipeline.language_model import divide_language_model
 from econmt.parallel.pipeline.partition import Link, Piece, PipelinePlan, divide
 from econmt.parallel.pipeline.stages import Stages
-from econmt.parallel.pipeline.step import Divided
-from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import GraphCache
 from econmt_ops.dispatch.rule import MODE, rules_only
@@ -105,14 +102,6 @@ def _planned(
     alone, together = (sum(getattr(each, name) for each in divisions) for name in ("alone", "seconds"))
     gain = f"; these layers are predicted to run {alone / (together or 1.0):.2f} times as fast as on one rank"
     return PipelinePlan(homes, chunks, f"pipeline: {'; '.join(texts)}{gain if together else ''}")
-
-
-def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
-    """Divides a model over the stages as planned."""
-    if isinstance(model, LanguageModel):
-        return divide_language_model(model, plan)
-    assert isinstance(model, TranslationModel)
-    return divide_translation(model, plan)
 
 
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:

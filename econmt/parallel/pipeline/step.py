@@ -18,11 +18,9 @@ from econmt.engine.communicator import Communicator
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import OnPhase, StepResult, TrainingStep
-from econmt.model import Implementations, TranslationModel
-from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.embedding import DividedTable
+from econmt.model import Implementations
 from econmt.parallel.pipeline.output import Slice, split_cross_entropy
-from econmt.parallel.pipeline.parts import Parts
+from econmt.parallel.pipeline.parts import DividedTable, Parts
 from econmt.parallel.pipeline.plan import Walk
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.reduction import BucketedReduction, travelling
@@ -46,23 +44,6 @@ class Divided(NamedTuple):
     pad: int
     parts: Callable[[AnyBatch, Implementations], Parts]
     carried: Sequence[int] = ()
-
-    @classmethod
-    def of(
-        cls,
-        model: TranslationModel | LanguageModel,
-        stages: Mapping[str, int],
-        parts: Callable[[AnyBatch, Implementations], Parts],
-        carried: Sequence[int] = (),
-    ) -> Divided:
-        """Returns the division of a model by the stages of its modules; a tied table is the output layer's."""
-        homes = {
-            name: -1
-            if parameter is model.output.weight
-            else next(stage for prefix, stage in stages.items() if name.startswith(f"{prefix}."))
-            for name, parameter in model.named_parameters()
-        }
-        return cls(homes, model.output, model.pad, parts, carried)
 
 
 class PipelinedStep(TrainingStep):

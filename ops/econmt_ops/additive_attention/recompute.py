@@ -47,7 +47,7 @@ def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
     values = zero_padding(values, padding).contiguous()
     steps, norm = steps_for(arguments.query, arguments.backend), arguments.layer_norm
-    inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths)
+    inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths, False)
     return steps.attention(inputs), values
 
 
@@ -76,21 +76,19 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
     for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), dscores.dtype):
         block = slice(begin, end)
         contexts = torch.bmm(results.weights[block].transpose(0, 1), values).transpose(0, 1)
-        dboth = values.new_empty(end - begin, batch, size + width)
-        # The kernels differentiate o = tanh(share + context). With o set to zero, the gradient of o is that of the
-        # context.
+        part = values.new_empty(end - begin, batch, size)
         back = AttentionBackward(
             queries[block],
             contexts,
             results.weights[block],
-            torch.zeros_like(contexts),
+            contexts,
             (dcontexts[block],),
             None if dweights is None else dweights[block],
-            dboth,
+            part,
             dscores[block],
         )
         attention.backward(back)
-        dquery[:, block] = dboth[..., :size].transpose(0, 1)
+        dquery[:, block] = part.transpose(0, 1)
     sums = attention.gradients(queries, dscores)
     gain, shift = (None, None) if sums.norm is None else sums.norm
     return {

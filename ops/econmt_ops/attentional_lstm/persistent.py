@@ -6,6 +6,8 @@ in `forward` and `backward`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ def sizes_of(problem: AttentionalProblem) -> decoder.DecoderSizes | None:
 
 
 def _narrowed(problem: AttentionalProblem) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Returns the weights of `decoder.DecoderTensors` in float16: of the layers, ``both``, and their ``units``."""
+    """Returns the weights of the kernels in float16: of the layers, ``both``, and their ``units``."""
     from econmt_ops.backends.triton.units import units_of
 
     hidden, layers, query = problem.hidden, problem.layers, problem.query
@@ -74,7 +76,11 @@ def _narrowed(problem: AttentionalProblem) -> tuple[list[Tensor], Tensor, Tensor
 
 
 class _DecoderBlocks:
-    """Tensors and options that both passes hand to the kernels in every block."""
+    """Tensors and options that both passes hand to the kernels in every block.
+
+    Attributes:
+        tensors: Fields of both kernels' arguments, see `decoder.run`; in the compute type, or float16 for float32.
+    """
 
     def __init__(
         self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: AttentionKernels
@@ -85,10 +91,11 @@ class _DecoderBlocks:
         call = problem.call
         assert isinstance(attention, TritonAttention)
         launcher = attention.launcher
-        units: list[Tensor | None] = []
+        self.tensors: dict[str, Any] = {}
         if problem.dtype == torch.float32:
             weights, both, of_weights = _narrowed(problem)
-            units = [of_weights, launcher.key_units, launcher.value_units]
+            self.tensors["units"] = of_weights
+            self.tensors |= {"key_units": launcher.key_units, "projected_units": launcher.value_units}
         else:
             weights, both = [], decoder.aligned(problem.both().contiguous())
             for layer in range(sizes.layers):
@@ -96,10 +103,14 @@ class _DecoderBlocks:
                 assert isinstance(weight, Tensor)
                 weights.append(decoder.aligned(weight))
         assert call.score is not None
-        lengths = None if call.lengths is None else call.lengths.to(call.keys.device).contiguous()
-        score = decoder.aligned(call.score.to(problem.dtype).contiguous())
-        keys, projected = decoder.aligned(launcher.keys), launcher.values
-        self.tensors = decoder.DecoderTensors(weights, both, score, keys, projected, lengths, *units)
+        self.tensors |= {
+            "weights": weights,
+            "both": both,
+            "score": decoder.aligned(call.score.to(problem.dtype).contiguous()),
+            "keys": decoder.aligned(launcher.keys),
+            "projected": launcher.values,
+            "lengths": None if call.lengths is None else call.lengths.to(call.keys.device).contiguous(),
+        }
 
     def mask(self, begin: int, end: int) -> Tensor | None:
         """Returns the mask (K, B, H) of the upper layer's input."""
@@ -125,20 +136,22 @@ class ForwardBlocks(_DecoderBlocks):
         first = (
             result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
         )
-        block = decoder.ForwardBlock(
-            self._bottom(begin, end),
-            problem.layers[1].read_bias if self.sizes.layers > 1 else None,
-            problem.combine_bias,
-            first,
-            result.outputs[begin:end],
-            result.attention[begin:end],
-            [h[begin:end] for h in result.h] if result.h.shape[1] else [],
-            result.last_h,
-            self.others,
-            self.mask(begin, end),
-            problem.scale,
+        decoder.run(
+            "forward",
+            self.sizes,
+            **self.tensors,
+            sums=self._bottom(begin, end),
+            bias=problem.layers[1].read_bias if self.sizes.layers > 1 else None,
+            combine_bias=problem.combine_bias,
+            first_output=first,
+            outputs=result.outputs[begin:end],
+            attention=result.attention[begin:end],
+            h=[h[begin:end] for h in result.h] if result.h.shape[1] else [],
+            state_h=result.last_h,
+            state_c=self.others,
+            mask=self.mask(begin, end),
+            scale=problem.scale,
         )
-        decoder.run(self.sizes, self.tensors, block)
 
     def finish(self) -> None:
         """Ends the pass; the state is already where it belongs."""
@@ -169,24 +182,26 @@ class BackwardBlocks(_DecoderBlocks):
         assert isinstance(block, LSTMBlock)
         steps = slice(block.begin, block.end)
         queries, doutputs = torch.empty_like(block.query), self._pass.doutputs
-        tensors = decoder.BackwardBlock(
-            block.query,
-            contexts,
-            self._pass.stash.outputs[steps],
-            self._pass.weights[steps],
-            None if doutputs is None else decoder.aligned(doutputs[steps]),
-            block.gates,
-            [cells for cells in block.cells if isinstance(cells, Tensor)],
-            block.dreads,
-            queries,
-            dcontexts,
-            self._pass.dscores[steps],
-            self.do,
-            self.dh,
-            self._pass.dothers,
-            self.dbias,
-            self.mask(block.begin, block.end),
-            self.problem.scale,
+        decoder.run(
+            "backward",
+            self.sizes,
+            **self.tensors,
+            query=block.query,
+            context=contexts,
+            outputs=self._pass.stash.outputs[steps],
+            attention=self._pass.weights[steps],
+            doutputs=None if doutputs is None else decoder.aligned(doutputs[steps]),
+            gates=block.gates,
+            cells=[cells for cells in block.cells if isinstance(cells, Tensor)],
+            dgates=block.dreads,
+            dquery=queries,
+            da=dcontexts,
+            dscores=self._pass.dscores[steps],
+            state_do=self.do,
+            state_dh=self.dh,
+            state_dc=self._pass.dothers,
+            dbias=self.dbias,
+            mask=self.mask(block.begin, block.end),
+            scale=self.problem.scale,
         )
-        decoder.run(self.sizes, self.tensors, tensors)
         return ShareGradients(queries, dcontexts, None)

@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, CoverageInputs, Read
-from econmt_ops.cells.coverage import CoverageWeights
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, Read
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.protocol import Split
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.weights import Matrix
+from econmt_ops.core.weights import Coverage, Matrix
 from econmt_ops.dispatch.rule import device_of
 from econmt_ops.products.dropout import apply_dropout, join_seed, layer_keep_masks
 from econmt_ops.products.gemm import Product
@@ -326,18 +325,18 @@ class AttentionalProblem:
         )
         return self.run.attention(inputs, self.coverage())
 
-    def coverage(self) -> CoverageInputs | None:
-        """Returns the weights of the coverage, rounded to the compute type; None if there is none."""
-        call, exact = self.call, self.accumulate
+    def coverage(self) -> Coverage | None:
+        """Returns the weights of the coverage but ``state``, rounded to the compute type; None if there is none."""
+        call = self.call
         if call.coverage_key is None or call.coverage_shares is None:
             return None
-
-        attention, recurrent = (
+        key, attention, recurrent = (
             None if part is None else self.rounded(part)
-            for part in (call.coverage_attention, call.coverage_recurrent)
+            for part in (call.coverage_key, call.coverage_attention, call.coverage_recurrent)
         )
-        weights = CoverageWeights(call.coverage, call.coverage_shares.to(exact), attention, recurrent)
-        return CoverageInputs(weights, self.rounded(call.coverage_key))
+        assert key is not None
+        shares = call.coverage_shares.to(self.accumulate)
+        return Coverage(call.coverage, key, shares, attention, recurrent=recurrent)
 
     def read_of(self, layer: int, position: int, read: Tensor, destination: Tensor) -> Read | None:
         """Returns what the layer above reads at a step of a layer with input ``read`` (B, H); None if it reads h."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.cells import lstm as cell
-from econmt_ops.cells.coverage import CoverageWeights, coverage_forward
+from econmt_ops.cells.coverage import coverage_forward
 from econmt_ops.cells.output import output_forward
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import cell_of
@@ -114,9 +114,8 @@ class _Attention:
         attended, recurrent = (
             None if part is None else part.to(exact) for part in (coverage.attention, coverage.recurrent)
         )
-        weights = CoverageWeights(
-            coverage.kind, zero_padding(coverage.shares.to(exact), self.padding), attended, recurrent
-        )
+        shares = zero_padding(coverage.shares.to(exact), self.padding)
+        weights = coverage._replace(shares=shares, attention=attended, recurrent=recurrent)
         after = coverage_forward(weights, before, attention.to(exact), state)
         return after if self.padding is None else after.masked_fill(self.padding.unsqueeze(2), 0.0)
 

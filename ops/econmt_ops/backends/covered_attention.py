@@ -16,12 +16,12 @@ from econmt_ops.backends.protocol import (
     AttentionGradients,
     AttentionInputs,
     AttentionKernels,
-    CoverageInputs,
     CoverageStep,
 )
 from econmt_ops.cells.coverage import coverage_backward, coverage_forward
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import Coverage
 
 
 class CoveredAttention(AttentionKernels):
@@ -30,17 +30,17 @@ class CoveredAttention(AttentionKernels):
     Args:
         attention: Kernels of additive attention, whose keys are replaced at each step.
         inputs: Their inputs.
-        coverage: Weights of the coverage.
+        coverage: Weights of the coverage, in the accumulate type.
     """
 
-    def __init__(self, attention: EagerAttention, inputs: AttentionInputs, coverage: CoverageInputs) -> None:
+    def __init__(self, attention: EagerAttention, inputs: AttentionInputs, coverage: Coverage) -> None:
         assert inputs.score is not None
         self._attention, self._inputs = attention, inputs
-        weights, self._key = coverage
+        self._key = coverage.key
         self._padding = None
         if inputs.lengths is not None:
             self._padding = padding_mask(inputs.lengths, inputs.keys.shape[1], inputs.keys.device)
-        self._weights = weights._replace(shares=zero_padding(weights.shares, self._padding))
+        self._weights = coverage._replace(shares=zero_padding(coverage.shares, self._padding))
         self._exact = exact = accumulate_dtype(inputs.keys.dtype)
         self._factor = None if inputs.norm is not None else inputs.score.to(exact) * 4
         self._keys = inputs.keys

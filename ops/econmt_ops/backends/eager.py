@@ -20,7 +20,6 @@ from econmt_ops.backends.protocol import (
     AttentionInputs,
     AttentionKernels,
     CellStep,
-    CoverageInputs,
     OutputStep,
     Read,
     StepGradients,
@@ -30,6 +29,7 @@ from econmt_ops.cells.output import output_backward, output_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import Coverage
 
 
 def activate_(sums: Tensor) -> Tensor:
@@ -279,8 +279,8 @@ class EagerSteps:
         dgates = gates if dgates.is_set_to(gates) else dgates
         self._run(self._lstm_backward, gates, before, after, first, other, dc, dgates)
 
-    def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None = None) -> AttentionKernels:
-        """Returns the attention kernels of this call."""
+    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> AttentionKernels:
+        """Returns the attention kernels of this call; the weights of a coverage have the accumulate type."""
         attention = (CAttention if library.serves(inputs.keys) else EagerAttention)(inputs)
         return attention if coverage is None else CoveredAttention(attention, inputs, coverage)
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.cells.coverage import CoverageWeights
 from econmt_ops.cells.protocol import StepCell
 
 
@@ -58,18 +57,6 @@ class AttentionInputs(NamedTuple):
     scale: float
     lengths: Tensor | None
     squashes: bool = True
-
-
-class CoverageInputs(NamedTuple):
-    """Weights of a coverage, in the accumulate type, that all steps of a call share.
-
-    Attributes:
-        weights: See `econmt_ops.cells.coverage`.
-        key: (A, W).
-    """
-
-    weights: CoverageWeights
-    key: Tensor
 
 
 class OutputStep(NamedTuple):

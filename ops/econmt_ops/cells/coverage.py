@@ -4,7 +4,7 @@ With the attention weights a (B, S) of a step, the stack's output h and numbers 
 
     sum             C' = C + s a
     activation f    C' = f(u),   u = s + w a + W_h h + W_c C
-    gru             r, z = sigmoid(u + v), n = tanh(u_n + r v_n), C' = (1 - z) n + z C,   u = s + w a + W_h h, v = W_c C
+    gru             a step of `econmt_ops.cells.gru` from C with the products   u = s + w a + W_h h, v = W_c C
 
 `econmt_ops.Coverage` describes the weights. Everything is in the accumulate type.
 """
@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from econmt_ops.cells.gru import GRU
+from econmt_ops.core.weights import Coverage
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -34,22 +37,11 @@ _SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
 """Derivatives of the activations, given their values."""
 
 
-class CoverageWeights(NamedTuple):
-    """Kind, shares (B, S, P), and the weights attention (P,) and recurrent (P, W), None for "sum"."""
-
-    kind: str
-    shares: Tensor
-    attention: Tensor | None
-    recurrent: Tensor | None
-
-
-def coverage_forward(
-    weights: CoverageWeights, coverage: Tensor, attention: Tensor, state: Tensor | None
-) -> Tensor:
+def coverage_forward(weights: Coverage, coverage: Tensor, attention: Tensor, state: Tensor | None) -> Tensor:
     """Computes the coverage after a step.
 
     Args:
-        weights: Weights.
+        weights: Weights; key and state are not read.
         coverage: (B, S, W), before the step.
         attention: (B, S), the attention weights of the step.
         state: (B, P), the product of the stack's output; None for "sum".
@@ -61,15 +53,7 @@ def coverage_forward(
     recurrent = torch.matmul(coverage, weights.recurrent.t())
     if weights.kind != "gru":
         return ACTIVATIONS[weights.kind](read + recurrent)
-    _, z, n, _ = _gru(read, recurrent)
-    return torch.lerp(n, coverage, z)
-
-
-def _gru(read: Tensor, recurrent: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes r, z, n and the candidate's part of the recurrent product, (B, S, W) each."""
-    (ru, zu, nu), (rv, zv, nv) = read.chunk(3, -1), recurrent.chunk(3, -1)
-    r = torch.sigmoid(ru + rv)
-    return r, torch.sigmoid(zu + zv), torch.tanh(nu + r * nv), nv
+    return GRU.forward(read, recurrent, (coverage,))[0]
 
 
 class CoverageGradients(NamedTuple):
@@ -84,7 +68,7 @@ class CoverageGradients(NamedTuple):
 
 
 def coverage_backward(
-    weights: CoverageWeights,
+    weights: Coverage,
     before: Tensor,
     after: Tensor,
     attention: Tensor,
@@ -98,11 +82,8 @@ def coverage_backward(
         return CoverageGradients(dafter, dattention, None, (dafter * share).sum(2, keepdim=True), None, None)
     if weights.kind == "gru":
         read = weights.shares + weights.attention * share + state.unsqueeze(1)
-        r, z, n, v = _gru(read, torch.matmul(before, weights.recurrent.t()))
-        dn = dafter * (1.0 - z) * (1.0 - n * n)
-        dz = dafter * (before - n) * z * (1.0 - z)
-        dr = dn * v * r * (1.0 - r)
-        dread, drecurrent, through = torch.cat([dr, dz, dn], 2), torch.cat([dr, dz, dn * r], 2), dafter * z
+        product = torch.matmul(before, weights.recurrent.t())
+        dread, drecurrent, (through,), _ = GRU.backward(read, product, (before,), (after,), (dafter,))
     else:
         dread = drecurrent = dafter * _SLOPES[weights.kind](after)
         through = torch.zeros_like(dafter)

@@ -199,6 +199,7 @@ class ScannedArguments(NamedTuple):
         cell: Name of the recurrence, as in `CELLS`.
         before: Value before the first step of the last source, (B, .), if it is read one step late; or None.
         lengths: (B,), or None. stash: Stash level, see `econmt_ops.core.chunks.STASHES`.
+        backend: "triton" for the kernels of a GPU, or "".
     """
 
     sources: list[Tensor]
@@ -209,11 +210,12 @@ class ScannedArguments(NamedTuple):
     before: Tensor | None = None
     lengths: Tensor | None = None
     stash: str = "outputs"
+    backend: str = ""
 
 
 Stage = Callable[[ScannedArguments], tuple[Tensor, Tensor]]
 """Function that runs one recurrence: returns outputs (B, T, H) and the c (B, H) after each row's last step. It adds
-lengths and stash level to its arguments."""
+lengths, stash level and backend to its arguments."""
 
 
 class ScanLayer(Cell):

@@ -24,13 +24,12 @@ def even(size: int, dtype: torch.dtype) -> int:
     return -(-size // units) * units
 
 
-def widened(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns a matrix (M, K), cast if a type is given, padded with columns of zeros to an `even` width."""
-    dtype = matrix.dtype if dtype is None else dtype
-    width = even(matrix.shape[1], dtype)
+def widened(matrix: Tensor) -> Tensor:
+    """Returns a matrix (M, K), padded with columns of zeros to an `even` width."""
+    width = even(matrix.shape[1], matrix.dtype)
     if width == matrix.shape[1]:
-        return matrix.to(dtype)
-    wide = matrix.new_empty(matrix.shape[0], width, dtype=dtype)
+        return matrix
+    wide = matrix.new_empty(matrix.shape[0], width)
     wide[:, : matrix.shape[1]] = matrix
     wide[:, matrix.shape[1] :] = 0.0
     return wide

@@ -24,23 +24,16 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_groups(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Converts a rounded weight (N, K) to the layout of the C library.
+    """Converts a weight (N, K) in float32, bfloat16 or int8 to the layout of the C library.
 
     Returns:
-        The weight (N / 16, K / 4, 16, 4), padded with zeros, and the sum of each output's weights, int32.
+        The weight, padded with zeros and grouped by 16 outputs and by the n inputs that fill 4 bytes, (N / 16, K / n,
+        16, n); and of an int8 weight the sum of each output's values, int32, of others no values.
     """
-    filled = padded(values)
-    return grouped(filled), filled.sum(1, dtype=torch.int32)
-
-
-def padded(values: Tensor) -> Tensor:
-    """Pads a weight (N, K) in float32, bfloat16 or int8 with zeros, as the C library's layout needs it."""
     inputs = 0 if values.dtype == torch.float32 else -values.shape[1] % (_FILLED // values.itemsize)
-    return torch.nn.functional.pad(values, (0, inputs, 0, -len(values) % _LANES))
-
-
-def grouped(values: Tensor) -> Tensor:
-    """Groups a padded matrix (N, K) by 16 outputs and by inputs that fill 4 bytes: (N / 16, K / n, 16, n)."""
+    filled = torch.nn.functional.pad(values, (0, inputs, 0, -len(values) % _LANES))
     count = _GROUP // values.itemsize
-    words = values.contiguous().view(torch.int32).view(-1, _LANES, values.shape[1] // count)
-    return words.transpose(1, 2).contiguous().view(values.dtype).view(len(words), -1, _LANES, count)
+    words = filled.view(torch.int32).view(-1, _LANES, filled.shape[1] // count)
+    grouped = words.transpose(1, 2).contiguous().view(values.dtype).view(len(words), -1, _LANES, count)
+    summed = filled if values.dtype == torch.int8 else filled[:0]
+    return grouped, summed.sum(1, dtype=torch.int32)

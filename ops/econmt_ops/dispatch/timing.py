@@ -39,11 +39,7 @@ class Timing(NamedTuple):
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Returns a quantile of ``values``, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0
-    upper = ordered[min(below + 1, len(ordered) - 1)]
-    return float(ordered[below] + (place - below) * (upper - ordered[below]))
+    return float(torch.tensor(values, dtype=torch.float64).quantile(share))
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:

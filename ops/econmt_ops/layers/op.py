@@ -20,7 +20,7 @@ from econmt_ops.core.weights import State
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import Traits, implementations
-from econmt_ops.layers import fused, scanned, stepped
+from econmt_ops.layers import scanned, stepped
 from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, check_inputs, expanded, values_of
@@ -138,7 +138,7 @@ def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..
         return {
             "reference": (functools.partial(scanned.reference, last), scanned.REFERENCE),
             "recompute": (functools.partial(scanned.recompute, last), scanned.RECOMPUTE),
-            "triton": (functools.partial(fused.fused, last), fused.TRITON),
+            "triton": (functools.partial(scanned.triton, last), scanned.TRITON),
         }
     cell = cast(StepCell, cells[0])
     recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)

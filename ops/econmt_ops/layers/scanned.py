@@ -9,13 +9,15 @@
 
 It works in blocks of some rows over all steps (of some steps if a single row is too long), so that the intermediate
 results of a block stay in a CPU's cache and are freed before the next block. On a CPU the C library computes everything
-between the products in one walk in each direction.
+between the products in one walk in each direction. With the backend "triton" a kernel does so for the whole call: it
+adds the bias, walks through the steps and writes the outputs; backward one kernel writes the gradients of the products.
 
 B batch, T steps, H hidden, K parts of the products, n rows and t steps of a block.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,20 +27,22 @@ from torch.nn import functional
 
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import scan_cells
+from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, is_transformed, rule
-from econmt_ops.dispatch.traits import Traits
+from econmt_ops.dispatch.traits import FLOATS, Traits
 from econmt_ops.linear_recurrence import linear_recurrence
 from econmt_ops.products.gemm import Product, add_rows
-from econmt_ops.products.outer import add_outer
+from econmt_ops.products.outer import add_outer, outer
 from econmt_ops.products.stack import StackOptions, last_of, run_cells
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
+TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
 
 _BLOCK_BYTES = 8 << 20
 """Bytes of the products of a block, chosen for the caches of a CPU."""
@@ -104,7 +108,7 @@ class ScannedResults(NamedTuple):
     products: Tensor
 
 
-def empty_results(call: ScannedArguments, keep: bool) -> ScannedResults:
+def _empty_results(call: ScannedArguments, keep: bool) -> ScannedResults:
     """Allocates the results; tensors that are not kept are empty."""
     like = call.sources[0]
     batch, steps = like.shape[:2]
@@ -118,33 +122,44 @@ def empty_results(call: ScannedArguments, keep: bool) -> ScannedResults:
 
 
 class _Blocks:
-    """Call divided into blocks of some rows and some steps."""
+    """Call divided into blocks of some rows and some steps; of a GPU's kernels, into one, whose products lack the bias.
 
-    def __init__(self, call: ScannedArguments) -> None:
-        self.call = call
+    ``clean`` False: values in the padding, and products of them, are arbitrary.
+    """
+
+    def __init__(self, call: ScannedArguments, clean: bool = True) -> None:
+        self.call, by_kernels = call, call.backend == "triton"
         self.cell = CELLS[call.cell]
         self.dtype = call.sources[0].dtype
         self.batch, self.steps = call.sources[0].shape[:2]
         self.hidden = call.first.shape[1]
-        self.padding = None
+        self.padding = self.all_lengths = None
         if call.lengths is not None:
-            self.padding = padding_mask(call.lengths, self.steps, call.first.device)
-            self.ends = call.lengths.to(call.first.device, non_blocking=True).unsqueeze(1) - 1
+            self.all_lengths = call.lengths.to(call.first.device, non_blocking=True)
+            self.padding = padding_mask(call.lengths, self.steps, call.first.device) if clean else None
         space = _BLOCK_BYTES if device_of(call.first) == "cpu" else _LARGE_BLOCK_BYTES
         row = self.steps * call.bias.shape[0] * call.first.element_size()
         rows = max(1, space // max(1, row))
         size = self.steps if row <= space else max(1, self.steps * space // row)
+        if by_kernels:
+            rows, size = max(1, self.batch), max(1, self.steps)
         self.places = [
             (slice(begin, begin + rows), slice(start, min(self.steps, start + size)))
             for begin in range(0, max(1, self.batch), rows)  # at least one, so that all gradients are written
             for start in range(0, self.steps, size)
         ]
         self.weights = [weight.to(self.dtype) for weight in call.weights]
-        biases = [call.bias.to(self.dtype), *(None for _ in self.weights[1:])]
+        self.bias = call.bias.to(self.dtype)  # rounded to the compute type, as all weights are
         self._products = [
-            Product(weight, bias, calls=len(self.places))
-            for weight, bias in zip(self.weights, biases, strict=True)
+            Product(weight, None if number or by_kernels else self.bias, calls=len(self.places))
+            for number, weight in enumerate(self.weights)
         ]
+
+    @functools.cached_property
+    def ends(self) -> Tensor:
+        """Last position of each row, (B, 1), if there are lengths."""
+        assert self.all_lengths is not None
+        return self.all_lengths.unsqueeze(1) - 1
 
     def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
         """Returns values (n, t, .) of a block with zeros at padded positions."""
@@ -179,6 +194,13 @@ class _Blocks:
         remaining: Tensor = self.ends[rows, 0] + 1 - steps.start
         return remaining.clamp(0, steps.stop - steps.start)
 
+    def inputs(self, products: Tensor) -> ScanInputs:
+        """Returns the arguments of a GPU's kernels, given all products."""
+        call = self.call
+        return ScanInputs(
+            self.cell, products, self.bias.contiguous(), call.sources[0], call.first, self.all_lengths
+        )
+
     def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
         """Adds the gradient of the last c (n, H) to the gradient of c (n, t, H) at the last steps of rows."""
         if self.padding is None:
@@ -193,7 +215,9 @@ class _Blocks:
 
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
-    blocks, results = _Blocks(call), empty_results(call._replace(stash="outputs"), keep)
+    if call.backend == "triton":
+        return _forward_by_kernels(call, keep)
+    blocks, results = _Blocks(call), _empty_results(call._replace(stash="outputs"), keep)
     if keep and reaches(call.stash, "gates"):
         everything = slice(0, blocks.batch), slice(0, blocks.steps)
         results = results._replace(products=blocks.products(blocks.read(*everything)))
@@ -215,6 +239,19 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
             if keep:
                 results.cells[rows, steps] = c
         results.last[rows] = carried
+    return results
+
+
+def _forward_by_kernels(call: ScannedArguments, keep: bool) -> ScannedResults:
+    from econmt_ops.backends.triton import scan_cells as kernels
+
+    blocks, results = _Blocks(call, clean=False), _empty_results(call._replace(stash="outputs"), keep)
+    products = blocks.products(blocks.read(*blocks.places[0]))
+    if keep and reaches(call.stash, "gates"):
+        results = results._replace(products=products)
+    if results.outputs.numel():
+        inputs = blocks.inputs(products)
+        kernels.forward(inputs, results.outputs, results.last, results.cells if keep else None)
     return results
 
 
@@ -325,7 +362,37 @@ def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Te
     return gradients
 
 
+def _backward_by_kernels(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
+    from econmt_ops.backends.triton import scan_cells as kernels
+
+    blocks, kept = _Blocks(call), len(results.products) > 0
+    read = blocks.read(*blocks.places[0])
+    products = results.products if kept else blocks.products(read)
+    dproducts = torch.empty_like(products) if kept else products
+    dread = None
+    if blocks.cell.output.name == "highway" and len(blocks.bias) == blocks.cell.gates * blocks.hidden:
+        dread = torch.empty_like(read[0], memory_format=torch.contiguous_format)
+    given = incoming["outputs"], incoming["last"]
+    dfirst, dbias = kernels.backward(blocks.inputs(products), results.cells, *given, dproducts, dread)
+    rows = flat(dproducts)
+    sources = [] if dread is None else [flat(dread).addmm_(rows, blocks.weights[0]).view(read[0].shape)]
+    for source, weight in list(zip(read, blocks.weights, strict=True))[len(sources) :]:
+        sources.append((rows @ weight).view(source.shape))
+    before = None
+    if call.before is not None:  # the last source is read one step late
+        late_gradient = sources[-1]
+        sources[-1] = torch.empty_like(late_gradient)
+        flat(sources[-1])[:-1] = flat(late_gradient)[1:]
+        sources[-1][:, -1] = 0.0
+        before = late_gradient[:, 0]
+    pairs = zip(read, call.weights, strict=True)
+    weights = [outer(rows, flat(source), weight.dtype) for source, weight in pairs]
+    return {"sources": sources, "weights": weights, "bias": dbias, "first": dfirst, "before": before}
+
+
 def _backward(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:
+    if call.backend == "triton":
+        return _backward_by_kernels(call, results, incoming)
     back = _BackwardPass(call, results, incoming)
     after: Tensor | None = None
     for rows, steps in reversed(back.blocks.places):
@@ -338,14 +405,16 @@ _stage = RecurrentOperator(
     ScannedArguments,
     ScannedResults,
     forward=_forward,
-    fake=empty_results,
+    fake=_empty_results,
     backward=_backward,
     saves=lambda _: (*ScannedArguments._fields, "cells", "products"),
 )
 
 
-def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers.
+def _staged(
+    run_stage: Callable[[ScannedArguments], Sequence[Tensor]], backend: str = ""
+) -> Callable[..., tuple[Tensor, State]]:
+    """Returns a function that runs a stack of layers on a backend.
 
     ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
     """
@@ -360,7 +429,9 @@ def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callabl
         stash: str = "outputs",
     ) -> tuple[Tensor, State]:
         def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
-            outputs, last, *_ = run_stage(call._replace(lengths=options.lengths, stash=stash))
+            outputs, last, *_ = run_stage(
+                call._replace(lengths=options.lengths, stash=stash, backend=backend)
+            )
             return outputs, last
 
         def run_layer(
@@ -376,8 +447,11 @@ def staged(run_stage: Callable[[ScannedArguments], Sequence[Tensor]]) -> Callabl
     return run
 
 
-reference = staged(_reference_stage)
+reference = _staged(_reference_stage)
 """Runs a stack of layers in plain PyTorch under autograd."""
 
-recompute = staged(_stage)
+recompute = _staged(_stage)
 """Runs a stack of layers that keeps less than `reference`; see the module."""
+
+triton = _staged(_stage, "triton")
+"""Runs a stack of layers as `recompute` does, with the kernels of a GPU."""

@@ -127,9 +127,7 @@ class EightBitOptimizer(FusedOptimizer):
             return super()._launch(settings, updates, norm)
         from econmt_ops.backends.triton import adam_8bit as kernels  # imports triton
 
-        parts = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-        matrix = kernels.EightBitMatrix._make([*parts, update.numbers["step"]])
-        squares = kernels.run(settings, matrix, update.salt, norm=norm)
+        squares = kernels.run(settings, update, norm=norm)
         return [] if squares is None else [squares]
 
 

@@ -23,7 +23,7 @@ from scripts.bench.frame import CUDA, Bench, figures_of, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cells
-    from econmt_ops.backends.triton.attention import AttentionLauncher, Choice, KeyGradients
+    from econmt_ops.backends.triton.attention import AttentionLauncher, Choice
 
 STEPS = 50
 
@@ -96,7 +96,7 @@ def sum_launches(case: Case) -> list[Callable[[], None]]:
     """Returns the launch of the gradients that are summed over the steps."""
     query = torch.randn(STEPS * case.batch, case.size).to(CUDA, case.dtype)
     dscores = torch.randn(STEPS * case.batch, case.positions).to(CUDA)
-    return [partial(KeyGradients(CaseTensors(case).kernels).add, query, dscores)]
+    return [partial(CaseTensors(case).kernels.key_gradients, query, dscores)]
 
 
 def cell_launches(case: Case) -> list[Callable[[], None]]:

@@ -29,7 +29,8 @@ from triton.runtime.jit import JITFunction
 
 from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.backends.triton import adam_8bit, cells, persistent
-from econmt_ops.backends.triton.attention import AttentionLauncher, KeyGradients
+from econmt_ops.backends.triton.attention import AttentionLauncher
+from econmt_ops.core.arguments import Update
 from tests.ops.simulated_gpu import simulated_gpu
 from tests.ops.triton import (
     compiling_output,
@@ -111,7 +112,7 @@ def update(columns: int, dtype: torch.dtype = torch.float32) -> None:
     norm = dtype == torch.bfloat16
     others = (None, 1.0, None) if norm else (scalar, math.inf, scalar)
     settings = AdamSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, *others)
-    adam_8bit.run(settings, adam_8bit.EightBitMatrix(values, values, *codes, scalar), 3, norm=norm)
+    adam_8bit.run(settings, Update(values, values, codes, {"step": scalar}, 3), norm=norm)
 
 
 def attend(size: int, dtype: torch.dtype, kind: str) -> None:
@@ -127,7 +128,7 @@ def attend(size: int, dtype: torch.dtype, kind: str) -> None:
     kernels.forward(query, share, weights, [output, output])
     kernels.backward(query, weights, output, output, [output, output], None, query, share, dscores)
     if score is not None:
-        KeyGradients(kernels).add(query, dscores)
+        kernels.key_gradients(query, dscores)
 
 
 def step(size: int, dtype: torch.dtype) -> None:

@@ -9,7 +9,6 @@ import torch
 from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionInputs,
-    CoverageInputs,
     CoverageStep,
     OutputStep,
 )
@@ -24,7 +23,7 @@ from econmt_ops.backends.triton import (
 )
 from econmt_ops.backends.triton import decoder_output as decoder_output_kernels
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
-from econmt_ops.cells.coverage import CoverageWeights
+from econmt_ops.core.weights import Coverage
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
 
@@ -86,10 +85,9 @@ def coverage() -> None:
     rows, places, width = 2, 16, 8
     keys, vector = torch.zeros(rows, places, 512, dtype=torch.bfloat16), torch.zeros(512)
     inputs = AttentionInputs(keys, keys, vector, (vector, vector), 1.0, torch.full((rows,), places), True)
-    weights = CoverageWeights(
-        "gru", torch.zeros(rows, places, 3 * width), torch.zeros(3 * width), torch.zeros(3 * width, width)
-    )
-    attention = TritonCoveredAttention(inputs, CoverageInputs(weights, torch.zeros(512, width)))
+    shares, recurrent = torch.zeros(rows, places, 3 * width), torch.zeros(3 * width, width)
+    weights = Coverage("gru", torch.zeros(512, width), shares, torch.zeros(3 * width), recurrent=recurrent)
+    attention = TritonCoveredAttention(inputs, weights)
     covered, state = torch.zeros(rows, places, width), torch.zeros(rows, 3 * width)
     both, output = torch.zeros(rows, 1024, dtype=torch.bfloat16), torch.zeros(rows, 512, dtype=torch.bfloat16)
     shares, step = torch.zeros(rows, places), CoverageStep(covered, covered, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,15 @@ def test_on_a_small_gpu(device: str, multiprocessors: int) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_bidirectional(device: str, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "divide", partial(partition.divide, together=together))
+    divide = partition.divide
+
+    def divided(batch: int, hidden: int, *others: Any, **options: Any) -> Partition | None:
+        found = divide(batch, hidden, *others, **options)
+        if found is None or together:
+            return found
+        return found._replace(programs=found.parts(hidden) * found.groups(batch))
+
+    monkeypatch.setattr(partition, "divide", divided)
     lengths = torch.tensor([4, 1, 3])
     assert_same_function(
         partial(triton.bidirectional_lstm, lengths=lengths),

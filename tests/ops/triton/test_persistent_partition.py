@@ -99,14 +99,11 @@ def test_what_fits_no_device_is_not_served() -> None:
 
 
 def test_directions_together_or_apart() -> None:
-    shared = {"products": torch.bfloat16, "limits": H200, "back": False, "directions": 2}
-    together = divide(64, 512, together=True, **shared)  # type: ignore[arg-type]
-    apart = divide(64, 512, together=False, **shared)  # type: ignore[arg-type]
-    assert together is not None
-    assert apart is not None
-    assert together.launches(2, 64, 512) == 1
-    assert apart.launches(2, 64, 512) == 2
-    assert divide(192, 1024, together=True, **shared) is None  # type: ignore[arg-type]
+    for multiprocessors, launches in ((132, 1), (20, 2)):
+        limits = H200._replace(multiprocessors=multiprocessors)
+        found = divide(64, 512, torch.bfloat16, limits, back=False, directions=2)
+        assert found is not None
+        assert found.launches(2, 64, 512) == launches
 
 
 def test_launches_in_turn_where_not_all_rows_fit() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from econmt.checkpoint.lexicons import read_lexicon, write_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies
+from econmt.export.lexicon import read_lexicon, write_lexicon
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 

@@ -12,8 +12,7 @@ import torch
 from safetensors.numpy import load_file
 
 from econmt import api
-from econmt.checkpoint.quantized import restored
-from econmt.checkpoint.tensor_files import read_tensors, write_tensors
+from econmt.checkpoint.tensor_files import read_tensors, restored, write_tensors
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused

@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 import econmt
 import econmt_runtime
 from econmt.checkpoint.checkpoints import parameters_metadata
-from econmt.checkpoint.lexicons import write_lexicon
 from econmt.checkpoint.tensor_files import FORMAT, read_metadata, write_tensors
 from econmt.config.conditions import MOST_RUNTIME_WORDS
 from econmt.config.recipe import Model, read_recipe, recipe_text
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.decoding.formats import format_nbest
 from econmt.decoding.translation import Translation
+from econmt.export.lexicon import write_lexicon
 from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.c import library as structures

@@ -10,7 +10,7 @@ import pytest
 
 import econmt_runtime
 from econmt import api
-from econmt.export.quantize import quantize_model
+from econmt.export.model_folder import quantize_model
 from econmt.export.runtime import export_runtime
 from tests.unit.cli.test_runtime import VARIANTS, assert_alike, random_model
 

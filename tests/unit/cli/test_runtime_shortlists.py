@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import econmt_runtime
-from econmt.export.quantize import quantize_model
+from econmt.export.model_folder import quantize_model
 from econmt.export.runtime import export_runtime
 from econmt_runtime.arrays import Table
 from econmt_runtime.text import EOS

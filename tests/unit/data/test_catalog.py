@@ -15,9 +15,8 @@ import pytest
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import prepare
-from econmt.data.text.catalog import CATALOG
+from econmt.data.text.catalog import CATALOG, RemoteFile
 from econmt.data.text.corpus import find_corpus, read_pairs
-from econmt.data.text.download import RemoteFile
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 

@@ -15,7 +15,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from econmt.checkpoint.checkpoints import load_task
 from econmt.data.batching.store import prepare
-from econmt.data.text.codes import MergeCodes, read_codes, read_kept
+from econmt.data.text.own_vocabulary import MergeCodes, read_codes, read_kept
 from econmt.data.text.source_factors import word_numbers
 from econmt.data.text.subwords import load_vocabularies
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, CodesVocabulary

@@ -21,11 +21,10 @@ from typing import Any
 
 import pytest
 
+from econmt.data.files import text_checksum
 from econmt.data.text import catalog
-from econmt.data.text import download as module
-from econmt.data.text.catalog import DataSet
+from econmt.data.text.catalog import DataSet, RemoteFile, download
 from econmt.data.text.corpus import find_corpus, find_text
-from econmt.data.text.download import RemoteFile, download, text_checksum
 from econmt.errors import InputError
 
 CONTENT = bytes(range(256)) * 400
@@ -100,7 +99,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 10.0)
+    monkeypatch.setattr(catalog, "_TIMEOUT_SECONDS", 10.0)
     running = Server()
     yield running
     running.stop()
@@ -374,7 +373,7 @@ def test_a_reset_within_the_body(server: Server, tmp_path: Path, monkeypatch: py
             server.arrived.set()
         return 0.0
 
-    monkeypatch.setattr(module, "_clock", clock)
+    monkeypatch.setattr(catalog, "_clock", clock)
     said = fetch(server, tmp_path, resets(WHOLE[:1000]))
     assert "the connection broke (" in said
     assert "reset by peer" in said
@@ -385,7 +384,7 @@ def test_a_reset_within_the_body(server: Server, tmp_path: Path, monkeypatch: py
 def test_a_server_that_falls_silent(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
-    monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(catalog, "_TIMEOUT_SECONDS", 0.05)
     said = fetch(server, tmp_path, stalls(before))
     assert said.startswith(
         "URL: the connection broke (timed out); nothing was received; try again later, or "
@@ -396,7 +395,7 @@ def test_a_server_that_sends_a_byte_now_and_then(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count(0.0, 20.0)
-    monkeypatch.setattr(module, "_clock", lambda: next(seconds))
+    monkeypatch.setattr(catalog, "_clock", lambda: next(seconds))
 
     def trickles(connection: socket.socket, _: Server) -> None:
         connection.sendall(OK + b"Content-Length: 100000\r\n\r\n")
@@ -410,13 +409,13 @@ def test_a_server_that_sends_a_byte_now_and_then(
 
 def test_a_server_that_becomes_slow_after_a_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each minute counts for itself."""
-    seconds, blocks = itertools.count(0.0, 61.0), iter([b"x" * module._SLOW_BYTES, b"y", b"z"])
-    monkeypatch.setattr(module, "_clock", lambda: next(seconds))
+    seconds, blocks = itertools.count(0.0, 61.0), iter([b"x" * catalog._SLOW_BYTES, b"y", b"z"])
+    monkeypatch.setattr(catalog, "_clock", lambda: next(seconds))
     answer: Any = SimpleNamespace(read1=lambda _: next(blocks))
     stream = io.BytesIO()
-    with pytest.raises(module._BrokenConnectionError, match=r"^only 1 bytes in 60 s$"):
-        module._copy(answer, stream, 0, None, lambda _: None)
-    assert stream.getvalue() == b"x" * module._SLOW_BYTES + b"y"
+    with pytest.raises(catalog._BrokenConnectionError, match=r"^only 1 bytes in 60 s$"):
+        catalog._copy(answer, stream, 0, None, lambda _: None)
+    assert stream.getvalue() == b"x" * catalog._SLOW_BYTES + b"y"
 
 
 def test_another_part_than_the_one_requested(server: Server, tmp_path: Path) -> None:

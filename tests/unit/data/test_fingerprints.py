@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.fingerprints import describe, is_as_described
+from econmt.data.files import describe, is_as_described
 from econmt.errors import InputError
 
 LARGE = 5 << 20

@@ -202,8 +202,8 @@ class TestReuse:
         make_recipe: MakeRecipe,
         corpus: Path,
     ) -> None:
-        monkeypatch.setattr("econmt.data.fingerprints._BLOCK", 16)
-        monkeypatch.setattr("econmt.data.fingerprints._BLOCKS", 2)  # the first and the last
+        monkeypatch.setattr("econmt.data.files._BLOCK", 16)
+        monkeypatch.setattr("econmt.data.files._BLOCKS", 2)  # the first and the last
         run()
         file = Path("store") / "train.tokens"
         before, status = file.read_bytes(), file.stat()

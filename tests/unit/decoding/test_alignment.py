@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
-from econmt.decoding.alignment import copied, hard_alignment
+from econmt.decoding.results import copied, hard_alignment
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from tests.unit.decoding.test_requests import subwords as subwords

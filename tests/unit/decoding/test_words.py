@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import econmt_runtime.text
-from econmt.decoding.words import addresses, has_words
+from econmt.data.text.words import addresses, has_words
 
 ADDRESSES = [
     ("See https://example.com/a_(b)?x=1&y=2#z. Then", ["https://example.com/a_(b)?x=1&y=2#z"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.engine.averaging import ParameterAverage, begins
+from econmt.engine.parameters import ParameterAverage, begins
 from tests.unit.engine.test_step import make_step, make_task
 from tests.unit.engine.toy import assert_same_bits, parameters
 

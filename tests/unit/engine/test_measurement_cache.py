@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.engine import measurement_cache as module
-from econmt.engine.measurement_cache import measured_today
+from econmt.engine import machine as module
+from econmt.engine.machine import measured_today
 from econmt_ops.dispatch.measurements import MeasurementRecord, Store, machine
 
 Clock = Callable[[], Mapping[str, float]]

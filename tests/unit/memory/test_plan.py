@@ -31,8 +31,8 @@ from econmt.budget.planner import (
     usable,
 )
 from econmt.budget.prices import PRICES, settings
-from econmt.config.marks import KeyMark, marked_keys
 from econmt.config.recipe import Recipe, load_recipe
+from econmt.config.section import KeyMark, marked_keys
 from econmt.config.yaml_reader import leaves, parse_size
 from econmt.data.batching.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search.beam import SearchOptions, beam_search, output_limits

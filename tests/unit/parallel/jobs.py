@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, distributed, nn
 
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.resume import Start
+from econmt.checkpoint.recovery import Start
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.store import open_prepared, prepare

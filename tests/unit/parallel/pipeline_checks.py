@@ -19,12 +19,11 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline.embedding import DividedTable, LookUp
-from econmt.parallel.pipeline.language_model import divide_language_model
+from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.partition import PipelinePlan
+from econmt.parallel.pipeline.parts import DividedTable, LookUp
 from econmt.parallel.pipeline.stages import Stages, even_rows
 from econmt.parallel.pipeline.step import PipelinedStep
-from econmt.parallel.pipeline.translation import divide_translation
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
@@ -124,9 +123,9 @@ def pipelined_language_model(
     task: LanguageModelTask, size: int, homes: Sequence[int], chunks: int, how: str = "auto"
 ) -> PipelinedStep:
     model = new_model(task)
-    divided = divide_language_model(model, PipelinePlan([[*homes]], [chunks], ""))
+    division = divided(model, PipelinePlan([[*homes]], [chunks], ""))
     how_to = Implementations.everywhere(how)
-    return PipelinedStep(task, model, Stages(size, CPU), divided, implementations=how_to)
+    return PipelinedStep(task, model, Stages(size, CPU), division, implementations=how_to)
 
 
 def language_model(communicator: Communicator) -> None:
@@ -180,8 +179,8 @@ def tied_tables(communicator: Communicator) -> None:
         feeding = f"model.decoder.input_feeding={str(fed).lower()}"
         pairs = translation_task(feeding, f"model.weight_tying={tying}", "model.dropout=0.2")
         model = new_model(pairs)
-        divided = divide_translation(model, translation_homes(model, size, fed, 2))
-        agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), divided), pairs_of_sentences(pairs), 2)
+        division = divided(model, translation_homes(model, size, fed, 2))
+        agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), division), pairs_of_sentences(pairs), 2)
 
 
 PLAIN = ("model.decoder.input_feeding=false",)
@@ -222,9 +221,9 @@ def translation(communicator: Communicator, cases: Sequence[tuple[tuple[str, ...
     for number, (overrides, chunks) in enumerate(cases):
         task = translation_task(*overrides)
         model = new_model(task)
-        divided = divide_translation(model, translation_homes(model, size, fed, chunks))
+        division = divided(model, translation_homes(model, size, fed, chunks))
         how = Implementations.everywhere("auto" if number == 1 else "recompute")
-        step = PipelinedStep(task, model, Stages(size, CPU), divided, implementations=how)
+        step = PipelinedStep(task, model, Stages(size, CPU), division, implementations=how)
         agrees(task, step, pairs_of_sentences(task))
 
 
@@ -272,12 +271,11 @@ def steps_in(
     pairs = translation_task(*PLAIN, *SHAPED, *changes)
     for task, batch in ((text, windows(text, (6,))[0]), (pairs, pairs_of_sentences(pairs)[0])):
         model, twin = (seeded(5, task.build_model).train() for _ in range(2))
-        if isinstance(model, LanguageModel):
-            homes = [layer * communicator.size // 8 for layer in range(8)]
-            divided = divide_language_model(model, PipelinePlan([homes], [3], ""))
-        else:
-            divided = divide_translation(model, translation_homes(model, communicator.size, False, 2))
-        pipelined = PipelinedStep(task, model, Stages(communicator.size, CPU), divided, precision)
+        plan = PipelinePlan([[layer * communicator.size // 8 for layer in range(8)]], [3], "")
+        if not isinstance(model, LanguageModel):
+            plan = translation_homes(model, communicator.size, False, 2)
+        division = divided(model, plan)
+        pipelined = PipelinedStep(task, model, Stages(communicator.size, CPU), division, precision)
         steps, tokens = (pipelined, TrainingStep(task, twin, precision)), torch.tensor(batch.target_tokens)
         yield tuple(seeded(6, step.gradient, [batch], tokens) for step in steps)  # type: ignore[misc]
 

@@ -8,7 +8,8 @@ import pytest
 
 from econmt.engine.precision import Precision
 from econmt.model import Implementations
-from econmt.parallel.pipeline.costs import divided, plan_pipeline
+from econmt.parallel.pipeline.costs import plan_pipeline
+from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.partition import Link, PipelinePlan
 from econmt.tasks.protocol import Shape, Task
 from tests.unit.parallel.pipeline_checks import PLAIN, language_model_task, translation_task

@@ -13,7 +13,8 @@ from econmt.engine.step import TrainingStep
 from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import translation
-from econmt.parallel.pipeline.costs import divided, plan_by_weights
+from econmt.parallel.pipeline.costs import plan_by_weights
+from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.stages import Stages
 from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.parallel.simulated_rank import Rank

@@ -14,7 +14,7 @@ import torch
 from econmt.budget.planner import BatchBudget, MemoryPlan, Planner
 from econmt.budget.run_budget import Budget, divide, first_plan
 from econmt.checkpoint.state import TrainingState
-from econmt.config.parallel import ParallelSection
+from econmt.config.training import ParallelSection
 from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from econmt.training.pictures import WHY_BELOW, draw_learning_curve
+from econmt.training.results import WHY_BELOW, draw_learning_curve
 
 
 def drawn(metrics: list[dict[str, float]], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:

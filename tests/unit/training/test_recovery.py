@@ -14,8 +14,7 @@ from torch import Tensor
 from econmt.checkpoint import checkpoints
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder, pending
-from econmt.checkpoint.recovery import finish_commit
-from econmt.checkpoint.resume import changed_keys
+from econmt.checkpoint.recovery import changed_keys, finish_commit
 from econmt.checkpoint.tensor_files import read_tensors, write_text
 from econmt.config.recipe import load_recipe, recipe_text
 from econmt.errors import InputError, TrainingError

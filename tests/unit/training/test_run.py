@@ -17,8 +17,8 @@ from econmt.engine import precision
 from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
 from econmt.training import validation
+from econmt.training.context import _TEXT, _checksum_of
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.provenance import _TEXT, _checksum_of
 from econmt.training.run import Outcome, run_recipe
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import MakeRun, Run, metrics, snapshot, write_text

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from econmt.config.recipe import ScheduleSection as Config
-from econmt.training.schedules import Schedule
+from econmt.training.decisions import Schedule
 
 
 def schedule(**keys: object) -> Schedule:

@@ -26,11 +26,10 @@ from econmt.engine.devices import (
 )
 from econmt.engine.step import StepResult
 from econmt.errors import InputError
-from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
+from econmt.training.decisions import Pace, RunAverage, end_reason, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.ranks import Ranks
-from econmt.training.run_average import RunAverage
 from econmt.training.update_metrics import MetricsQueue
 from tests.unit.engine.test_step import make_step, make_task
 

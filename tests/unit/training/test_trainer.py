@@ -18,12 +18,11 @@ from econmt.data.batching.batches import Batch, pad_batch
 from econmt.engine.step import StepResult
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
-from econmt.training.end_of_run import judge_checkpoint
-from econmt.training.failures import not_finite
+from econmt.training.decisions import judge_checkpoint
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress
 from econmt.training.trainer import Trainer
-from econmt.training.update_metrics import UpdateMetrics
+from econmt.training.update_metrics import UpdateMetrics, not_finite
 from econmt.training.validation import Validation
 from tests.unit.engine.toy import assert_same_bits
 from tests.unit.training.tiny import MakeRun, metrics, snapshot

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.resume import Start, find_start
+from econmt.checkpoint.recovery import Start, find_start
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.store import PreparedData, prepare

@@ -161,15 +161,9 @@ def _sizes(names: str, tensor: Tensor) -> dict[str, int]:
 def lstm_forward(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
 ) -> None:
-    """Runs one step of an LSTM.
+    """Runs one step of an LSTM; the arguments are those of `EagerSteps.cell_forward`, states in float32.
 
-    Args:
-        gates: (B, 4H) before their nonlinearities; with ``recurrent`` overwritten by the sum, with ``keep`` in float32
-            by the gates after their nonlinearities.
-        recurrent: (B, 4H), added to them, of their type; or None.
-        before: (B, H) float32, the cell state. h: (B, H), is written, of the gates' type.
-        after: (B, H) float32, is written; may be ``before``.
-        keep: see ``gates``.
+    With ``recurrent`` the gates are overwritten by the sum, with ``keep`` in float32 by what follows from it.
     """
     call(
         "lstm_forward",
@@ -193,14 +187,9 @@ def lstm_backward(
     dc: Tensor,
     dgates: Tensor,
 ) -> None:
-    """Runs one step of an LSTM backward.
+    """Runs one step of an LSTM backward; the arguments are those of `EagerSteps.cell_backward`, states in float32.
 
-    Args:
-        gates: (B, 4H), in float32 after their nonlinearities, in bfloat16 before them.
-        before, after: (B, H) float32, the cell states around the step.
-        dh, other: (B, H), two gradients of h, of the type of ``dgates``; the second may be None.
-        dc: (B, H) float32, the gradient of ``after``; overwritten by that of ``before``.
-        dgates: (B, 4H), is written; may be ``gates``.
+    Gates are after their nonlinearities in float32, and before them in bfloat16.
     """
     gates = rows_of(gates)
     call(

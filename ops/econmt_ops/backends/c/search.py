@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as native
-from econmt_ops.core.int8 import grouped, padded, rounded
+from econmt_ops.core.int8 import in_groups, rounded
 
 MOST_PLACES = 64
 """Maximum beam size, as in search_room.h."""
@@ -42,7 +42,7 @@ class SearchWeight:
             self._rows, self._steps = rounded(weight)
         else:
             self._rows = weight.detach().to(dtype)
-        self._prepacked: tuple[Tensor, Tensor | None] | None = None
+        self._prepacked: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def supports(dtype: torch.dtype) -> bool:
@@ -68,9 +68,7 @@ class SearchWeight:
         """Returns the structure for the library; it is valid while this object exists."""
         rows = self._rows
         if self._prepacked is None:
-            filled = padded(rows)
-            sums = filled.sum(1, dtype=torch.int32) if rows.dtype == torch.int8 else None
-            self._prepacked = grouped(filled), sums
+            self._prepacked = in_groups(rows)
         values, sums = self._prepacked
         addresses = [_address(part) for part in (values, sums, self._steps, self._bias)]
         return _weight_kind()(_KINDS[rows.dtype], rows.shape[1], len(rows), *addresses)
@@ -128,18 +126,6 @@ def layer_sequence(
     )
 
 
-class _ErrorHolder:
-    """Context that stores an exception, which cannot propagate through C."""
-
-    error: BaseException | None = None
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
-        self.error = self.error or error
-        return True
-
-
 @contextmanager
 def _signals_wait() -> Iterator[Callable[[], None]]:
     """Defers handlers of Ctrl-C and SIGTERM until the yielded function is called, or until the context ends.
@@ -180,13 +166,15 @@ def beam_search(
         sizes, tensors: fields of the structure by name; tensors are contiguous.
         watch: called every few steps; an exception that it raises ends the search.
     """
-    holder = _ErrorHolder()
+    errors: list[BaseException] = []
 
     def watched() -> int:
-        with holder:
+        try:
             handle()
             watch()
-        return int(holder.error is not None)
+        except BaseException as error:  # noqa: BLE001  it cannot propagate through C
+            errors.append(error)
+        return len(errors)
 
     stopped = torch.zeros(1, dtype=torch.int64)
     array = _array(weights)
@@ -202,8 +190,8 @@ def beam_search(
             watch=ctypes.cast(function, ctypes.c_void_p).value,
             stopped=stopped,
         )
-    if holder.error is not None:
-        raise holder.error
+    if errors:
+        raise errors[0]
 
 
 def search_step(

@@ -52,7 +52,6 @@ def serves(values: Tensor, gradient: Tensor | None, *moments: Tensor) -> bool:
     """Returns True if `run` accepts these tensors of an update."""
     return (
         gradient is not None
-        and values.is_cuda
         and values.dtype == gradient.dtype
         and values.dtype in (torch.float32, torch.bfloat16)
         and all(moment.dtype == torch.float32 for moment in moments)

@@ -169,89 +169,6 @@ _READY: set[tuple[DecoderSizes, int]] = set()
 """Sizes and devices for which both kernels are there."""
 
 
-class DecoderTensors(NamedTuple):
-    """Tensors that both passes read, in the compute type; for float32, those that have units in float16.
-
-    Attributes:
-        weights: per layer (4H, 2H), for [layer input ; h of the step before]; rows may have any stride.
-        both: (A + H, H), from the stack's output to the query and to the stack's share of o.
-        score: (A,). keys: (B, S, A). projected: (B, S, H). lengths: (B,) int64, or None.
-        units: (L + 1,) float32, of the weights and of ``both``. key_units, projected_units: (B,) float32. Powers of two
-            by which values are multiplied to get those in float32; None for other types.
-    """
-
-    weights: Sequence[Tensor]
-    both: Tensor
-    score: Tensor
-    keys: Tensor
-    projected: Tensor
-    lengths: Tensor | None
-    units: Tensor | None = None
-    key_units: Tensor | None = None
-    projected_units: Tensor | None = None
-
-
-class ForwardBlock(NamedTuple):
-    """Tensors of a block of steps, forward; those without a type are in the compute type.
-
-    Attributes:
-        sums: (K, B, 4H), the inputs' share of the bottom gates, bias included.
-        bias: (4H,) of the upper layer, or None. combine_bias: (H,), or None.
-        first_output: (B, H), o before the first step.
-        outputs: (K, B, H), attention: (K, B, S), whose rows may lie further apart, h: per layer (K, B, H), or empty;
-            written.
-        state_h: (L, B, H), state_c: (L, B, H) float32; the state before the steps is replaced by that after them.
-        mask: (K, B, H) bool, where the upper layer's input is kept; or None. scale: factor of what is kept.
-    """
-
-    sums: Tensor
-    bias: Tensor | None
-    combine_bias: Tensor | None
-    first_output: Tensor
-    outputs: Tensor
-    attention: Tensor
-    h: Sequence[Tensor]
-    state_h: Tensor
-    state_c: Tensor
-    mask: Tensor | None
-    scale: float
-
-
-class BackwardBlock(NamedTuple):
-    """Tensors of a block of steps, backward; those without a type are in the compute type.
-
-    Attributes:
-        query: (K, B, A). context: (K, B, H), of any strides but the last. outputs: (K, B, H).
-        attention: (K, B, S), whose rows may lie further apart.
-        doutputs: (K, B, H), of any strides but the last; or None.
-        gates: per layer (K, B, 4H), before their nonlinearities.
-        cells: per layer (K + 1, B, H) float32, from c before the first step on.
-        dgates: per layer (K, B, 4H), dquery: (K, B, A), da: (K, B, H), dscores: (K, B, S) float32; written.
-        state_do: (B, H), state_dh: (L, B, H), state_dc: (L, B, H) float32; the gradients of the state after the steps
-            are replaced by those of the state before them.
-        dbias: (groups of rows, L, 4H) float32; the sums of ``dgates`` over rows and steps are added.
-        mask, scale: as in `ForwardBlock`.
-    """
-
-    query: Tensor
-    context: Tensor
-    outputs: Tensor
-    attention: Tensor
-    doutputs: Tensor | None
-    gates: Sequence[Tensor]
-    cells: Sequence[Tensor]
-    dgates: Sequence[Tensor]
-    dquery: Tensor
-    da: Tensor
-    dscores: Tensor
-    state_do: Tensor
-    state_dh: Tensor
-    state_dc: Tensor
-    dbias: Tensor
-    mask: Tensor | None
-    scale: float
-
-
 def aligned(rows: Tensor) -> Tensor:
     """Returns a tensor whose rows (along the last axis) begin at multiples of 16 bytes; the same one if possible."""
     strides = [rows.stride(axis) * rows.element_size() for axis in range(rows.dim() - 1)]
@@ -265,6 +182,7 @@ _AXES = {"row": -2, "step": -3}
 
 def _set(argument: Any, name: str, value: Any) -> None:
     """Sets a field of a kernel's arguments, and fields of strides where there are some; tensors are not kept alive."""
+    assert hasattr(argument, name), name
     apart = {axis: f"{name}_{axis}" for axis in _AXES if hasattr(argument, f"{name}_{axis}")}
     if isinstance(value, Tensor):
         assert value.stride(-1) == 1 if apart else value.is_contiguous(), (name, value.stride())
@@ -295,17 +213,23 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
     return exchange, zeros[:counters], zeros[counters:]
 
 
-def run(sizes: DecoderSizes, tensors: DecoderTensors, block: ForwardBlock | BackwardBlock) -> None:
-    """Runs the steps of a block, backward the last one first. `serves` has returned True for the sizes."""
-    kernel = "forward" if isinstance(block, ForwardBlock) else "backward"
-    launch = _launch_of(kernel, sizes, block.outputs.device.index or 0)
+def run(kernel: str, sizes: DecoderSizes, **fields: Any) -> None:
+    """Runs the steps of a block, "backward" the last one first. `serves` has returned True for the sizes.
+
+    Args:
+        kernel: "forward" or "backward".
+        sizes: Sizes of the call.
+        fields: Tensors by the names of the structure of the kernel's arguments, whose source describes them, or lists
+            of a tensor for each layer; numbers; None for what may be null.
+    """
+    outputs, attention = fields["outputs"], fields["attention"]
+    launch = _launch_of(kernel, sizes, outputs.device.index or 0)
     assert launch is not None
     argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
-    step, row, _ = block.attention.stride()
-    assert step == row * block.attention.shape[1] or len(block.attention) == 1
-    workspace = _workspace(block.outputs, sizes, kernel)
-    others: dict[str, Any] = dict(zip(("exchange", "counters", "slots"), workspace, strict=True))
-    others |= zip(("steps", "batch", "positions"), block.attention.shape, strict=True)
-    for name, value in (tensors._asdict() | block._asdict() | others).items():
+    step, row, _ = attention.stride()
+    assert step == row * attention.shape[1] or len(attention) == 1
+    fields |= zip(("exchange", "counters", "slots"), _workspace(outputs, sizes, kernel), strict=True)
+    fields |= zip(("steps", "batch", "positions"), attention.shape, strict=True)
+    for name, value in fields.items():
         _set(argument, name, value)
     launch.kernel.launch(sizes.blocks, launch.shared_bytes, argument)

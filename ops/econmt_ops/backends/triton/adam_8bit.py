@@ -6,13 +6,13 @@ The codes are those of `econmt_ops.optimizers.eight_bit`, which defines them. Si
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.cuda.adam import AdamSettings
+from econmt_ops.core.arguments import Update
 
 _VALUES = 1024
 """Values of a program."""
@@ -30,18 +30,6 @@ _MOST = tl.constexpr(1.875 / 2.0)
 _ABOVE = tl.constexpr(1.0 + 1e-6)
 _LEAST_SCALE = tl.constexpr(1e-30)
 _GOLDEN = tl.constexpr((5.0**0.5 - 1.0) / 2.0)
-
-
-class EightBitMatrix(NamedTuple):
-    """A matrix (R, C), its gradient, codes (R, C) and scales (R, blocks) of its moments, and the number of its step."""
-
-    values: Tensor
-    gradient: Tensor
-    first: Tensor
-    first_scale: Tensor
-    second: Tensor
-    second_scale: Tensor
-    step: Tensor
 
 
 @triton.jit
@@ -153,32 +141,34 @@ def eight_bit_adam(
     tl.store(second_scales + block, scale, mask=block < count)
 
 
-def run(
-    settings: AdamSettings, matrix: EightBitMatrix, salt: int = 0, *, norm: bool = False
-) -> Tensor | None:
+def run(settings: AdamSettings, update: Update, *, norm: bool = False) -> Tensor | None:
     """Updates a contiguous matrix and its moments by a gradient of its type, which is left as it is.
 
-    A matrix in bfloat16 is rounded by `econmt_ops.optimizers.stochastic_rounding` with a ``salt``; others are float32.
+    A matrix in bfloat16 is rounded by `econmt_ops.optimizers.stochastic_rounding`; others are float32. The moments are
+    the codes and the scales of the first, then of the second moment.
 
     Returns:
         With ``norm``, for settings without ``skip``, sums of squares of the gradient before it is divided and clipped,
         one a program, float32.
     """
     assert not (norm and settings.skip is not None)
-    blocks, (rows, columns) = matrix.first_scale.shape[1], matrix.values.shape
+    tensors = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
+    (rows, columns), scales = tensors[0].shape, tensors[3]
+    blocks = scales.shape[1]
     width = triton.next_power_of_2(triton.cdiv(columns, blocks))
     together = max(1, _VALUES // width)
     programs = triton.cdiv(rows * blocks, together)
-    squares = matrix.first_scale.new_empty(programs) if norm else None
+    squares = scales.new_empty(programs) if norm else None
     log1, log2 = (math.log(beta) if beta else -math.inf for beta in settings.betas)
     eight_bit_adam[(programs,)](
-        *matrix,
+        *tensors,
+        update.numbers["step"],
         settings.rate,
         settings.divisor,
         settings.skip,
         squares,
         settings.bound,
-        salt,
+        update.salt,
         blocks,
         columns,
         rows * blocks,

@@ -153,7 +153,7 @@ def _wide(choice: Choice) -> Any:
     return gl.BlockedLayout([1], [32], [choice.warps], [0])
 
 
-@triton.jit(do_not_specialize=["steps", "positions", "dscores_row", "step_rows"])
+@triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
 def attention_sum(
     query: tl.tensor,
     dscores: tl.tensor,
@@ -166,8 +166,6 @@ def attention_sum(
     parts: tl.tensor,
     steps: tl.tensor,
     positions: tl.tensor,
-    step_rows: tl.tensor,
-    sentence_rows: tl.tensor,
     query_row: tl.tensor,
     dscores_row: tl.tensor,
     A: tl.constexpr,
@@ -175,7 +173,7 @@ def attention_sum(
     WIDTH: tl.constexpr,
     FAST: tl.constexpr,
 ) -> None:
-    """Adds to dkeys (B, S, A) and to parts (programs of a feature, 1 or 3, A): gradients of score, gain and shift.
+    """Writes dkeys (B, S, A) and parts (programs of a feature, 1 or 3, A): gradients of score, gain and shift.
 
     One program handles a tile of positions of a sentence and a tile of features, for all steps. ``gain`` and
     ``key_units`` may be None.
@@ -197,15 +195,16 @@ def attention_sum(
         offset = tl.load(shift + column, mask=known, other=0.0).to(tl.float32)[None, :]
         dgain = tl.zeros([ROWS, WIDTH], tl.float32)
         dshift = tl.zeros([ROWS, WIDTH], tl.float32)
-    query += sentence * sentence_rows * query_row + column
-    dscores += sentence * sentence_rows * dscores_row + position
+    batch = tl.num_programs(0).to(tl.int64)  # rows of a step
+    query += sentence * query_row + column
+    dscores += sentence * dscores_row + position
     q_next = tl.load(query, mask=known, other=0.0)
     de_next = tl.load(dscores, mask=there, other=0.0)
     for step in range(steps):
         de, q = de_next[:, None], q_next.to(tl.float32)[None, :]
         # Prefetches the inputs of the next step.
-        query += step_rows.to(tl.int64) * query_row
-        dscores += step_rows.to(tl.int64) * dscores_row
+        query += batch * query_row
+        dscores += batch * dscores_row
         q_next = tl.load(query, mask=known & (step + 1 < steps), other=0.0)
         de_next = tl.load(dscores, mask=there & (step + 1 < steps), other=0.0)
         x = k + q
@@ -227,17 +226,22 @@ def attention_sum(
             dk += inverse * (of_normed - tl.sum(of_normed, 1)[:, None] / A - x * along)
     if gain is None:
         dk *= w
-    dk += tl.load(dkeys + place, mask=inside, other=0.0)
     tl.store(dkeys + place, dk, mask=inside)
     number = sentence * tl.num_programs(1) + tl.program_id(1)
     if gain is None:
-        part = parts + number * A + column
-        tl.store(part, tl.load(part, mask=known) + tl.sum(dw, 0), mask=known)
+        tl.store(parts + number * A + column, tl.sum(dw, 0), mask=known)
     else:
         part = parts + number * 3 * A + column
-        tl.store(part, tl.load(part, mask=known) + tl.sum(dw, 0), mask=known)
-        tl.store(part + A, tl.load(part + A, mask=known) + tl.sum(dgain, 0), mask=known)
-        tl.store(part + 2 * A, tl.load(part + 2 * A, mask=known) + tl.sum(dshift, 0), mask=known)
+        tl.store(part, tl.sum(dw, 0), mask=known)
+        tl.store(part + A, tl.sum(dgain, 0), mask=known)
+        tl.store(part + 2 * A, tl.sum(dshift, 0), mask=known)
+
+
+def _sum_rows(positions: int, fast: bool) -> int:
+    """Returns the positions per program that minimise the estimated cost of the sum over steps."""
+    if not fast:
+        return SUM_ROWS[0]
+    return min(SUM_ROWS, key=lambda rows: triton.cdiv(positions, rows) * (rows + SUM_OVERHEAD))
 
 
 class AttentionLauncher:
@@ -334,9 +338,8 @@ class AttentionLauncher:
         dquery: Tensor,
         dshare: Tensor | None,
         dscores: Tensor,
-        group: int = 1,
     ) -> None:
-        """Computes the gradients of queries, scores and shares.
+        """Computes the gradients of queries, scores and shares; rows (R, .) are ordered by step.
 
         Args:
             query: (R, A). weights: (R, S). context: (R, H). output: (R, H); None: the outputs are the contexts.
@@ -346,7 +349,6 @@ class AttentionLauncher:
                 ``output``.
             dscores: (R, S) float32 is written: weights (dalpha - sum_s weights dalpha), where dalpha is the total
                 gradient of the weights.
-            group: as in `forward`.
         """
         assert len(doutputs) <= 2
         assert dshare is None or row_stride(dshare) == row_stride(dquery)
@@ -354,65 +356,42 @@ class AttentionLauncher:
         gradients = first, second, dweights
         self._kernels[1][(len(query),)](
             query, self.keys, self.values, *self._others, weights, context, output, *gradients, dquery, dshare,
-            dscores, self.scale, group, self.batch, self.positions,
+            dscores, self.scale, self.batch, self.positions,
             *(row_stride(rows) for rows in (query, weights, context, output, *gradients, dquery, dscores)),
             **self._backward,
         )  # fmt: skip
 
+    def key_gradients(
+        self, query: Tensor, dscores: Tensor, dtype: torch.dtype = torch.float32
+    ) -> list[Tensor]:
+        """Returns the gradients of additive attention, summed over all steps, rounded once.
 
-def _sum_rows(positions: int, fast: bool) -> int:
-    """Returns the positions per program that minimise the estimated cost of the sum over steps."""
-    if not fast:
-        return SUM_ROWS[0]
-    return min(SUM_ROWS, key=lambda rows: triton.cdiv(positions, rows) * (rows + SUM_OVERHEAD))
+        There are no atomic additions: each program has its own partial sums over positions, so results are
+        deterministic.
 
+        Args:
+            query: (R, A). dscores: (R, S) float32. Rows are ordered by step.
+            dtype: Type of the keys' gradient.
 
-class KeyGradients:
-    """Gradients of keys, score and normalisation of additive attention, summed over steps.
-
-    There are no atomic additions: each program has its own partial sums over positions, so results are deterministic.
-
-    Args:
-        attention: attention of the call.
-        dtype: type of the sum of the keys' gradient; a narrow type is rounded once per call of `add`.
-
-    Attributes:
-        keys: (B, S, A).
-    """
-
-    def __init__(self, attention: AttentionLauncher, dtype: torch.dtype = torch.float32) -> None:
-        assert attention.score is not None
-        self.attention = attention
-        self.keys = torch.zeros_like(attention.keys, dtype=dtype)
-        size = triton.next_power_of_2(attention.size)
-        if attention.gain is None:
-            rows, width, self._warps = _sum_rows(attention.positions, attention.fast), min(SUM_WIDTH, size), 4
+        Returns:
+            The gradients of the keys (B, S, A), of the score (A,) and, with normalisation, of gain and bias (A,).
+        """
+        size, width, warps = triton.next_power_of_2(self.size), SUM_WIDTH, 4
+        if self.gain is None:
+            rows, width = _sum_rows(self.positions, self.fast), min(width, size)
         else:
-            rows, width, self._warps = max(1, min(16, SUM_NORMED_VALUES // size)), size, 8
-        self._tile = rows, width
-        programs = triton.cdiv(attention.positions, self._tile[0])
-        sums = 1 if attention.gain is None else 3
-        self._parts = self.keys.new_zeros(
-            attention.batch, programs, sums, attention.size, dtype=torch.float32
-        )
-
-    def add(self, query: Tensor, dscores: Tensor, group: int = 1) -> None:
-        """Adds the gradients of rows: query (R, A) and dscores (R, S) float32; ``group`` as in `Attention.forward`."""
-        attention = self.attention
-        batch, positions, size = attention.keys.shape
-        steps = len(query) // max(1, batch)
-        rows, width = self._tile
-        attention_sum[(batch, triton.cdiv(positions, rows), triton.cdiv(size, width))](
-            query, dscores, attention.keys, attention.key_units, attention.score, attention.gain, attention.shift,
-            self.keys, self._parts, steps, positions, *((batch, 1) if group == 1 else (1, group)),
-            row_stride(query), row_stride(dscores), A=size, ROWS=rows, WIDTH=width, FAST=attention.fast,
-            num_warps=self._warps,
+            rows, width, warps = max(1, min(16, SUM_NORMED_VALUES // size)), size, 8
+        dkeys = torch.empty_like(self.keys, dtype=dtype)
+        programs = triton.cdiv(self.positions, rows)
+        shape = self.batch, programs, 1 if self.gain is None else 3, self.size
+        parts = dkeys.new_empty(shape, dtype=torch.float32)
+        attention_sum[(self.batch, programs, triton.cdiv(self.size, width))](
+            query, dscores, self.keys, self.key_units, self.score, self.gain, self.shift, dkeys, parts,
+            len(query) // max(1, self.batch), self.positions, row_stride(query), row_stride(dscores), A=self.size,
+            ROWS=rows, WIDTH=width, FAST=self.fast, num_warps=warps,
         )  # fmt: skip
-
-    def vectors(self) -> list[Tensor]:
-        """Returns the gradients (A,) of the score and, with normalisation, of gain and bias."""
         # In two steps: a single sum over so many programs has few columns to run in parallel.
-        return list(self._parts.sum(1).sum(0).unbind(0))
+        return [dkeys, *parts.sum(1).sum(0).unbind(0)]
 
 
 def _rows(block: Tensor) -> Tensor:
@@ -474,8 +453,5 @@ class TritonAttention(AttentionKernels):
         if self.launcher.score is None:
             scaled = (dscores * self.launcher.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
-        sums = KeyGradients(self.launcher, queries.dtype)
-        sums.add(_rows(queries), _rows(dscores))
-        dscore, *dnorm = sums.vectors()
-        norm = (dnorm[0], dnorm[1]) if dnorm else None
-        return AttentionGradients(sums.keys, dscore, norm)
+        dkeys, dscore, *dnorm = self.launcher.key_gradients(_rows(queries), _rows(dscores), queries.dtype)
+        return AttentionGradients(dkeys, dscore, (dnorm[0], dnorm[1]) if dnorm else None)

@@ -7,8 +7,8 @@ that warps synchronise only after the last tile; and the final reduction uses al
 Layouts: KEYS and VALUES for tiles (ROWS, SIZE) and (ROWS, HIDDEN); KEPT for the scores of all tiles, with rows placed
 like those of the keys; FLAT for a block that is summed over its rows; WIDE for the positions of a sentence. SIZE and
 HIDDEN are the next powers of two of A and H, the widths of keys and values. Queries and related tensors are rows
-(R, .); row r belongs to sentence r // group % batch. Scores and softmax are in base 2, because GPUs have an exp2
-instruction.
+(R, .); row r belongs to sentence r // group % batch, backward to r % batch. Scores and softmax are in base 2, because
+GPUs have an exp2 instruction.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def attention_backward(
     query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor, score:
     tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output:
     tl.tensor, first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores:
-    tl.tensor, scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row: tl.tensor,
+    tl.tensor, scale: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row: tl.tensor,
     weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
     dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr, H:
     tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
@@ -294,7 +294,7 @@ def attention_backward(
     ``dshare`` have the same row stride.
     """
     row = gl.program_id(0).to(gl.int64)
-    sentence = row // group % batch
+    sentence = row % batch
     column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, KEYS))
     place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, KEYS))
     unit = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, VALUES))

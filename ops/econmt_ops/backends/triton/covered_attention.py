@@ -21,13 +21,13 @@ from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    CoverageInputs,
     CoverageStep,
 )
 from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh, tanh_of
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.core.weights import Coverage
 
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 _TILE = 4096
@@ -270,13 +270,11 @@ class TritonCoveredAttention(TritonAttention):
         coverage: Weights of the coverage.
     """
 
-    def __init__(self, inputs: AttentionInputs, coverage: CoverageInputs) -> None:
+    def __init__(self, inputs: AttentionInputs, coverage: Coverage) -> None:
         self._keys, self._lengths = inputs.keys.contiguous(), inputs.lengths
-        (self._kind, shares, attention, recurrent), key = coverage
+        self._kind, key, shares, *others = coverage
         self._key, self._shares = key.contiguous(), shares.contiguous()
-        self._attention, self._recurrent = (
-            None if part is None else part.contiguous() for part in (attention, recurrent)
-        )
+        self._attention, _, self._recurrent = (None if part is None else part.contiguous() for part in others)
         self._covered = torch.empty_like(self._keys)
         # Kernels read these keys, which change at each step, where they are: in float32 they are not narrowed.
         super().__init__(inputs._replace(keys=self._covered), narrows=False)

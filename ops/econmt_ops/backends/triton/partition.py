@@ -111,7 +111,6 @@ def divide(
     *,
     back: bool,
     directions: int = 1,
-    together: bool | None = None,
 ) -> Partition | None:
     """Returns the partition with the lowest estimated time, or None if none fits.
 
@@ -121,23 +120,17 @@ def divide(
         limits: limits of the device.
         back: True for the backward pass.
         directions: D.
-        together: True if all directions have to share a launch, False if none may; None: whichever is faster.
 
     None fits, too, where launches in turn would take longer than steps that are launched one by one.
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
-        count = candidate.parts(hidden) * candidate.groups(batch) * directions
-        if together and directions > 1 and count > limits.multiprocessors:
-            continue
-        if together is False:
-            candidate = candidate._replace(programs=min(limits.multiprocessors, count // directions))
         step = _step_cost(candidate, batch, hidden, products.itemsize, back)
         step += _product_cost(candidate, hidden, limits, back)
         cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:
             best = cost, candidate
-    if best is None or (together is None and best[0] > _most_cost(batch, hidden, limits, directions)):
+    if best is None or best[0] > _most_cost(batch, hidden, limits, directions):
         return None
     return best[1]
 

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import (
-    AttentionInputs,
-    AttentionKernels,
-    CoverageInputs,
-)
+from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
 from econmt_ops.backends.triton import cells, decoder_output, persistent, step_cells
 from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
+from econmt_ops.core.weights import Coverage
 
 
 class TritonSteps(EagerSteps):
@@ -46,7 +43,7 @@ class TritonSteps(EagerSteps):
         """Implements `EagerSteps.prepare_gates`."""
         return gates
 
-    def attention(self, inputs: AttentionInputs, coverage: CoverageInputs | None = None) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> AttentionKernels:
         """Implements `EagerSteps.attention`."""
         if inputs.lengths is not None:
             inputs = inputs._replace(lengths=inputs.lengths.to(inputs.keys.device))

@@ -1,28 +1,31 @@
-"""A translation model's step as parts on several ranks: layers of encoder and decoder over chunks of time.
+"""Steps of translation and language models as parts on several ranks: layers over chunks of time.
 
-Both stacks are divided over all ranks, one after the other, since a decoder needs the whole source: a wavefront over
-the source, then one over the target. A bidirectional layer cannot be cut in time, but its two directions may be on two
-ranks. A decoder without input feeding attends to the source from its bottom layer, chunk by chunk. With input feeding
-each step depends on the attention of the step before, so that the decoder is one part; the encoder's layers and the
-output layer are still divided (Ono et al., 2019, divide recurrences by model and the softmax by data).
+A language model has one stack, which reads the window. Both stacks of a translation model are divided over all ranks,
+one after the other, since a decoder needs the whole source: a wavefront over the source, then one over the target. A
+bidirectional layer cannot be cut in time, but its two directions may be on two ranks. A decoder without input feeding
+attends to the source from its bottom layer, chunk by chunk. With input feeding each step depends on the attention of
+the step before, so that the decoder is one part; the encoder's layers and the output layer are still divided (Ono et
+al., 2019, divide recurrences by model and the softmax by data).
 
 Shapes: B rows, S source positions, T target positions, C of a chunk, I embedding, E encoder, H decoder, D output layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.batching.batches import Batch
+from econmt.data.batching.text_batches import TextBatch
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import Memory, ParallelDecoder
+from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
 from econmt.parallel.pipeline.partition import PipelinePlan
 from econmt.parallel.pipeline.parts import ChunkedStack, Chunks, Parts, joined
@@ -36,8 +39,9 @@ class TranslationParts(Parts):
     """Parts of a batch's forward pass by a model in training mode with the values of this rank's parameters."""
 
     def __init__(
-        self, model: TranslationModel, batch: Batch, plan: PipelinePlan, implementations: Implementations
+        self, model: TranslationModel, plan: PipelinePlan, batch: AnyBatch, implementations: Implementations
     ) -> None:
+        assert isinstance(batch, Batch)
         super().__init__(batch.target_output, compute_dtype(model.source_embedding.weight))
         self._model, self._batch, self._implementations = model, batch, implementations
         both, self._upper, self._homes = plan.homes
@@ -195,19 +199,74 @@ class TranslationParts(Parts):
         return self.add(homes[-1], combine, [*outputs, *contexts], [self._hidden_like])
 
 
-def divide_translation(model: TranslationModel, plan: PipelinePlan) -> Divided:
-    """Divides a translation model over the stages."""
-    both, upper, decoder = plan.homes
-    stages = {f"encoder.upper_layers.{layer}": home for layer, home in enumerate(upper)}
-    stages |= {f"encoder.forward_layers.{layer}": home for layer, home in enumerate(both[::2])}
-    stages |= {f"encoder.backward_layers.{layer}": home for layer, home in enumerate(both[1::2])}
-    stages |= {f"decoder.layers.{layer}": home for layer, home in enumerate(decoder)}
-    stages |= dict.fromkeys(("source_embedding", "target_embedding"), 0)
-    stages |= dict.fromkeys(("decoder.attention", "decoder.start"), decoder[0])
-    stages |= {"decoder.combine": decoder[-1], "readout": decoder[-1], "output": -1}
+class LanguageModelParts(Parts):
+    """Parts of a window's forward pass by a model in training mode.
 
-    def parts(batch: AnyBatch, implementations: Implementations) -> TranslationParts:
-        assert isinstance(batch, Batch)
-        return TranslationParts(model, batch, plan, implementations)
+    The embedding is on the rank of the bottom layer, dropout of the top layer's outputs on that of the top layer. Each
+    layer's state is passed from chunk to chunk, and stored in the model after the last one, see
+    :attr:`econmt.model.language_model.LanguageModel.carried`.
+    """
 
-    return Divided.of(model, stages, parts)
+    def __init__(
+        self, model: LanguageModel, plan: PipelinePlan, batch: AnyBatch, implementations: Implementations
+    ) -> None:
+        assert isinstance(batch, TextBatch)
+        super().__init__(batch.targets, compute_dtype(model.embedding.weight))
+        (homes,), (chunks,) = plan.homes, plan.chunks
+        seeds, how, ids = model.draw_seeds(), implementations.recurrent("encoder"), batch.inputs
+        cuts, variational = Chunks(ids.shape[1], chunks), model.config.dropouts.variational
+
+        def drop(embedded: Tensor) -> Tensor:
+            return model.drop_inputs(embedded, ids, seeds)
+
+        def read_state(layer: slice) -> Sequence[Tensor]:
+            return model.read_states(batch.rows, batch.carries, layer)[0]
+
+        def write_state(layer: slice, *state: Tensor) -> Sequence[Tensor]:
+            model.write_states(batch.rows, (state,), layer)
+            return ()
+
+        def read_out(*outputs: Tensor) -> Sequence[Tensor]:
+            dropped = model.drop_outputs(torch.cat(outputs, 1), seeds)
+            return (model.read_out(dropped).to(self.dtype),)
+
+        layers = [(slice(layer, layer + 1), home) for layer, home in enumerate(homes)]
+        embedded = self.add_embedding(model.embedding, model.output.weight, ids, cuts, drop)
+        first = [self.add(home, partial(read_state, layer)) for layer, home in layers]
+        stack = ChunkedStack(
+            model.stages(seeds), homes, cuts, model.between, variational, "decoder", lambda _: how
+        )
+        tops, last = self.add_stack(stack, embedded, [[(number, 0), (number, 1)] for number in first])
+        for (layer, home), state in zip(layers, last, strict=True):
+            self.add(home, partial(write_state, layer), state)
+        like = self.like(cuts.steps, model.output.in_features)
+        self.hidden = self.add(homes[-1], read_out, tops, [like], "output"), 0
+
+
+def divided(model: nn.Module, plan: PipelinePlan) -> Divided:
+    """Divides a model over the stages as planned; a tied table is the output layer's."""
+    parts: Callable[[AnyBatch, Implementations], Parts]
+    carried: Sequence[int] = ()
+    if isinstance(model, LanguageModel):
+        (carried,) = plan.homes
+        stages = {f"layers.{layer}": home for layer, home in enumerate(carried)}
+        stages |= {"embedding": carried[0], "readout": carried[-1], "output": -1}
+        parts = partial(LanguageModelParts, model, plan)
+    else:
+        assert isinstance(model, TranslationModel)
+        both, upper, decoder = plan.homes
+        stages = {f"encoder.upper_layers.{layer}": home for layer, home in enumerate(upper)}
+        stages |= {f"encoder.forward_layers.{layer}": home for layer, home in enumerate(both[::2])}
+        stages |= {f"encoder.backward_layers.{layer}": home for layer, home in enumerate(both[1::2])}
+        stages |= {f"decoder.layers.{layer}": home for layer, home in enumerate(decoder)}
+        stages |= dict.fromkeys(("source_embedding", "target_embedding"), 0)
+        stages |= dict.fromkeys(("decoder.attention", "decoder.start"), decoder[0])
+        stages |= {"decoder.combine": decoder[-1], "readout": decoder[-1], "output": -1}
+        parts = partial(TranslationParts, model, plan)
+    homes = {
+        name: -1
+        if parameter is model.output.weight
+        else next(stage for prefix, stage in stages.items() if name.startswith(f"{prefix}."))
+        for name, parameter in model.named_parameters()
+    }
+    return Divided(homes, model.output, model.pad, parts, carried)

@@ -1,9 +1,15 @@
-"""Text without words, which is copied, and addresses, which translations keep as they are."""
+"""Blanks between words, text without words, which is copied, and addresses, which translations keep as they are.
+
+The module imports nothing that is slow, for programs that must start fast.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+
 
 _SIGN = "[!#-%'*-;=?-~\u00c0-\u0dff]|&amp;|&(?!#?\\w+;)"
 """Character of a URL besides round brackets; those of scripts without blanks end it, and so do character references."""
