@@ -39,11 +39,8 @@ class Case:
             return (torch.randn(*shape, device=device) * scale).requires_grad_()
 
         self.inputs = draw(batch, steps, size)
-        self.weights = LSTMWeights(
-            draw(4 * hidden, size, scale=0.4),
-            draw(4 * hidden, hidden, scale=0.2),
-            draw(4 * hidden, scale=0.1),
-        )
+        shapes = {0.4: (4 * hidden, size), 0.2: (4 * hidden, hidden), 0.1: (4 * hidden,)}
+        self.weights = LSTMWeights(*(draw(*shape, scale=scale) for scale, shape in shapes.items()))
         self.state: tuple[Tensor, Tensor] | None = None
         self.lengths: Tensor | None = None
         self.doutputs = torch.randn(batch, steps, hidden, device=device)
@@ -67,10 +64,8 @@ class Case:
             zeros = inputs.new_zeros(len(inputs), weights.hidden.shape[1])
             outputs, (last,) = reference.lstm(inputs, (weights,), tuple(first) or ((zeros, zeros),), options)
         else:
-            options = options._replace(reverse=False)
-            outputs, *last = triton._run_layer(
-                inputs, [weights], first, options, [self.reverse], "gates", torch.float16
-            )
+            call = inputs, [weights], first, options._replace(reverse=False), [self.reverse], "gates"
+            outputs, *last = triton._run_layer(*call, torch.float16)
             last = [part.squeeze(0) for part in last]
         results = [outputs, *last]
         given = [self.doutputs, *(self.dlast or [torch.zeros_like(part) for part in last])]
@@ -82,17 +77,9 @@ class Case:
         (want_outputs, *want_last), (want_inputs, *want_weights) = self.run(exact=True)
         assert _row_error(outputs, want_outputs) < tolerance
         assert _row_error(inputs, want_inputs) < tolerance
-        for number, (got, want) in enumerate(
-            zip([*last, *weights], [*want_last, *want_weights], strict=True)
-        ):
+        others = zip([*last, *weights], [*want_last, *want_weights], strict=True)
+        for number, (got, want) in enumerate(others):
             assert _tensor_error(got, want) < tolerance, number
-
-
-def _gradients(factor: float) -> Callable[[Case], None]:
-    def change(case: Case) -> None:
-        case.doutputs *= factor
-
-    return change
 
 
 def _last_step_only(case: Case) -> None:
@@ -144,8 +131,8 @@ def _backwards(case: Case) -> None:
 
 CASES: dict[str, Callable[[Case], None]] = {
     "as they are": lambda _: None,
-    "gradients 1e-30": _gradients(1e-30),
-    "gradients 1e30": _gradients(1e30),
+    "gradients 1e-30": lambda case: case.scale(doutputs=1e-30),
+    "gradients 1e30": lambda case: case.scale(doutputs=1e30),
     "a gradient of the last step": _last_step_only,
     "growing gradients": _growing,
     "rows apart": _rows_apart,

@@ -53,9 +53,8 @@ def test_the_search_that_runs_is_told_and_changes_nothing(
     avoided.write_text("H A H A H A H A\n")
     given = ("translate", "-m", subword_model, "-i", text / "test.src", "--precision", precision)
     given = (*given, "--beam-size", 5, "--nbest-size", 5, "--output-type", "json")
-    plain, steered, pruned = (
-        call(*given, *more) for more in ((), ("--avoid-list", avoided), ("--beam-prune", 50))
-    )
+    options = (), ("--avoid-list", avoided), ("--beam-prune", 50)
+    plain, steered, pruned = (call(*given, *more) for more in options)
     assert len(plain.lines) == 12
     assert steered.lines == pruned.lines == plain.lines
     in_c = native.serves(torch.empty(1))
@@ -108,22 +107,13 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
 
 
 def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
-    wanted = {
-        "brevity_penalty_weight": 2.0,
-        "brevity_penalty_constant_length_ratio": 1.5,
-        "coverage_penalty_weight": 0.5,
-        "beam_search_stop": "first",
-        "beam_prune": 3.0,
-    }
+    wanted: dict[str, Any] = {"brevity_penalty_weight": 2.0, "brevity_penalty_constant_length_ratio": 1.5}
+    wanted |= {"coverage_penalty_weight": 0.5, "beam_search_stop": "first", "beam_prune": 3.0}
     options = [str(word) for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
     ended = call("translate", "-m", word_model, *options, "--output-type", "json", text=TEXT)
     model = econmt.load(word_model, device="cpu")
-    for line, expected, plain in zip(
-        ended.lines,
-        model.translate(TEXT.splitlines(), **wanted),  # type: ignore[arg-type]
-        model.translate(TEXT.splitlines()),
-        strict=True,
-    ):
+    expected_ones, plain_ones = (model.translate(TEXT.splitlines(), **more) for more in (wanted, {}))
+    for line, expected, plain in zip(ended.lines, expected_ones, plain_ones, strict=True):
         found = json.loads(line)
         assert (found["translation"], found["score"]) == (expected.text, expected.score)
         assert not expected.hypotheses or expected.score < plain.score

@@ -23,9 +23,8 @@ def test_everything_is_told(call: Call, word_model: Path) -> None:
     assert (found["source"], found["target"]) == ("src", "trg")
     assert found["model"]["decoder"]["size"] == 8
     assert found["parameters"]["total"] == sum(tensor.size for tensor in tensors.values())
-    assert found["parameters"]["layers"]["embedding"] == sum(
-        tensor.size for name, tensor in tensors.items() if "embedding" in name
-    )
+    embeddings = sum(tensor.size for name, tensor in tensors.items() if "embedding" in name)
+    assert found["parameters"]["layers"]["embedding"] == embeddings
     assert sum(found["parameters"]["layers"].values()) == found["parameters"]["total"]
     assert found["vocabulary"]["files"] == ["vocab.source.txt", "vocab.target.txt"]
     assert found["vocabulary"]["source_size"] == 12
@@ -44,9 +43,8 @@ def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
     assert f"training ended at update 8, best checkpoint {best}" in ended.out
     assert "1 x LSTM 8" in ended.out
     assert "12 source, 12 target entries" in ended.out
-    starred = [line for line in ended.lines if line.endswith("*")]
-    assert len(starred) == 1
-    assert starred[0].split()[0] == str(best)
+    (starred,) = (line for line in ended.lines if line.endswith("*"))
+    assert starred.split()[0] == str(best)
 
 
 def test_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
@@ -59,9 +57,7 @@ def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Pa
     lean = tmp_path / "lean"
     assert call("export", word_model, lean).lines == [str(lean)]
     found = json.loads(call("info", lean, "--json").out)
-    assert found["finished"] is None
-    assert found["checkpoints"] == []
-    assert found["bytes"]["training_state"] == 0
+    assert (found["finished"], found["checkpoints"], found["bytes"]["training_state"]) == (None, [], 0)
     assert found["best"] == json.loads(call("info", word_model, "--json").out)["best"]
     assert f"export of checkpoint {found['best']}" in call("info", lean).out
 
@@ -111,17 +107,15 @@ def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"12345")
     (tmp_path / "linked").hardlink_to(tmp_path / "other")
     (tmp_path / "symbolic").symlink_to(tmp_path / "one")
-    assert disk_bytes([]) == 0
-    assert disk_bytes([tmp_path / "folder"]) == 0
-    assert disk_bytes([tmp_path / "gone", tmp_path / "one"]) == 3
-    assert disk_bytes([tmp_path / "other", tmp_path / "linked"]) == 5
+    for names, size in (("", 0), ("folder", 0), ("gone one", 3), ("other linked", 5)):
+        assert disk_bytes([tmp_path / name for name in names.split()]) == size
     assert disk_bytes(tmp_path.iterdir()) == 8
 
 
-@pytest.mark.parametrize("first", ["9" * 5000, "²", ""])
-def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path, first: str) -> None:
-    (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
-    assert folder._updates(tmp_path / "metrics.tsv") == {7}
+def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> None:
+    for first in ("9" * 5000, "²", ""):
+        (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
+        assert folder._updates(tmp_path / "metrics.tsv") == {7}
 
 
 def test_metrics_without_an_update_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,8 @@ def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Letters, of which the factor alone says whether their translation is a capital or has a 2 behind it."""
     folder, draw = tmp_path_factory.mktemp("factors"), random.Random(3)
     for name, count in (("train", 200), ("valid", 20)):
-        rows = [
-            [(draw.choice("abcdef"), draw.choice("ud")) for _ in range(draw.randint(1, 3))]
-            for _ in range(count)
-        ]
+        sizes = (draw.randint(1, 3) for _ in range(count))
+        rows = [[(draw.choice("abcdef"), draw.choice("ud")) for _ in range(size)] for size in sizes]
         columns = {
             "src": [" ".join(letter for letter, _ in row) for row in rows],
             "case": [" ".join(factor for _, factor in row) for row in rows],
@@ -121,26 +119,17 @@ def test_factors_that_do_not_fit(
     count = f"5 source factors for {len(words)} word{plural} of {source}:4; give one for each"
     given = json.dumps({"text": "a b", "factors": ["u"]})
     other = "the model expects no source factors, and the number of files given is 1; leave"
+    json_input = ("translate --json-input -m", model)
+    none = "expects source factors (case), and the number of files given is 0; give --inp"
+    few = "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1"
     cases: list[tuple[tuple[object, ...], str, str]] = [
-        (
-            ("translate -m", model),
-            "",
-            "expects source factors (case), and the number of files given is 0; give --inp",
-        ),
+        (("translate -m", model), "", none),
         (score[:-1], "", "give --source-factors FILE"),
         (("translate -m", word_model, *files), "", other),
-        (
-            ("translate --json-input -m", model),
-            given,
-            "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1",
-        ),
-        (
-            ("translate --json-input -m", model),
-            '{"text": "a"}',
-            "0 streams of source factors, but the model has 1",
-        ),
+        (json_input, given, few),
+        (json_input, '{"text": "a"}', "0 streams of source factors, but the model has 1"),
         (("translate --json-input -m", word_model), given, "the model has none"),
-        (("translate --json-input -m", model, *files[2:]), given, "have their own"),
+        ((*json_input, *files[2:]), given, "have their own"),
     ]
     for command in (translate, score):
         cases += [
@@ -198,10 +187,8 @@ def test_tuning_with_other_factors_takes_over_the_rows_of_those_that_stay(
     assert isinstance(trainer.model, TranslationModel)
     before = econmt.load(model, device="cpu").models[0].source_factor_embeddings[0].weight
     after = trainer.model.source_factor_embeddings[0].weight
-    theirs, ours = (
-        [*load_vocabularies(folder).factors[0].tokens(range(size))]
-        for folder, size in ((model, len(before)), (text / "prepared", len(after)))
-    )
+    folders = (model, len(before)), (text / "prepared", len(after))
+    theirs, ours = ([*load_vocabularies(each).factors[0].tokens(range(size))] for each, size in folders)
     assert len(after) == len(before) + 3
     for token in ("u", "d"):
         assert torch.equal(after[ours.index(token)], before[theirs.index(token)])

@@ -162,9 +162,9 @@ class Management:
         return 3 if self._fails == "refused" else 0
 
 
-@pytest.mark.parametrize(
-    ("processes", "fails", "expected"),
-    [
+def test_the_management_library_tells_what_a_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {number: number for number in range(100, 140)}
+    cases: list[tuple[dict[int, int], str, int | None]] = [
         ({5: 300, 6: 600}, "", 300),
         ({6: 600}, "", None),
         ({5: 2**64 - 1}, "", None),  # the library knows that it is there, not what it takes
@@ -172,17 +172,15 @@ class Management:
         ({5: 300}, "refused", None),
         ({5: 300}, "missing", None),
         ({5: 300}, "driver", None),
-        ({**{number: number for number in range(100, 140)}, 5: 11}, "", 11),
-    ],
-)
-def test_the_management_library_tells_what_a_process_takes(
-    monkeypatch: pytest.MonkeyPatch, processes: dict[int, int], fails: str, expected: int | None
-) -> None:
-    library = Management(processes, fails=fails)
-    monkeypatch.setattr(outside_memory, "_library", lambda name: library)
-    assert outside_memory.taken_by_process(1, 5) == expected
-    assert outside_memory.taken_by_process(0, 5) is None
-    assert outside_memory.taken_by_all(1) == (0 if fails == "driver" else 900)
+        ({**many, 5: 11}, "", 11),
+    ]
+    for processes, fails, expected in cases:
+        forget()
+        library = Management(processes, fails=fails)
+        monkeypatch.setattr(outside_memory, "_library", lambda name, library=library: library)
+        assert outside_memory.taken_by_process(1, 5) == expected
+        assert outside_memory.taken_by_process(0, 5) is None
+        assert outside_memory.taken_by_all(1) == (0 if fails == "driver" else 900)
 
 
 def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:

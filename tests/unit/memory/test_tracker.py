@@ -164,9 +164,8 @@ def test_layers_in_the_backward_pass_are_those_of_the_forward_pass() -> None:
     assert "other" not in {where for operator, where in made if operator != "aten.ones_like"}
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6), (1, 1, 1)])
-def test_floating_point_operations_of_products(shape: tuple[int, int, int]) -> None:
-    rows, inner, columns = shape
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(4, 5, 6), (1, 1, 1)])
+def test_floating_point_operations_of_products(rows: int, inner: int, columns: int) -> None:
     left, right = torch.ones(rows, inner), torch.ones(inner, columns)
     tracker = Tracker(CPU)
     with tracker.recording():
