@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sacrebleu
@@ -40,20 +41,11 @@ training:
 decoding: {{beam_size: 2, max_output_factor: 1.0}}
 """
 SMALL = (
-    "model.embedding=8",
-    "model.encoder.size=8",
-    "model.decoder.size=8",
-    "model.attention.size=8",
-    "training.batch.size=4",
-    "training.checkpoint_interval=2",
-    "training.max_updates=4",
+    *(f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")),
+    *("training.batch.size=4", "training.checkpoint_interval=2", "training.max_updates=4"),
 )
-ENDLESS = (
-    *SMALL,
-    "training.max_updates=1000000",
-    "training.checkpoint_interval=1000000",
-    "training.log_interval=1",
-)
+NEVER = (f"training.{name}=1000000" for name in ("max_updates", "checkpoint_interval"))
+ENDLESS = (*SMALL, *NEVER, "training.log_interval=1")
 
 
 @pytest.fixture
@@ -62,9 +54,8 @@ def folder(tmp_path: Path) -> Path:
     for name, count in (("train", 2500), ("valid", 40), ("test", 40)):
         lines = [[draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))] for _ in range(count)]
         (tmp_path / f"{name}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
-        (tmp_path / f"{name}.trg").write_text(
-            "".join(" ".join(reversed(line)).upper() + "\n" for line in lines)
-        )
+        backwards = "".join(" ".join(reversed(line)).upper() + "\n" for line in lines)
+        (tmp_path / f"{name}.trg").write_text(backwards)
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path))
     return tmp_path
 
@@ -81,20 +72,9 @@ def train(folder: Path, *words: str) -> int:
 def start(folder: Path, words: Sequence[str], **options: object) -> subprocess.Popen[str]:
     """Starts ``econmt train`` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "econmt", "train", str(folder / "recipe.yaml"), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        **options,  # type: ignore[call-overload]
-    )
-
-
-def only_line(text: str) -> str:
-    lines = text.splitlines()
-    assert len(lines) == 1, text
-    return lines[0]
+    command = [sys.executable, "-m", "econmt", "train", str(folder / "recipe.yaml"), *words]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(command, env=environment, **pipes)
 
 
 @pytest.mark.slow
@@ -109,10 +89,8 @@ def test_a_model_learns_to_reverse(folder: Path, capsys: pytest.CaptureFixture[s
     hypotheses = run.test_hypotheses.read_text().splitlines()
     score = sacrebleu.corpus_bleu(hypotheses, [(folder / "test.trg").read_text().splitlines()])
     assert score.score > 80
-    last = said.out.splitlines()[-1]
-    assert last.startswith(
-        f"test BLEU {score.score:.2f} of checkpoint {best[0]} (nrefs:1|case:mixed|eff:no|tok:13a|"
-    )
+    last = f"test BLEU {score.score:.2f} of checkpoint {best[0]} (nrefs:1|case:mixed|eff:no|tok:13a|"
+    assert said.out.splitlines()[-1].startswith(last)
     assert (folder / "test.src").read_text().splitlines()[0] in said.out
     assert hypotheses[0] in said.out
     pictures = re.findall(r"^picture: (.*)$", said.out, re.MULTILINE)
@@ -129,9 +107,8 @@ def test_a_finished_run_says_so_in_one_line(folder: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert train(folder, *SMALL) == 0
     said = capsys.readouterr()
-    assert only_line(said.out).startswith(
-        f"{folder}/run: finished at update 4 (max_updates 4 reached), best checkpoint "
-    )
+    (line,) = said.out.splitlines()
+    assert line.startswith(f"{folder}/run: finished at update 4 (max_updates 4 reached), best checkpoint ")
     assert said.err.startswith("with this model:\n")
     assert train(folder, *SMALL, "training.max_updates=6") == 0
     assert "resuming from update 4" in capsys.readouterr().err
@@ -150,10 +127,8 @@ def test_signals_save_and_leave(folder: Path, number: int, name: str, code: int)
             break
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (code, "")
-    last = err.splitlines()[-1]
-    found = re.fullmatch(
-        rf"econmt: {name}: saved at update (\d+) in {folder}/run; run the same command to resume", last
-    )
+    saved = rf"econmt: {name}: saved at update (\d+) in {folder}/run; run the same command to resume"
+    found = re.fullmatch(saved, err.splitlines()[-1])
     assert found is not None, err
     assert ModelFolder(folder / "run").commits() == [Commit(int(found[1]), False)]
 
@@ -260,9 +235,8 @@ def test_a_changed_recipe_is_refused_by_default(folder: Path, capsys: pytest.Cap
     assert train(folder, *SMALL) == 0
     longer = (*SMALL, "training.max_updates=6")
     line = refused(folder, capsys, *longer, "training.optimizer.learning_rate=0.5")
-    assert line.startswith(
-        f"{folder}/run: was trained with another recipe: training.optimizer.learning_rate 0.008 -> 0.5; "
-    )
+    changed = "training.optimizer.learning_rate 0.008 -> 0.5; "
+    assert line.startswith(f"{folder}/run: was trained with another recipe: {changed}")
     line = refused(folder, capsys, *longer, "model.encoder.size=16", "--resume-with-changes")
     assert "has shape" in line
     assert "belongs to another model" in line
@@ -289,15 +263,11 @@ def test_loss_that_is_not_finite(folder: Path, capsys: pytest.CaptureFixture[str
     words = (*SMALL, "training.optimizer.name=sgd", "training.gradient_clipping.type=none", "data.test=null")
     assert train(folder, *words, "training.optimizer.learning_rate=1.0e-3") == 0
     capsys.readouterr()
-    broken = (
-        *words,
-        "training.optimizer={name: sgd, learning_rate: 1000, weight_decay: 1000}",
-        "training.max_updates=40",
-    )
-    assert train(folder, *broken, "training.checkpoint_interval=100", "--resume-with-changes") == 1
+    wrong = "training.optimizer={name: sgd, learning_rate: 1000, weight_decay: 1000}"
+    longer = "training.max_updates=40", "training.checkpoint_interval=100"
+    assert train(folder, *words, wrong, *longer, "--resume-with-changes") == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(
-        r"econmt: error: the (loss|gradient) is not finite at update \d+, pairs \S+train\.src:\d+, ", line
-    ), line
+    told = r"econmt: error: the (loss|gradient) is not finite at update \d+, pairs \S+train\.src:\d+, "
+    assert re.match(told, line), line
     assert "the last good checkpoint is update 4" in line
     assert ModelFolder(folder / "run").commits() == [Commit(2, True), Commit(4, True)]

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "training.schedule.decay_updates": ("9", ("training.schedule.name=cosine",)),
     "training.schedule.min_learning_rate": (
         "1.0e-6",
-        ("training.schedule.name=linear", "training.schedule.decay_updates=4"),
+        ("training.schedule={name: linear, decay_updates: 4}",),
     ),
     "training.loss_scale": ("1024", ("training.precision=float16",)),
     "training.loss_scale_window": ("9", ("training.precision=float16",)),
@@ -96,12 +96,11 @@ def recipe_of(key: str) -> str:
 
 def test_every_rule_is_tried_and_is_about_a_key() -> None:
     assert set(CASES) == set(RULES) - PROCESSES
+    subwords = ("{type: bpe}", "{type: words}", "{type: codes, files: [a]}")
     recipes = [
-        load_recipe("quickstart"),
         load_recipe("ptb"),
-        load_recipe("quickstart", ["data.subwords={type: words}"]),
+        *(load_recipe("quickstart", [f"data.subwords={each}"]) for each in subwords),
     ]
-    recipes.append(load_recipe("quickstart", ["data.subwords={type: codes, files: [a]}"]))
     keys = {key for recipe in recipes for key, _ in leaves(recipe)}
     assert set(RULES) <= keys
 

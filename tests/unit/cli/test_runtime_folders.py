@@ -122,15 +122,9 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs ``python FOLDER``, which knows no package of this checkout."""
     environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, str(folder), *arguments],
-        input=text,
-        env={**environment, **options.pop("env", {})},
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-        **options,
-    )
+    environment |= options.pop("env", {})
+    options |= {"capture_output": True, "timeout": PATIENCE, "check": False}
+    return subprocess.run([sys.executable, str(folder), *arguments], input=text, env=environment, **options)
 
 
 def refusal(done: subprocess.CompletedProcess[bytes]) -> str:

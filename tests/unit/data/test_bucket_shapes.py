@@ -26,11 +26,8 @@ works = st.builds(PairFlops, st.integers(0, 9), st.integers(1, 9), st.integers(0
 @st.composite
 def histograms(draw: st.DrawFn, longest: int = 4) -> np.ndarray:
     """Counts of pairs of 1 to ``longest`` positions a side, at least one pair; row and column 0 are of no length."""
-    cells = st.lists(
-        st.tuples(st.integers(1, longest), st.integers(1, longest), st.integers(1, 30)),
-        min_size=1,
-        max_size=8,
-    )
+    cell = st.tuples(st.integers(1, longest), st.integers(1, longest), st.integers(1, 30))
+    cells = st.lists(cell, min_size=1, max_size=8)
     counts = np.zeros((longest + 1, longest + 1), dtype=np.int64)
     for source, target, pairs in draw(cells):
         counts[source, target] += pairs
@@ -42,11 +39,8 @@ def cost_of(counts: np.ndarray, shapes: list[tuple[int, int]], work: PairFlops) 
     """PairFlops when each pair goes into the cheapest shape that holds it, pair by pair; infinite if one fits none."""
     total = 0.0
     for source, target in np.argwhere(counts).tolist():
-        prices = [
-            work.source * s + work.target * t + work.pair * s * t
-            for s, t in shapes
-            if s >= source and t >= target
-        ]
+        larger = [(s, t) for s, t in shapes if s >= source and t >= target]
+        prices = [work.source * s + work.target * t + work.pair * s * t for s, t in larger]
         total += int(counts[source, target]) * min(prices, default=np.inf)
     return total
 
@@ -112,9 +106,8 @@ def rules(draw: st.DrawFn) -> tuple[np.ndarray, Derived]:
     random = np.random.default_rng(draw(st.integers(0, 99)))
     target = random.integers(1, size + 1, draw(st.integers(1, 3000)))
     source = np.clip(target + random.integers(-5, 6, len(target)), 1, size)
-    return counted(source, target), Derived(
-        draw(st.integers(13, 60)), draw(works), draw(st.integers(1, 2000))
-    )
+    rule = Derived(draw(st.integers(13, 60)), draw(works), draw(st.integers(1, 2000)))
+    return counted(source, target), rule
 
 
 @settings(max_examples=25)
@@ -197,7 +190,4 @@ def test_grid_shapes_are_those_that_hold_a_pair() -> None:
 def test_each_length_goes_to_the_cheapest_shape_that_holds_it() -> None:
     shapes = np.array([[4, 2], [2, 4], [5, 5]])
     found = choose((7, 6), shapes, PairFlops(1, 2, 0))
-    assert found[2, 2] == 0
-    assert found[2, 3] == 1
-    assert found[3, 3] == 2
-    assert found[6, 1] == -1
+    assert [found[each] for each in ((2, 2), (2, 3), (3, 3), (6, 1))] == [0, 1, 2, -1]

@@ -56,8 +56,8 @@ def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, b
 
 def test_capacity_makes_room_for_longer_pairs() -> None:
     capacity = np.array([2, 2, 5, 9])
-    found = assign_buckets(*arrays([(1, 2), (3, 0)]), 2, capacity)
-    assert found.shapes.tolist() == [[10, 4], [4, 6]]
+    for rule, shapes in ((2, [[10, 4], [4, 6]]), (Derived(4, PairFlops(1, 1, 0)), [[10, 3], [3, 6]])):
+        assert assign_buckets(*arrays([(1, 2), (3, 0)]), rule, capacity).shapes.tolist() == shapes
 
 
 def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,22 +103,9 @@ def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None
     pairs = [(3, 2), (1, 1), (2, 2), (1, 2), (3, 1), (2, 1), (1, 1)]
     found = assign_buckets(*arrays(pairs), Derived(1, PairFlops(1, 1, 0)))
     assert found.shapes.tolist() == [[4, 3]]
-    assert [pairs[index] for index in found.order.tolist()] == [
-        (1, 1),
-        (1, 1),
-        (2, 1),
-        (3, 1),
-        (3, 2),
-        (2, 2),
-        (1, 2),
-    ]
+    ordered = [(1, 1), (1, 1), (2, 1), (3, 1), (3, 2), (2, 2), (1, 2)]
+    assert [pairs[index] for index in found.order.tolist()] == ordered
     assert found.alike.tolist() == [2, 1, 1, 1, 1, 1]
-
-
-def test_derived_buckets_make_room_for_longer_pairs() -> None:
-    capacity = np.array([2, 2, 5, 9])
-    found = assign_buckets(*arrays([(1, 2), (3, 0)]), Derived(4, PairFlops(1, 1, 0)), capacity)
-    assert found.shapes.tolist() == [[10, 3], [3, 6]]
 
 
 def test_table_of_derived_buckets_has_a_row_each() -> None:

@@ -94,15 +94,12 @@ def test_equal_rules_and_several_ways_to_a_subword(tmp_path: Path) -> None:
 
 def test_codes_that_cannot_be_used(tmp_path: Path) -> None:
     codes, vocab = tmp_path / "codes", tmp_path / "vocab"
-    for text, message in (
-        ("#version: 0.3\na b\n", r"codes:1: codes of an unknown format, '#version: 0.3'"),
-        (
-            "#version: 0.2\na b\nabc\n",
-            r"codes:3: expected two symbols with a space between them, found 'abc'",
-        ),
-        ("a b c\n", r"codes:1: expected two symbols"),
-        ("#version: 0.2\n", "codes: has no merge"),
-    ):
+    for text, message in {
+        "#version: 0.3\na b\n": r"codes:1: codes of an unknown format, '#version: 0.3'",
+        "#version: 0.2\na b\nabc\n": r"codes:3: expected two symbols with a space between them, found 'abc'",
+        "a b c\n": r"codes:1: expected two symbols",
+        "#version: 0.2\n": "codes: has no merge",
+    }.items():
         codes.write_text(text)
         with pytest.raises(InputError, match=message):
             read_codes(codes)

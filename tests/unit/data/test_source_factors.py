@@ -209,17 +209,12 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
 
 
 def test_what_does_not_go_together(make_recipe: MakeRecipe) -> None:
-    for override, message in (
-        (
-            "model.source_factors_num_embed=[2]",
-            "data.source_factors has 2 entries but model.source_factors_num_embed has 1",
-        ),
-        (
-            "model.source_factors_combine=sum",
-            "source_factors_combine: sum adds embeddings, so each width must",
-        ),
-        ("data.source_factors=[len, src]", "source_factors: 'src' is also the suffix of other files"),
-    ):
+    for override, message in {
+        "model.source_factors_num_embed=[2]": "data.source_factors has 2 entries but "
+        "model.source_factors_num_embed has 1",
+        "model.source_factors_combine=sum": "source_factors_combine: sum adds embeddings, so each width must",
+        "data.source_factors=[len, src]": "source_factors: 'src' is also the suffix of other files",
+    }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             make_recipe(override)
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import open_prepared, prepare
-from econmt.data.batching.text_batches import TextBatches, whole_text
+from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.subwords import vocabulary_files
 from econmt.data.text.vocabulary import EOS, PAD, UNK
@@ -39,6 +40,11 @@ def flat(store: TokenStore) -> list[int]:
     return store.tokens(0, store.total_tokens).tolist()
 
 
+def whole_of(windows: list[TextBatch]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of windows beside each other."""
+    return torch.cat([each.inputs for each in windows], 1), torch.cat([each.targets for each in windows], 1)
+
+
 def test_the_format_of_the_penn_treebank(store: TokenStore, tmp_path: Path) -> None:
     prepared = open_prepared(tmp_path / "prepared")
     vocabulary = prepared.vocabularies.target
@@ -60,9 +66,7 @@ def test_an_epoch_reads_each_row_in_order(store: TokenStore, rows: int, bptt: in
     batches = TextBatches(store, rows, bptt)
     epoch = [next(batches) for _ in range(batches.batches_per_epoch)]
     ids, length = [EOS, *flat(store)], store.total_tokens // rows
-    inputs, targets = (
-        torch.cat([getattr(b, side) for b in epoch], 1).tolist() for side in ("inputs", "targets")
-    )
+    inputs, targets = (part.tolist() for part in whole_of(epoch))
     for row in range(rows):
         assert inputs[row] == ids[row * length : (row + 1) * length]
         assert targets[row] == ids[row * length + 1 : (row + 1) * length + 1]
@@ -76,7 +80,7 @@ def test_an_epoch_reads_each_row_in_order(store: TokenStore, rows: int, bptt: in
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
 def test_evaluation_reads_every_token_once(store: TokenStore, rows: int) -> None:
     found = list(whole_text(store, rows, 4))
-    targets = torch.cat([batch.targets for batch in found], 1).flatten().tolist()
+    targets = whole_of(found)[1].flatten().tolist()
     assert [each for each in targets if each != PAD] == flat(store)
     assert sum(batch.target_tokens for batch in found) == store.total_tokens
 
@@ -87,9 +91,7 @@ def test_rows_first_read_what_stands_before_them(store: TokenStore, rows: int, c
     length, ids = -(-store.total_tokens // rows), [EOS, *flat(store)]
     before = min(context, length) if rows > 1 else 0
     assert sum(batch.target_tokens for batch in found) == store.total_tokens
-    inputs, targets = (
-        torch.cat([getattr(batch, side) for batch in found], 1) for side in ("inputs", "targets")
-    )
+    inputs, targets = whole_of(found)
     assert inputs.shape == (rows, before + length)
     for row in range(rows):
         first = row * length

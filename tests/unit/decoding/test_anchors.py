@@ -26,10 +26,8 @@ def test_attention_over_an_annotated_source_is_divided_among_the_characters_that
     """A token of two characters of the first word and one of a term of two words, a blank, and the second word."""
     annotation = Annotation("ab<>c", [(0, 1), (0, 1), (2, 5), (2, 5), (4, 5)], [])
     annotated, sentence = TokenOwners([0, 0, 0, -1, 2], 3), TokenOwners([0, -1, 1, -1, 2], 3)
-    torch.testing.assert_close(
-        _attention_weights(annotation, annotated, sentence),
-        torch.tensor([[4, 1, 1, 0], [0, 0, 6, 0], [0, 0, 6, 0], [0, 0, 0, 6]]) / 6.0,
-    )
+    expected = torch.tensor([[4, 1, 1, 0], [0, 0, 6, 0], [0, 0, 6, 0], [0, 0, 0, 6]]) / 6.0
+    torch.testing.assert_close(_attention_weights(annotation, annotated, sentence), expected)
 
 
 class Aligned(ToyModel):
@@ -74,6 +72,9 @@ class Aligned(ToyModel):
         return log_probs, attention, after
 
 
+SOURCE = torch.tensor([[10, 11, 12, 13, EOS]]), torch.tensor([WORDS + 1])
+
+
 def search(
     *terms: tuple[Phrase, tuple[int, ...]],
     model: ToyModel | Ensemble | None = None,
@@ -84,10 +85,8 @@ def search(
     settings = SearchOptions(**options)  # type: ignore[arg-type]
     wanted = DecodingConstraints(tuple(term for term, _ in terms), spans=tuple(span for _, span in terms))
     chooser = ConstrainedContinuations([wanted], JOINS, settings)
-    source, lengths = torch.tensor([[10, 11, 12, 13, EOS]]), torch.tensor([WORDS + 1])
-    return beam_search(model or Aligned(), source, lengths, torch.tensor([limit]), settings, chooser=chooser)[
-        0
-    ]
+    (found,) = beam_search(model or Aligned(), *SOURCE, torch.tensor([limit]), settings, chooser=chooser)
+    return found
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5, 10])
@@ -134,13 +133,7 @@ def test_the_longest_output_leaves_room_for_a_term() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 5])
 def test_what_the_model_writes_by_itself_is_not_changed(beam_size: int) -> None:
-    plain = beam_search(
-        Aligned(),
-        torch.tensor([[10, 11, 12, 13, EOS]]),
-        torch.tensor([WORDS + 1]),
-        torch.tensor([12]),
-        SearchOptions(beam_size=beam_size),
-    )[0][0]
+    plain = beam_search(Aligned(), *SOURCE, torch.tensor([12]), SearchOptions(beam_size=beam_size))[0][0]
     found = search((Phrase((11, 12), False), (1, 2)), beam_size=beam_size)[0]
     assert found.ids == plain.ids == [10, 11, 12, 13]
     assert found.log_probability == pytest.approx(plain.log_probability, abs=1e-6)

@@ -124,10 +124,9 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
     spelling = Spelling(vocabulary)
     for beam_size in (1, 2, 4):
+        options = {"joins": spelling.joins, "beam_size": beam_size}
         constraints = [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))]
-        ((found,),) = search(
-            Alike(), [0], 6, constraints=constraints, joins=spelling.joins, beam_size=beam_size
-        )
+        ((found,),) = search(Alike(), [0], 6, constraints=constraints, **options)
         assert set(found.ids) <= {6}, found.ids
 
 
@@ -150,9 +149,8 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
 def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
         model, free = ToyModel(1, end_bias=-4.0), [DecodingConstraints()] * 4
-        found = search(
-            model, range(4), 12, constraints=free, beam_size=3, nbest_size=3, block_ngram_repeat=width
-        )
+        options = {"nbest_size": 3, "block_ngram_repeat": width}
+        found = search(model, range(4), 12, constraints=free, beam_size=3, **options)
         for hypotheses in found:
             assert hypotheses
             assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)

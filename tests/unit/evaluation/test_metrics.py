@@ -29,9 +29,8 @@ REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer sitzen auf der B
 def test_bleu_is_that_of_the_stripped_lines() -> None:
     found = bleu(HYPOTHESES, REFERENCES)
     theirs = sacrebleu.BLEU()
-    expected = theirs.corpus_score(
-        [line.rstrip() for line in HYPOTHESES], [[line.rstrip() for line in REFERENCES]]
-    )
+    ours, other = ([line.rstrip() for line in lines] for lines in (HYPOTHESES, REFERENCES))
+    expected = theirs.corpus_score(ours, [other])
     assert found.value == expected.score
     assert found.value == pytest.approx(49.0, abs=10)
     assert found.signature == str(theirs.get_signature())

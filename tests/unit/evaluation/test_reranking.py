@@ -95,9 +95,8 @@ class Asked(Scorer):
 
 def test_models_decide() -> None:
     forwards, backwards = Asked(), Asked()
-    judge = by_models(
-        ["s0", "s1", "s2"], [WeightedScorer(forwards, 0.5, False), WeightedScorer(backwards, 2.0, True)]
-    )
+    weighted = [WeightedScorer(forwards, 0.5, False), WeightedScorer(backwards, 2.0, True)]
+    judge = by_models(["s0", "s1", "s2"], weighted)
     lists = list(rerank(read_lists(LINES, "x"), judge, 2))
     assert forwards.pairs[0] == ("s0", "ein Hund")
     assert backwards.pairs[-1] == ("ein Hund läuft", "s2")

@@ -52,9 +52,8 @@ PAIRS = [("a b c", "b"), ("a", "c b a a"), ("b", ""), ("c c", "a d")]
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_log_probabilities_are_sums_over_tokens_and_the_end(batch_size: int) -> None:
     model = Bigram(1)
-    for (source, target), found in zip(
-        PAIRS, scorer(model, batch_size=batch_size).score(PAIRS, 3), strict=True
-    ):
+    scored = scorer(model, batch_size=batch_size).score(PAIRS, 3)
+    for (source, target), found in zip(PAIRS, scored, strict=True):
         expected = model.log_probability(len(source.split()), WORDS.encode(target))
         assert found.log_probability == pytest.approx(expected, abs=1e-5)
         assert len(found.token_log_probabilities) == found.length == len(target.split()) + 1

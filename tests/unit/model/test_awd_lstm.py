@@ -19,26 +19,17 @@ from econmt_ops.products.dropout import Seed, keep_mask
 WORDS, ROWS, STEPS, WIDTHS = 13, 3, 5, [7, 6, 4]
 CPU = torch.device("cpu")
 DROPOUT = {
-    "embedding": 0.25,
-    "inputs": 0.25,
-    "layers": 0.25,
-    "output": 0.25,
+    **dict.fromkeys(("embedding", "inputs", "layers", "output"), 0.25),
     "weights": 0.5,
     "variational": True,
 }
 PENALTIES = ActivationPenalties(2.0, 1.0)
+States = list[tuple[Tensor, Tensor]]
 
 
 def make(**changes: object) -> LanguageModel:
-    values = {
-        "embedding": 4,
-        "size": WIDTHS,
-        "layers": 3,
-        "weight_tying": "softmax",
-        "dropout": DROPOUT,
-        "initialization": {"weights": "torch", "embedding_scale": 0.1},
-        **changes,
-    }
+    values = {"embedding": 4, "size": WIDTHS, "layers": 3, "weight_tying": "softmax", "dropout": DROPOUT}
+    values |= {"initialization": {"weights": "torch", "embedding_scale": 0.1}, **changes}
     torch.manual_seed(2)
     return LanguageModel(LanguageModelSection.model_validate(values), WORDS, rows=ROWS).double().train()
 
@@ -50,11 +41,8 @@ def scaled(shape: tuple[int, ...], probability: float, seed: Seed | None, index:
 
 
 def plain_loss(
-    model: LanguageModel,
-    window: tuple[Tensor, Tensor],
-    state: list[tuple[Tensor, Tensor]],
-    penalties: ActivationPenalties,
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    model: LanguageModel, window: tuple[Tensor, Tensor], state: States, penalties: ActivationPenalties
+) -> tuple[Tensor, States]:
     """Computes the loss of a token as the paper has it, with the masks of the seeds that the model would draw now."""
     seeds, (inputs, targets) = model.draw_seeds(), window
     table = model.embedding.weight * scaled((WORDS,), 0.25, seeds.words)[:, None]
@@ -142,17 +130,14 @@ def test_first_values_are_those_of_torch() -> None:
     assert float(model.output.bias.detach().abs().max()) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"size": [7, 6]}, "size has 2 widths and layers is 3; give one width for each layer"),
-        ({"embedding": 5}, "weight_tying softmax needs the last width of size, 4, equal to embedding 5"),
-        ({"size": [7, 0, 4]}, "greater than or equal to 1"),
-    ],
-)
-def test_widths_that_do_not_fit(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**changes)
+def test_widths_that_do_not_fit() -> None:
+    for message, changes in {
+        "size has 2 widths and layers is 3; give one width for each layer": {"size": [7, 6]},
+        "weight_tying softmax needs the last width of size, 4, equal to embedding 5": {"embedding": 5},
+        "greater than or equal to 1": {"size": [7, 0, 4]},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            make(**changes)
 
 
 def test_equal_widths_in_a_list_are_one_width() -> None:

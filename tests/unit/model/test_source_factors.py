@@ -60,20 +60,12 @@ def test_gradients_of_all_tables_and_of_the_encoder(
     monkeypatch.setattr(translation, "DISTINCT", float(once))
     model = factored(combine, encoder__layers=1, decoder__layers=1)
     batch = factored_batch()[:4]
-    assert (
-        isinstance(
-            model._look_up(model.embed_source, model.source_size, batch[0], model.source_dropout, True),
-            UniqueRows,
-        )
-        == once
-    )
+    read = model._look_up(model.embed_source, model.source_size, batch[0], model.source_dropout, True)
+    assert isinstance(read, UniqueRows) == once
     model.loss(*batch, implementations=Implementations.everywhere("recompute")).backward()
     weights = model.encoder.forward_layers[0].weights
-    for parameter in (
-        model.source_embedding.weight,
-        *(table.weight for table in model.source_factor_embeddings),
-        weights.input,
-    ):
+    tables = model.source_embedding.weight, *(table.weight for table in model.source_factor_embeddings)
+    for parameter in (*tables, weights.input):
         assert parameter.grad is not None
         gradient = parameter.grad
         assert gradient.abs().max() > 0
@@ -95,11 +87,8 @@ def loss_along(
         parameter += ahead * draw
         hidden = model(*batch[:3])
         logits = functional.linear(hidden, model.output.weight, model.output.bias)
-        found.append(
-            functional.cross_entropy(
-                logits.flatten(0, 1), batch[3].flatten(), ignore_index=PAD, reduction="sum"
-            )
-        )
+        given = logits.flatten(0, 1), batch[3].flatten()
+        found.append(functional.cross_entropy(*given, ignore_index=PAD, reduction="sum"))
         parameter -= ahead * draw
     return found[0] - found[1]
 

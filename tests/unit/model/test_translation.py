@@ -50,15 +50,9 @@ def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return source, torch.tensor([5, 2, 4]), torch.cat([start, shifted], dim=1), target
 
 
-CORE = list(
-    itertools.product(
-        ("additive", "dot", "scaled_dot", "bilinear"),
-        (True, False),
-        ("none", "bottom", "all"),
-        (False, True),
-        ("last", "avg", "zero"),
-    )
-)
+ATTENTIONS = ("additive", "dot", "scaled_dot", "bilinear")
+OTHERS = (True, False), ("none", "bottom", "all"), (False, True), ("last", "avg", "zero")
+CORE = list(itertools.product(ATTENTIONS, *OTHERS))
 TYING = ("none", "src_trg", "trg_softmax", "src_trg_softmax")
 
 
@@ -77,11 +71,9 @@ def core_config(index: int) -> recipe.Model:
         encoder__residual=residual,
         encoder__reverse_input=index % 5 == 0,
         weight_tying=TYING[index % 4],
-        initialization={
-            "weights": ("xavier", "uniform")[index % 2],
-            "scale": 0.5,
-            "forget_bias": float(index % 3),
-        },
+        initialization__weights=("xavier", "uniform")[index % 2],
+        initialization__scale=0.5,
+        initialization__forget_bias=float(index % 3),
         dropout={"embedding": 0.2, "layers": 0.3, "output": 0.1, "variational": index % 2 == 0},
     )
 
@@ -89,14 +81,8 @@ def core_config(index: int) -> recipe.Model:
 def sum_of_losses(model: TranslationModel) -> Tensor:
     source, lengths, target_input, target_output = make_batch()
     hidden = model(source, lengths, target_input)
-    return linear_cross_entropy(
-        hidden.flatten(0, 1),
-        model.output.weight,
-        target_output.flatten(),
-        bias=model.output.bias,
-        ignore_index=PAD,
-        reduction="sum",
-    )
+    arguments = hidden.flatten(0, 1), model.output.weight, target_output.flatten()
+    return linear_cross_entropy(*arguments, bias=model.output.bias, ignore_index=PAD, reduction="sum")
 
 
 def log_probabilities(model: TranslationModel, hidden: Tensor) -> Tensor:
@@ -111,15 +97,10 @@ def check_rows_and_steps(model: TranslationModel) -> tuple[Tensor, Any]:
     """
     source, lengths, target_input, target_output = make_batch()
     together = model(source, lengths, target_input)
-    for row, (source_length, target_length) in enumerate(
-        zip(lengths, (target_output != PAD).sum(1), strict=True)
-    ):
-        alone = model(
-            source[row : row + 1, :source_length],
-            lengths[row : row + 1],
-            target_input[row : row + 1, :target_length],
-        )
-        torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
+    for row, (begin, end) in enumerate(zip(lengths, (target_output != PAD).sum(1), strict=True)):
+        only = slice(row, row + 1)
+        alone = model(source[only, :begin], lengths[only], target_input[only, :end])
+        torch.testing.assert_close(together[only, :end], alone, rtol=1e-10, atol=1e-12)
 
     expected = log_probabilities(model, together)
     steps = IncrementalModel(model)
@@ -157,9 +138,7 @@ def test_every_tying_and_width() -> None:
         model = make_model(make_config(weight_tying=tying, embedding=width))
         source, target = model.source_embedding.weight, model.target_embedding.weight
         assert (source.data_ptr() == target.data_ptr()) == (tying in ("src_trg", "src_trg_softmax"))
-        assert (model.output.weight.data_ptr() == target.data_ptr()) == (
-            tying in ("trg_softmax", "src_trg_softmax")
-        )
+        assert (model.output.weight.data_ptr() == target.data_ptr()) == tying.endswith("softmax")
         assert (model.readout is not None) == (tying.endswith("softmax") and width == 6)
         assert set(model.parameter_layers()) == {name for name, _ in model.named_parameters()}
 
@@ -175,9 +154,8 @@ def test_against_the_equations() -> None:
     source, lengths, target_input, target_output = make_batch()
     hidden = model(source, lengths, target_input)
 
-    def cell(
-        x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def cell(x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        w_x, w_h, bias = weights
         i, f, g, o = (w_x @ x + w_h @ h + bias).split(8)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c

@@ -58,13 +58,8 @@ class LettersTask:
         assert isinstance(model, nn.Sequential)
         table, output = model
         logits = output(table(batch.source).mean(1))[:, None, :].expand(-1, batch.target_output.shape[1], -1)
-        return functional.cross_entropy(
-            logits.flatten(0, 1),
-            batch.target_output.flatten(),
-            ignore_index=0,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
+        options: Any = {"ignore_index": 0, "reduction": "sum", "label_smoothing": label_smoothing}
+        return functional.cross_entropy(logits.flatten(0, 1), batch.target_output.flatten(), **options)
 
     def figures(self, model: nn.Module, _prepared: PreparedData) -> list[Figure]:
         return [Figure("valid_tokens", lambda batch, _: (batch.target_output != 0).sum(), scale=7.0)]
@@ -76,9 +71,8 @@ class LettersTask:
         return {"sizes": list(self.sizes)}
 
     def layers(self, model: nn.Module) -> dict[str, str]:
-        return {
-            name: "embedding" if name.startswith("0") else "output" for name, _ in model.named_parameters()
-        }
+        names = (name for name, _ in model.named_parameters())
+        return {name: "embedding" if name.startswith("0") else "output" for name in names}
 
 
 @pytest.fixture
@@ -122,10 +116,7 @@ def test_the_ledger_and_the_estimate_account_for_it(make_run: MakeRun) -> None:
     torch.manual_seed(1)
     measured = measure_step(step, task.example(shape), timed=False)
     estimated = estimate_step(task, shape)
-    assert (
-        measured.category("weights")
-        == estimated.category("weights")
-        == 4 * sum(part.numel() for part in step.model.parameters())
-    )
+    weights = 4 * sum(part.numel() for part in step.model.parameters())
+    assert measured.category("weights") == estimated.category("weights") == weights
     assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
     assert measured.tokens == estimated.tokens == 64 * 4
