@@ -22,9 +22,7 @@ from econmt_ops import (
 )
 from econmt_ops.dispatch.traits import implementations_of
 from tests.ops import definitions
-from tests.ops.helpers import (
-    Make,
-)
+from tests.ops.helpers import Make
 
 NONE: dict[str, Any] = {}
 """No options."""

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 import econmt_ops
 from econmt_ops import UniqueRows
 from tests.ops.every_op import Call
-from tests.ops.helpers import assert_close
+from tests.ops.helpers import assert_close, differentiable
 from tests.ops.layouts import problems
 
 _AXES: dict[str, dict[str, int]] = {
@@ -60,14 +60,9 @@ def run(call: Call, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
     )
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        leaves, structure = tree_flatten(call.arguments)
-        given = [
-            x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-            for x in leaves
-        ]
-        results = tree_leaves(call.function(**tree_unflatten(given, structure), **options))
-        results = [x for x in results if isinstance(x, Tensor)]
-        wanted = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
+        given = differentiable(call.arguments)
+        results = [x for x in tree_leaves(call.function(**given, **options)) if isinstance(x, Tensor)]
+        wanted = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.requires_grad]
         sums = [x.sum() for x in results if x.requires_grad]
         gradients = torch.autograd.grad(sums, wanted, allow_unused=True, materialize_grads=True)
     finally:

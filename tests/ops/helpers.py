@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from econmt_ops.core.weights import (
-    LowRank,
-    LowRankLSTMWeights,
-    LSTMState,
-    LSTMWeights,
-)
+from econmt_ops.core.weights import LowRank, LowRankLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.traits import implementations_of
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
@@ -79,24 +74,26 @@ def to(dtype: torch.dtype, tree: Any) -> Any:
     return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, tree)
 
 
+def differentiable(tree: Any) -> Any:
+    """The same tensors, of which those of floating point are leaves that require gradients."""
+    return tree_map(
+        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x, tree
+    )
+
+
 def values_and_gradients(
     function: Callable[..., Any], arguments: dict[str, Any], cotangents_of: Sequence[Tensor] | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the outputs of a function and the gradients of a random weighted sum of them in all floating point arguments, in order."""
-    arguments = tree_map(
-        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x,
-        arguments,
-    )
+    arguments = differentiable(arguments)
     leaves = [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.requires_grad]
     outputs = [x for x in tree_leaves(function(**arguments)) if isinstance(x, Tensor)]
     generator = torch.Generator().manual_seed(7)
-    cotangents = [
-        torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in cotangents_of or outputs
-    ]
+    like = cotangents_of or outputs
+    cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in like]
     wanted = [(x, y) for x, y in zip(outputs, cotangents, strict=True) if x.requires_grad]
-    gradients = torch.autograd.grad(
-        [x for x, _ in wanted], leaves, [y for _, y in wanted], allow_unused=True, materialize_grads=True
-    )
+    results, seeds = [x for x, _ in wanted], [y for _, y in wanted]
+    gradients = torch.autograd.grad(results, leaves, seeds, allow_unused=True, materialize_grads=True)
     return [x.detach() for x in outputs], list(gradients)
 
 

@@ -17,7 +17,7 @@ from econmt_ops.core.chunks import STASHES
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.layers.op import LayerOp
 from tests.ops.every_op import Call, calls
-from tests.ops.helpers import Make, assert_close
+from tests.ops.helpers import Make, assert_close, differentiable
 
 TOLERANCE = 1e-2
 """Largest relative error of float32 results, whose products may be summed in another order.
@@ -133,10 +133,7 @@ def check_layouts(name: str, implementation: str, shift: int, device: str) -> No
 
     def run(given: list[Any], cotangents: list[Tensor]) -> list[Tensor]:
         """The results and the gradients of all floating point arguments; no cotangents: random ones, which it fills."""
-        given = [
-            x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-            for x in given
-        ]
+        given = differentiable(given)
         results = tree_leaves(call.function(**tree_unflatten(given, structure), **options))
         results = [x for x in results if isinstance(x, Tensor)]
         if not cotangents:

@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from econmt_ops import additive_attention
-from tests.ops.helpers import (
-    Make,
-    assert_close,
-    each_implementation,
-)
+from tests.ops.helpers import Make, assert_close, each_implementation
 
 
 @each_implementation("additive_attention")

@@ -66,16 +66,13 @@ def test_without_a_home_a_private_temporary_folder_serves(
     else:
         monkeypatch.setenv("HOME", "/")
         monkeypatch.setattr(os, "access", lambda path, _: Path(path) != Path("/"))
-    with pytest.warns(
-        RuntimeWarning, match=f"econmt_ops: {reason}, so caches are kept in {temporary}/econmt-{USER};"
-    ):
+    told = f"econmt_ops: {reason}, so caches are kept in {temporary}/econmt-{USER};"
+    with pytest.warns(RuntimeWarning, match=told):
         folder = cache_folder()
     assert folder == temporary / f"econmt-{USER}"
     assert mode(folder) == 0o700
-    names = ("triton", "matplotlib", "huggingface")
-    assert {variable: os.environ[variable] for variable in OTHERS} == {
-        variable: str(folder / name) for variable, name in zip(OTHERS, names, strict=True)
-    }
+    folders = [str(folder / name) for name in ("triton", "matplotlib", "huggingface")]
+    assert [os.environ[variable] for variable in OTHERS] == folders
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cache_folder() == folder  # also in processes that this one starts
@@ -129,10 +126,8 @@ def test_the_compiler_gets_a_private_folder(
         folder = tmp_path / "cache" / f"inductor-{USER}"
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
         assert mode(folder) == 0o700
-        assert [
-            str(folder / "headers"),
-            str(folder / "headers/locks"),
-        ] == [codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR]
+        assert str(folder / "headers") == codecache._HEADER_DIR
+        assert str(folder / "headers/locks") == codecache._HEADER_LOCK_DIR
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
     use_private_compiler_folder()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "chosen")
@@ -148,9 +143,8 @@ def test_nothing_of_the_compiler_is_in_the_folder_that_anybody_may_create(tmp_pa
     unset = {"TORCHINDUCTOR_CACHE_DIR", *OTHERS}
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"TMPDIR": str(tmp_path), "ECONMT_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     default, result = done.stdout.splitlines()
     assert result == str([1.0] * 8)
     assert not Path(default).exists() or not any(Path(default).iterdir())

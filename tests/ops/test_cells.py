@@ -10,17 +10,11 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt_ops import (
-    GateWeights,
-)
+from econmt_ops import GateWeights
 from econmt_ops.backends import c as native
 from econmt_ops.cells.lstm import LSTM
 from tests.ops.cases import CELLS, SCANS, Sizes
-from tests.ops.helpers import (
-    Make,
-    assert_close,
-    values_and_gradients,
-)
+from tests.ops.helpers import Make, assert_close, values_and_gradients
 
 
 @pytest.mark.parametrize("name", SCANS)

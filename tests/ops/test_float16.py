@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 import econmt_ops
 from econmt_ops.dispatch.traits import implementations_of
 from tests.ops.every_op import Call, calls, each_op
-from tests.ops.helpers import TOLERANCE, Make, assert_close, to
+from tests.ops.helpers import TOLERANCE, Make, assert_close, differentiable, to
 
 HALF = torch.float16
 
@@ -35,19 +35,15 @@ def in_float16(op: str, call: Call, device: str) -> list[Callable[..., Any]]:
 
 def scaled_gradients(function: Callable[..., Any], arguments: dict[str, Any], scale: float) -> list[Tensor]:
     """The gradients of a random weighted sum of the results, times ``scale``, in all floating point arguments."""
-    arguments = tree_map(
-        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x,
-        arguments,
-    )
+    arguments = differentiable(arguments)
     leaves = [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.requires_grad]
     results = [x for x in tree_leaves(function(**arguments)) if isinstance(x, Tensor) and x.requires_grad]
     draws = torch.Generator().manual_seed(3)
     exact = torch.promote_types(leaves[0].dtype, torch.float32)
     total = leaves[0].new_zeros((), dtype=exact)
     for x in results:
-        total = (
-            total + (torch.randn(x.shape, generator=draws, dtype=torch.float64).to(x.device, exact) * x).sum()
-        )
+        seed = torch.randn(x.shape, generator=draws, dtype=torch.float64).to(x.device, exact)
+        total = total + (seed * x).sum()
     return list(torch.autograd.grad(total * scale, leaves, allow_unused=True, materialize_grads=True))
 
 
@@ -69,10 +65,8 @@ def test_an_overflow_shows(op: str, device: str) -> None:
     """Gradients beyond float16 become infinity or NaN, never its largest number, and so a step can be skipped."""
     call = calls(device, torch.float64)[op]
     arguments = to(HALF, without_dropout(call))
-    assert (
-        max(float(part.detach().abs().max()) for part in scaled_gradients(call.function, arguments, 1.0))
-        < 1e3
-    )
+    gradients = scaled_gradients(call.function, arguments, 1.0)
+    assert max(float(part.detach().abs().max()) for part in gradients) < 1e3
     for function in in_float16(op, call, device):
         found = scaled_gradients(function, arguments, 1e5)
         assert not all(bool(part.isfinite().all()) for part in found)

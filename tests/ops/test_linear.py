@@ -8,12 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops import linear
-from tests.ops.helpers import (
-    Make,
-    assert_same_function,
-    each_implementation,
-    scatter_strides,
-)
+from tests.ops.helpers import Make, assert_same_function, each_implementation, scatter_strides
 
 pytestmark = each_implementation("linear")
 LAYOUT = pytest.mark.parametrize("layout", ["auto", "row", "column", "transposed", "packed"])

@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops import linear_cross_entropy
-from tests.ops.helpers import (
-    Make,
-    assert_same_function,
-    each_implementation,
-    to,
-    values_and_gradients,
-)
+from tests.ops.helpers import Make, assert_same_function, each_implementation, to, values_and_gradients
 
 pytestmark = each_implementation("linear_cross_entropy")
 REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -29,11 +23,8 @@ SIZES = pytest.mark.parametrize(
 
 
 def arguments(make: Make, rows: int, hidden: int, vocabulary: int, bias: bool = True) -> dict[str, Any]:
-    return {
-        "hidden": make(rows, hidden),
-        "weight": make(vocabulary, hidden),
-        "bias": make(vocabulary) if bias else None,
-    }
+    matrices = {"hidden": make(rows, hidden), "weight": make(vocabulary, hidden)}
+    return {**matrices, "bias": make(vocabulary) if bias else None}
 
 
 def some_targets(rows: int, vocabulary: int, device: str, ignored: int | None = None) -> Tensor:
@@ -75,20 +66,15 @@ def test_equals_torch(
 def test_precisions(reduction: str, dtype: torch.dtype, implementation: str, device: str) -> None:
     targets = some_targets(9, 21, device, ignored=-100)
 
+    options = {"label_smoothing": 0.1, "reduction": reduction}
+
     def function(**tensors: Any) -> Tensor:
-        loss = linear_cross_entropy(
-            targets=targets,
-            **tensors,
-            label_smoothing=0.1,
-            reduction=reduction,
-            implementation=implementation,
-        )
+        loss = linear_cross_entropy(targets=targets, **tensors, **options, implementation=implementation)
         assert loss.dtype == torch.float32
         return loss
 
     def by_torch(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        logits = functional.linear(hidden, weight, bias)
-        return functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction=reduction)
+        return functional.cross_entropy(functional.linear(hidden, weight, bias), targets, **options)
 
     assert_same_function(function, by_torch, arguments(Make(device), 9, 8, 21), dtype)
 
@@ -96,12 +82,9 @@ def test_precisions(reduction: str, dtype: torch.dtype, implementation: str, dev
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_softmax_is_in_float32(dtype: torch.dtype, implementation: str, device: str) -> None:
     # All logits are equal, so the loss is log(V) to the accuracy of float32; in bfloat16 it would be 8.3125.
-    tensors = to(
-        dtype, {"hidden": torch.zeros(3, 4, device=device), "weight": torch.ones(4001, 4, device=device)}
-    )
-    loss = linear_cross_entropy(
-        **tensors, targets=some_targets(3, 4001, device), implementation=implementation
-    )
+    hidden, weight = torch.zeros(3, 4, device=device), torch.ones(4001, 4, device=device)
+    tensors, targets = to(dtype, {"hidden": hidden, "weight": weight}), some_targets(3, 4001, device)
+    loss = linear_cross_entropy(**tensors, targets=targets, implementation=implementation)
     assert float(loss) == pytest.approx(math.log(4001), rel=1e-6)
 
 
@@ -111,13 +94,8 @@ def test_nothing_to_count(smoothing: float, implementation: str, device: str) ->
     targets = torch.full((4,), -100, device=device)
 
     def loss(reduction: str) -> Tensor:
-        return linear_cross_entropy(
-            targets=targets,
-            **tensors,
-            label_smoothing=smoothing,
-            reduction=reduction,
-            implementation=implementation,
-        )
+        options = {"label_smoothing": smoothing, "reduction": reduction}
+        return linear_cross_entropy(targets=targets, **tensors, **options, implementation=implementation)
 
     assert loss("mean").isnan()
     assert loss("sum").eq(0)

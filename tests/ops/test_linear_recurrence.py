@@ -9,11 +9,7 @@ from torch import Tensor
 from econmt_ops import linear_recurrence
 from tests.ops import definitions
 from tests.ops.cases import Sizes, recurrence
-from tests.ops.helpers import (
-    Make,
-    assert_same_function,
-    each_implementation,
-)
+from tests.ops.helpers import Make, assert_same_function, each_implementation
 
 pytestmark = each_implementation("linear_recurrence")
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

@@ -15,11 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import econmt_ops
 from econmt_ops.lstm import unrolled
 from tests.ops.cases import Parts, Sizes, low_rank
-from tests.ops.helpers import (
-    Make,
-    assert_close,
-    values_and_gradients,
-)
+from tests.ops.helpers import Make, assert_close, values_and_gradients
 
 each_way = pytest.mark.parametrize("implementation", ["reference", "recompute"])
 

@@ -42,9 +42,8 @@ def test_autocast_equals_casting_everything(op: str, device: str) -> None:
     assert all(gradient.dtype == torch.float32 for gradient in gradients)
     # Gradients of parameters in float32 need not be rounded to the type of the products on their way.
     rounded = [gradient.to(torch.bfloat16).to(torch.float32) for gradient in gradients]
-    assert_close(
-        gradients if op.startswith("linear_recurrence") else rounded, expected_gradients, 4 * rounding
-    )
+    found = gradients if op.startswith("linear_recurrence") else rounded
+    assert_close(found, expected_gradients, 4 * rounding)
 
 
 @each_op

@@ -18,8 +18,7 @@ from econmt_ops.products.outer import add_outer, outer
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 pytestmark = pytest.mark.skipif(
-    not products.serves(torch.zeros(1, dtype=BFLOAT16)),
-    reason="no bfloat16 instructions, or no C library",
+    not products.serves(torch.zeros(1, dtype=BFLOAT16)), reason="no bfloat16 instructions, or no C library"
 )
 types = pytest.mark.parametrize(
     "kind",

@@ -20,11 +20,7 @@ from econmt_ops.linear_cross_entropy import recompute as loss_module
 from econmt_ops.products.dropout import apply_dropout, dropout, keep_mask
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import distinct_rows
-from tests.ops.helpers import (
-    Make,
-    assert_close,
-    values_and_gradients,
-)
+from tests.ops.helpers import Make, assert_close, values_and_gradients
 
 
 @pytest.fixture

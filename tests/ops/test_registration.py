@@ -168,13 +168,9 @@ def _look(a: Tensor, b: list[Tensor], c: Tensor | None, d: int, e: Tensor | None
 def test_kernels_get_rows_and_what_consists_of_rows_as_it_is() -> None:
     square = torch.arange(4.0).view(2, 2)
     _look(square.t(), [square, torch.ones(1).expand(3)], None, 3)
-    assert [None if x is None else (x.tolist(), x.stride()) for x in _seen] == [
-        ([[0, 2], [1, 3]], (2, 1)),
-        ([[0, 1], [2, 3]], (2, 1)),
-        ([1, 1, 1], (1,)),
-        None,
-        None,
-    ]
+    turned, rows = ([[0, 2], [1, 3]], (2, 1)), ([[0, 1], [2, 3]], (2, 1))
+    seen = [None if x is None else (x.tolist(), x.stride()) for x in _seen]
+    assert seen == [turned, rows, ([1, 1, 1], (1,)), None, None]
     wide, scalar = torch.arange(12.0).view(2, 2, 3), torch.tensor(1.0)
     rows = wide.transpose(0, 1)[..., :2]
     _look(rows, [scalar], square.expand(5, 2, 2), 1, square.t())

@@ -18,20 +18,15 @@ from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
 
 OPS = (
-    "additive_attention",
-    "attentional_lstm",
-    "lstm",
-    "bidirectional_lstm",
-    "linear",
-    "linear_cross_entropy",
-    "linear_recurrence",
+    *("additive_attention", "attentional_lstm", "lstm", "bidirectional_lstm"),
+    *("linear", "linear_cross_entropy", "linear_recurrence"),
 )
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_op_has_a_reference(op: str) -> None:
-    assert traits.definition(op).name == "reference"
-    assert callable(getattr(econmt_ops, op))
+def test_every_op_has_a_reference() -> None:
+    for op in OPS:
+        assert traits.definition(op).name == "reference"
+        assert callable(getattr(econmt_ops, op))
 
 
 def test_a_module_is_an_implementation() -> None:
@@ -89,30 +84,25 @@ def test_by_name() -> None:
     assert resolved("triton", available) == "triton"
     assert resolved("triton", available, stash="cells") == "triton/cells"
     assert resolved("reference", available, stash="cells") == "reference"
-    with pytest.raises(
-        ValueError, match="extreme: unknown implementation 'cuda'; available: auto, reference, triton"
+    for name, stash, message in (
+        ("cuda", "auto", "extreme: unknown implementation 'cuda'; available: auto, reference, triton"),
+        ("auto", "all", "extreme: unknown stash level 'all'; available: auto, least, outputs"),
     ):
-        resolved("cuda", available)
-    with pytest.raises(
-        ValueError, match="extreme: unknown stash level 'all'; available: auto, least, outputs"
-    ):
-        resolved("auto", available, stash="all")
+        with pytest.raises(ValueError, match=message):
+            resolved(name, available, stash=stash)
 
 
 def test_what_the_machine_cannot_run() -> None:
     available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: False))
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
-    with pytest.raises(
-        ValueError, match="cannot run the implementation 'triton'; available: auto, reference, recomp"
-    ):
+    message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
+    with pytest.raises(ValueError, match=message):
         resolved("triton", available)
     # Where tensors only stand for those of a GPU, it is enough that the kernels are installed.
     with rules_only("cuda"):
         assert resolved("triton", available) == "triton"
-        assert (
-            resolved("auto", made(triton=Traits(has_kernels=True, can_be_estimated=lambda: False)))
-            == "reference"
-        )
+        unknown = made(triton=Traits(has_kernels=True, can_be_estimated=lambda: False))
+        assert resolved("auto", unknown) == "reference"
 
 
 def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
@@ -151,17 +141,13 @@ def test_kernels_go_before_all_others_on_their_devices() -> None:
         assert resolved("auto", available, VARIABLE) == "triton/cells"
         assert resolved("auto", available) == "triton"
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
-    picky = Traits(
-        devices=frozenset({"cpu"}),
-        has_kernels=True,
-        serves=lambda sizes, detail: sizes["H"] < 9 and not detail,
-    )
-    run_with = lambda size, detail="": run(  # noqa: E731
-        Problem("extreme", VARIABLE, torch.float32, {"H": size}, detail),
-        lambda it, *_: it.label,
-        made(c=picky),
-        "auto",
-    )
+    small: Any = {"serves": lambda sizes, detail: sizes["H"] < 9 and not detail}
+    picky = made(c=Traits(devices=frozenset({"cpu"}), has_kernels=True, **small))
+
+    def run_with(size: int, detail: str = "") -> str:
+        problem = Problem("extreme", VARIABLE, torch.float32, {"H": size}, detail)
+        return run(problem, lambda it, *_: it.label, picky, "auto")
+
     assert (run_with(8), run_with(9), run_with(8, "thin")) == ("c", "reference", "reference")
     half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
     assert resolved("auto", half) == "reference"
@@ -223,11 +209,8 @@ def test_a_light_lstm_is_the_reference() -> None:
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
         return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)
 
-    assert (runs(), runs("recompute"), runs(stash="outputs")) == (
-        "reference",
-        "recompute",
-        "recompute/outputs",
-    )
+    found = runs(), runs("recompute"), runs(stash="outputs")
+    assert found == ("reference", "recompute", "recompute/outputs")
     with rules_only():
         assert runs() == "recompute/gates"
 

@@ -35,12 +35,8 @@ def time_all(
     functions: dict[str, tuple[float, ...]], seconds: float, **options: Any
 ) -> tuple[Communicator, dict[str, Timing]]:
     communicator = Communicator()
-    found = alternate(
-        {name: communicator.taking(name, *times) for name, times in functions.items()},
-        seconds,
-        clock=communicator.clock,
-        **options,
-    )
+    timed = {name: communicator.taking(name, *times) for name, times in functions.items()}
+    found = alternate(timed, seconds, clock=communicator.clock, **options)
     assert found is not None
     return communicator, found
 
@@ -61,9 +57,8 @@ def test_the_median_forgets_what_disturbed() -> None:
 
 
 def test_hopeless_ones_are_left() -> None:
-    communicator, found = time_all(
-        {"good": (0.1,), "slow first": (9.0, 0.1), "slow": (0.2,), "slowest": (1.0,)}, 99.0, most=4
-    )
+    times = {"good": (0.1,), "slow first": (9.0, 0.1), "slow": (0.2,), "slowest": (1.0,)}
+    communicator, found = time_all(times, 99.0, most=4)
     # Four samples of each function are sixteen, of which the slow ones took two.
     assert communicator.calls.count("good") == communicator.calls.count("slow first") == 1 + 7
     assert communicator.calls.count("slow") == 2
@@ -81,16 +76,11 @@ def test_one_disturbed_call_makes_none_hopeless() -> None:
 
 
 def test_after_some_turns_only_those_near_to_the_fastest_go_on() -> None:
-    communicator, found = time_all(
-        {"a": (0.1,), "far": (0.12,), "near": (0.105,), "hopeless": (0.2,)}, 99.0, most=20
-    )
+    times = {"a": (0.1,), "far": (0.12,), "near": (0.105,), "hopeless": (0.2,)}
+    communicator, found = time_all(times, 99.0, most=20)
     # 80 samples in all: 1 of the hopeless one, 8 of the far one, the rest for two.
-    assert {name: len(timing.samples) for name, timing in found.items()} == {
-        "a": 35,
-        "near": 35,
-        "far": 8,
-        "hopeless": 1,
-    }
+    counts = {name: len(timing.samples) for name, timing in found.items()}
+    assert counts == {"a": 35, "near": 35, "far": 8, "hopeless": 1}
     assert set(communicator.calls[-54:]) == {"a", "near"}
     communicator, found = time_all({"a": (0.1,), "far": (0.12,)}, 99.0, most=20)
     assert {name: len(timing.samples) for name, timing in found.items()} == {"a": 8, "far": 8}
@@ -173,13 +163,8 @@ def test_time_that_does_not_suffice(first: float) -> None:
 
 def test_the_device_is_waited_for() -> None:
     communicator = Communicator()
-    alternate(
-        {"a": communicator.taking("a", 1.0)},
-        9.0,
-        clock=communicator.clock,
-        most=1,
-        synchronize=communicator.taking("wait", 0.5),
-    )
+    wait = communicator.taking("wait", 0.5)
+    alternate({"a": communicator.taking("a", 1.0)}, 9.0, clock=communicator.clock, most=1, synchronize=wait)
     assert communicator.calls == ["wait", "a", "wait"] * 2
 
 

@@ -13,17 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.ops.every_op import calls, each_op
-from tests.ops.helpers import assert_close, values_and_gradients
+from tests.ops.helpers import assert_close, differentiable, values_and_gradients
 
 
 def shapes(tree: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [(tuple(x.shape), x.dtype) for x in tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-def differentiable(tree: Any) -> Any:
-    return tree_map(
-        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x, tree
-    )
 
 
 @pytest.mark.sampled(12)

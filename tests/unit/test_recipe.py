@@ -223,14 +223,14 @@ def test_an_override_of_a_whole_section_takes_its_place_in_errors(tmp_path: Path
 
 TOGETHER = {
     "training.max_updates=null training.early_stopping.max_num_checkpoint_not_improved=null": "never end",
-    "training.early_stopping.metric=bleu training.decode_and_evaluate=0": "combined with training.decode_and_evaluate: 0",
+    "training.early_stopping.metric=bleu training.decode_and_evaluate=0": "with training.decode_and_evaluate: 0",
     "model.attention.type=dot model.encoder.size=8": "needs encoder.size (8) equal to decoder.size (512)",
     "model.encoder.rank=205": "encoder.rank 205 must be at most 204: the hidden matrix of layer 1 is 1024 x 256",
     "model.decoder.rank=410": "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512",
     "model.embedding=8 model.encoder.rank=9": "must be at most 7: the input matrix of layer 1 is 1024 x 8",
     "'model.encoder={size: 1, rank: 1, bidirectional: none}'": "at most 0: the hidden matrix of layer 1 is 4 x 1",
     "model.weight_tying=src_trg data.subwords.joint=false": "cannot be combined with data.subwords.joint: false",
-    "model.weight_tying=src_trg_softmax 'data.subwords={type: words}'": "cannot be combined with data.subwords.joint: false",
+    "model.weight_tying=src_trg_softmax 'data.subwords={type: words}'": "combined with data.subwords.joint: false",
 }
 """Overrides, and the words with which they are refused."""
 

@@ -13,6 +13,7 @@ from econmt_ops.backends.cuda import adam
 from econmt_ops.optimizers.fused import FusedOptimizer
 from econmt_ops.optimizers.loss_scale import LossScale
 from tests.ops.cuda.host import HostKernel
+from tests.ops.test_optimizer import rows_only
 
 MOST, THREADS, TILE = 4, 64, 512
 """Smaller than on a GPU, so that few threads have to be played."""
@@ -24,9 +25,8 @@ SHAPES = [(3,), (TILE,), (0, 7), (TILE + 4, 2), (1,), ()]
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     macros = {"MOST": MOST, "THREADS": THREADS, "TILE": TILE}
-    kernels = [
-        HostKernel("adam", "AdamArguments", {**macros, "NARROW": narrow}, THREADS, 1, 0) for narrow in (0, 1)
-    ]
+    of_width = ({**macros, "NARROW": narrow} for narrow in (0, 1))
+    kernels = [HostKernel("adam", "AdamArguments", each, THREADS, 1, 0) for each in of_width]
     monkeypatch.setattr(adam, "_MOST", MOST)
     monkeypatch.setattr(adam, "_TILE", TILE)
     monkeypatch.setattr(adam, "is_available", lambda _device: True)
@@ -138,9 +138,7 @@ def test_other_parameters_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
     double = nn.Parameter(torch.ones(4, dtype=torch.float64))
     sparse = nn.Parameter(torch.ones(4, 3))
     double.grad = torch.ones(4, dtype=torch.float64)
-    sparse.grad = torch.sparse_coo_tensor(
-        torch.tensor([[1]]), torch.ones(1, 3), (4, 3), is_coalesced=True, check_invariants=False
-    )
+    sparse.grad = rows_only(torch.ones(4, 3), torch.tensor([1]))
     optimizer = FusedOptimizer([double], name="adam", learning_rate=0.5)
     with monkeypatch.context() as patch:
         patch.setattr(adam, "run", lambda *_arguments, **_options: pytest.fail("the kernel ran"))

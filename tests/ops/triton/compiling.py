@@ -42,8 +42,8 @@ from tests.ops.triton import (
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def compile_only(capability: int) -> list[Any]:
-    """From now on a launch compiles its kernel for that capability and does no more; returns what has been compiled."""
+def pretend(capability: int) -> None:
+    """Has Triton compile for a GPU of that capability, as if it were there."""
     driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: 0,
@@ -51,6 +51,11 @@ def compile_only(capability: int) -> list[Any]:
             get_current_target=lambda: GPUTarget("cuda", capability, 32),
         )
     )
+
+
+def compile_only(capability: int) -> list[Any]:
+    """From now on a launch compiles its kernel for that capability and does no more; returns what has been compiled."""
+    pretend(capability)
     compiled: list[Any] = []
     run = JITFunction.run
 

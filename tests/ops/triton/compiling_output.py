@@ -6,12 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from econmt_ops.backends.protocol import (
-    AttentionBackward,
-    AttentionInputs,
-    CoverageStep,
-    OutputStep,
-)
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs, CoverageStep, OutputStep
 from econmt_ops.backends.triton import (
     beam,
     cross_entropy,

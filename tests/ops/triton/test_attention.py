@@ -53,9 +53,7 @@ class Case:
         self.score = None if kind == "dot" else draw(attention, dtype=torch.float32)
         self.norm = (draw(attention), draw(attention)) if kind == "norm" else None
         self.scale = 0.7
-        self.kernels = AttentionLauncher(
-            self.keys, self.values, self.score, self.norm, self.scale, self.lengths
-        )
+        self.kernels = self.launcher()
         exact = [self.keys, self.values, self.score, *(self.norm or ())]
         self.leaves = [leaf.double().requires_grad_() for leaf in exact if leaf is not None]
 
@@ -71,6 +69,12 @@ class Case:
             scores = torch.tanh(hidden) @ rest[0]
         weights = scores.masked_fill(self.padding, -1e9).softmax(2).masked_fill(self.padding, 0.0)
         return weights, torch.einsum("tbs,bsh->tbh", weights, values)
+
+    def launcher(self, *choice: Choice) -> AttentionLauncher:
+        """Its kernels, by a choice of blocks if one is given."""
+        return AttentionLauncher(
+            self.keys, self.values, self.score, self.norm, self.scale, self.lengths, *choice
+        )
 
     def close(self, found: Tensor, expected: Tensor, name: str) -> None:
         assert_close([found], [expected], TOLERANCE[self.dtype], name)
@@ -247,9 +251,7 @@ def test_every_division_of_a_step_gives_the_same(choice: Choice) -> None:
     both = rows(batch, attention + hidden, dtype=torch.bfloat16, device="cuda")
     query, share = both[:, :attention].contiguous(), both[:, attention:].contiguous()
     weights, context = case.reference(query.double().unsqueeze(0))
-    kernels = AttentionLauncher(
-        case.keys, case.values, case.score, case.norm, case.scale, case.lengths, choice
-    )
+    kernels = case.launcher(choice)
     found = poisoned(batch, positions, dtype=torch.bfloat16, device="cuda")
     output = poisoned(batch, hidden, dtype=torch.bfloat16, device="cuda")
     kernels.forward(query, share, found, [output])

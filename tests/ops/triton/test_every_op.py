@@ -29,8 +29,7 @@ def test_nothing_is_computed_of_nothing(problem: str, device: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "problem",
-    [thorough(name) for name in NAMES if name.startswith(("lstm", "bidirectional_lstm"))],
+    "problem", [thorough(name) for name in NAMES if name.startswith(("lstm", "bidirectional_lstm"))]
 )
 def test_nothing_is_computed_of_nothing_step_by_step(
     problem: str, device: str, monkeypatch: pytest.MonkeyPatch

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from econmt_ops.backends.triton import layer_kernels
-from econmt_ops.backends.triton.layer_kernels import (
-    PARTIALS,
-    column_sums,
-    counters_of_sums,
-    preparation,
-)
+from econmt_ops.backends.triton.layer_kernels import PARTIALS, column_sums, counters_of_sums, preparation
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 4), (5, 20), (100, 70), (3000, 20)])

@@ -34,9 +34,8 @@ class TableModel:
     """Model whose logits depend on the sentence, the last word, and the position."""
 
     def __init__(self, sentences: int, seed: int) -> None:
-        self.logits = (
-            np.random.default_rng(seed).normal(size=(sentences, 9, WORDS, WORDS)).astype(np.float32) * 2
-        )
+        draw = np.random.default_rng(seed)
+        self.logits = draw.normal(size=(sentences, 9, WORDS, WORDS)).astype(np.float32) * 2
 
     def encode(self, source: Ids, padding: object) -> tuple[None, TableState]:
         return None, TableState(np.arange(len(source)), np.zeros(len(source), np.int64))
@@ -74,9 +73,8 @@ def test_a_beam_that_holds_all_translations_finds_the_best(nbest: int, alpha: fl
     for seed in range(6):
         model, options = TableModel(len(limits), seed), Options(64, alpha, 1.5, 1.0, nbest)
         for sentence, found in enumerate(search(model, limits, options)):
-            every = [
-                ids for length in range(limits[sentence] + 1) for ids in product(TRANSLATED, repeat=length)
-            ]
+            lengths = range(limits[sentence] + 1)
+            every = [ids for length in lengths for ids in product(TRANSLATED, repeat=length)]
             likely = {ids: model.log_probability(sentence, ids) for ids in every}
             scores = {ids: likely[ids] / ((1.5 + len(ids) + 1) / 2.5) ** alpha for ids in every}
             best = sorted(every, key=lambda ids: -scores[ids])[:nbest]

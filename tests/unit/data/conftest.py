@@ -58,15 +58,8 @@ def make_recipe() -> Callable[..., Recipe]:
     """A recipe over ``train``, ``valid`` and ``test``; keywords replace keys of its data section."""
 
     def make(**changes: Any) -> Recipe:
-        settings: dict[str, Any] = {
-            "source": "en",
-            "target": "de",
-            "train": ["train"],
-            "valid": "valid",
-            "test": "test",
-        }
-        settings["subwords"] = {"type": "bpe", "size": 60}
-        settings.update(changes)
+        settings: dict[str, Any] = {"source": "en", "target": "de", "train": ["train"], "valid": "valid"}
+        settings |= {"test": "test", "subwords": {"type": "bpe", "size": 60}, **changes}
         data = Data.model_validate(settings)
         return Recipe(name="try", output="model", data=data, training=Training(max_updates=1))
 
@@ -89,13 +82,13 @@ def write_store(
 def store_of(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
     """A store whose pair i has the given lengths and ids that tell pair, side and place apart."""
     pairs = [
-        tuple(
-            [begin + 100 * i + place for place in range(n)]
-            for begin, n in zip((1000, 500_000), pair, strict=True)
+        (
+            [1000 + 100 * i + place for place in range(source)],
+            [500_000 + 100 * i + place for place in range(target)],
         )
-        for i, pair in enumerate(lengths)
+        for i, (source, target) in enumerate(lengths)
     ]
-    return write_store(folder, pairs)  # type: ignore[arg-type]
+    return write_store(folder, pairs)
 
 
 @pytest.fixture

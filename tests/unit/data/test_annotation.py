@@ -187,10 +187,7 @@ def run(tmp_path: Path, make_recipe: Callable[..., Recipe]) -> Prepare:
 
 
 def test_training_sources_are_annotated_and_others_are_not(
-    run: Prepare,
-    make_recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Prepare, make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared = run()
     source = prepared.vocabularies.source

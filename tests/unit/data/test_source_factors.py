@@ -19,12 +19,7 @@ from econmt.data.batching.batches import Batch, training_batches, valid_batches
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import token_type
 from econmt.data.text.corpus import Corpus, find_companions
-from econmt.data.text.source_factors import (
-    count_of_ids,
-    encode_sources,
-    with_factors_of,
-    word_numbers,
-)
+from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors_of, word_numbers
 from econmt.data.text.vocabulary import (
     EOS,
     PAD,

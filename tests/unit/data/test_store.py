@@ -196,11 +196,7 @@ class TestReuse:
         assert f"{file} has changed" in made()
 
     def test_what_a_sample_does_not_see_verify_does(
-        self,
-        run: Prepare,
-        monkeypatch: pytest.MonkeyPatch,
-        make_recipe: MakeRecipe,
-        corpus: Path,
+        self, run: Prepare, monkeypatch: pytest.MonkeyPatch, make_recipe: MakeRecipe, corpus: Path
     ) -> None:
         monkeypatch.setattr("econmt.data.files._BLOCK", 16)
         monkeypatch.setattr("econmt.data.files._BLOCKS", 2)  # the first and the last

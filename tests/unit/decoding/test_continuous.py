@@ -92,9 +92,7 @@ def test_hypotheses_are_those_of_beam_search(beam_size: int, alpha: float, end_b
         assert_same(search.search(sentences), search_one_by_one(model, sentences, options), 1e-6)
 
 
-def test_a_slot_is_taken_again_as_soon_as_it_is_seen_to_be_free(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slot_is_taken_again_as_soon_as_it_is_seen_to_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "STEPS", 1)
     grids: list[ToyGrid] = []
 

@@ -51,12 +51,7 @@ def of_language_model(ids: tuple[int, ...], fusion: ShallowFusion = FUSION) -> l
 def test_a_wide_beam_finds_the_best_of_all_translations(repeats: float) -> None:
     options = {"attention": False, "beam_size": 200, "nbest_size": 5, "repetition_penalty": repeats}
     found = search(MODEL, fusion=FUSION, lm_weight=WEIGHT, **options)
-    assert_best(
-        found,
-        MODEL,
-        added=lambda ids: [WEIGHT * each for each in of_language_model(ids)],
-        **options,
-    )
+    assert_best(found, MODEL, added=lambda ids: [WEIGHT * each for each in of_language_model(ids)], **options)
     without = search(MODEL, **options)
     assert [each[0].ids for each in without] != [each[0].ids for each in found]
 

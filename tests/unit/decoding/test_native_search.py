@@ -32,6 +32,12 @@ OPTIONS = [
 BATCH = *pad_sources(SOURCES, torch.device("cpu")), LIMITS
 
 
+def unconstrained(options: SearchOptions) -> ConstrainedContinuations:
+    """What steers a search of the sources to nothing."""
+    joins = torch.zeros(SIZE, dtype=torch.bool)
+    return ConstrainedContinuations([DecodingConstraints()] * len(SOURCES), joins, options)
+
+
 @pytest.fixture(params=[0, 1, 2])
 def _level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
     """Takes the library with these instructions at most."""
@@ -108,9 +114,7 @@ def test_searches_agree_to_the_last_bit(variant: str, given: dict[str, Any], pre
     model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
     wanted = native_search(model, *BATCH, options)
     assert_same(beam_search(model, *BATCH, options.changed(beam_prune=100.0)), wanted)
-    chooser = ConstrainedContinuations(
-        [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
-    )
+    chooser = unconstrained(options)
     assert_same(beam_search(model, *BATCH, options, chooser=chooser), wanted)
 
 
@@ -131,9 +135,7 @@ def test_words_with_equal_probabilities_keep_their_order(precision: torch.dtype,
     scores = [each.score for best in wanted for each in best]
     assert beam_size < 7 or len({*scores}) < len(scores)
     assert_same(beam_search(searched, *BATCH, options.changed(beam_prune=100.0)), wanted)
-    chooser = ConstrainedContinuations(
-        [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
-    )
+    chooser = unconstrained(options)
     assert_same(beam_search(searched, *BATCH, options, chooser=chooser), wanted)
 
 

@@ -22,13 +22,7 @@ from tests.unit.decoding.toy import LIMIT, ToyModel, everything, judged, search
 TOY = Pieces([f"{WORD_START}a", "b"])
 SPELLING = Spelling(TOY)
 """Token 4 begins a word, token 5 continues one, as ``JOINS`` of the tests of constraints has it."""
-AVOIDED: list[list[list[str]]] = [
-    [["ab"]],
-    [["a"]],
-    [["a a"], ["ab a"]],
-    [["abb"], ["a ab"]],
-    [["aba", "a a"]],
-]
+AVOIDED = [[["ab"]], [["a"]], [["a a"], ["ab a"]], [["abb"], ["a ab"]], [["aba", "a a"]]]
 PHRASES: list[tuple[Phrase, ...]] = [
     (),
     (Phrase((4,), True),),
@@ -45,8 +39,15 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def avoidances(lists: Sequence[list[str]]) -> tuple[Avoidance, ...]:
-    return tuple(Avoidance(phrases, SPELLING) for phrases in lists)
+WantedCase = tuple[tuple[Phrase, ...], tuple[int, ...], list[list[str]]]
+"""Phrases, a prefix, and lists of avoided phrases."""
+
+
+def constraints_of(cases: Sequence[WantedCase]) -> list[DecodingConstraints]:
+    return [
+        DecodingConstraints(phrases, prefix, tuple(Avoidance(each, SPELLING) for each in lists))
+        for phrases, prefix, lists in cases
+    ]
 
 
 def contains_avoided(ids: Sequence[int], lists: Sequence[list[str]]) -> bool:
@@ -55,13 +56,12 @@ def contains_avoided(ids: Sequence[int], lists: Sequence[list[str]]) -> bool:
     return any(occurs(text, phrase) for phrases in lists for phrase in phrases)
 
 
-def combinations() -> Iterator[tuple[tuple[Phrase, ...], tuple[int, ...], list[list[str]]]]:
+def combinations() -> Iterator[WantedCase]:
     """Yields phrases, prefixes and avoided phrases that do not contradict each other."""
     for phrases, prefix, lists in product(PHRASES, PREFIXES, [*AVOIDED, []]):
         needed = len(prefix) + sum(len(phrase.ids) for phrase in phrases)
-        contradict = any(
-            contains_avoided(ids, lists) for ids in (prefix, *(phrase.ids for phrase in phrases))
-        )
+        written = (prefix, *(phrase.ids for phrase in phrases))
+        contradict = any(contains_avoided(ids, lists) for ids in written)
         # Near the longest output a search keeps room for a word that is avoided unless it goes on, also where the
         # phrase goes on with it.
         double = prefix[-1:] == (4,) and (4, 5) in [phrase.ids for phrase in phrases] and ["a a"] in lists
@@ -74,27 +74,18 @@ def combinations() -> Iterator[tuple[tuple[Phrase, ...], tuple[int, ...], list[l
 def test_phrases_prefixes_and_avoided_phrases_together(options: dict[str, Any]) -> None:
     """A wide beam finds the best translations that satisfy all of them, with their scores."""
     model = ToyModel(5, end_bias=1.0)
-    every = [
-        (*figures, ids) for ids in everything() if (figures := judged(model, 0, ids, **options)) is not None
-    ]
-    every.sort(reverse=True)
+    figures = {ids: judged(model, 0, ids, **options) for ids in everything()}
+    every = sorted(((*each, ids) for ids, each in figures.items() if each is not None), reverse=True)
     cases, best = [], []
     for case in combinations():
         phrases, prefix, lists = case
-        expected = [
-            each
-            for each in every
-            if each[2][: len(prefix)] == prefix
-            and holds(each[2], phrases)
-            and not contains_avoided(each[2], lists)
-        ][:3]
+        begun = [each for each in every if each[2][: len(prefix)] == prefix and holds(each[2], phrases)]
+        expected = [each for each in begun if not contains_avoided(each[2], lists)][:3]
         if len(expected) == 3:
             cases.append(case)
             best.append(expected)
     assert len(cases) > 40
-    constraints = [
-        DecodingConstraints(phrases, prefix, avoidances(lists)) for phrases, prefix, lists in cases
-    ]
+    constraints = constraints_of(cases)
     sizes = {"beam_size": 130, "nbest_size": 3, "attention": False}
     found = search(model, [0] * len(cases), constraints=constraints, **sizes, **options)
     for case, hypotheses, expected in zip(cases, found, best, strict=True):
@@ -112,9 +103,7 @@ def test_all_hold_in_narrow_beams_and_batches(beam_size: int) -> None:
     options = {"beam_size": beam_size, "nbest_size": beam_size, "block_ngram_repeat": 3}
     for limit in (3, 4, 5, 5, 9):
         chosen = draw.sample(cases, 8)
-        constraints = [
-            DecodingConstraints(phrases, prefix, avoidances(lists)) for phrases, prefix, lists in chosen
-        ]
+        constraints = constraints_of(chosen)
         model = ToyModel(draw.randrange(100), end_bias=-1.0)
         found = search(model, range(8), limit, constraints=constraints, **options)
         for (phrases, prefix, lists), hypotheses in zip(chosen, found, strict=True):
@@ -137,31 +126,20 @@ def test_every_short_text_of_overlapping_phrases() -> None:
     """All texts of up to five of the tokens that the phrases are made of: phrases end where others are under way."""
     spelling = Spelling(VOCABULARY)
     joins = spelling.joins.tolist()
-    tokens = [
-        VOCABULARY.tokens(range(VOCABULARY.size)).index(piece) for piece in (f"{WORD_START}a", "b", ")")
-    ]
-    for phrases in (
-        ["a ab", "ab a"],
-        ["a a ab", "a ab)"],
-        ["a)", ") a)"],
-        ["ab", "a a b"],
-        ["abb", "ab a", ")"],
-    ):
+    pieces = VOCABULARY.tokens(range(VOCABULARY.size))
+    tokens = [pieces.index(piece) for piece in (f"{WORD_START}a", "b", ")")]
+    lists = ["a ab", "ab a"], ["a a ab", "a ab)"], ["a)", ") a)"], ["ab", "a a b"], ["abb", "ab a", ")"]
+    for phrases in lists:
         avoidance = Avoidance(phrases, spelling)
         for length in range(1, 6):
             for ids in product(tokens, repeat=length):
                 wrong = any(occurs(VOCABULARY.decode(ids), phrase) for phrase in phrases)
                 assert is_ruled_out(avoidance, joins, ids) == wrong, (phrases, VOCABULARY.decode(ids))
                 assert avoidance.is_in(ids) == wrong
-                begun = any(
-                    is_ruled_out(avoidance, joins, ids[:end]) for end in range(1, length)
-                )  # what goes on behind an avoided phrase is of no interest
+                # What goes on behind an avoided phrase is of no interest.
+                begun = any(is_ruled_out(avoidance, joins, ids[:end]) for end in range(1, length))
                 if not begun and not wrong:
                     assert not avoidance.is_in(ids, goes_on=True)
-
-
-def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    return not {*range(*first)} & {*range(*second)}
 
 
 def test_terms_of_two_glossaries_that_touch_or_overlap() -> None:
@@ -174,17 +152,13 @@ def test_terms_of_two_glossaries_that_touch_or_overlap() -> None:
         )
         text = "".join(draw.choice(["狗", "猫", "走", "a", " b", "-", ".", " "]) for _ in range(8))
         first, second = own.occurrences(text), general.occurrences(text)
-        expected = first + [
-            each
-            for each in second
-            if all(disjoint((each.start, each.end), (other.start, other.end)) for other in first)
-        ]
+        taken = {at for each in first for at in range(each.start, each.end)}
+        expected = first + [each for each in second if not taken & {*range(each.start, each.end)}]
         found = occurrences(text, [own, general])
         assert found == sorted(expected, key=lambda each: each.start), text
         assert occurrences(text, []) == []
         touching += sum(one.end == other.start for one in first for other in second)
         touching += sum(one.start == other.end for one in first for other in second)
     assert touching > 50
-    assert [
-        each.target for each in occurrences("狗猫狗", [Glossary({"猫": "cat"}), Glossary({"狗": "dog"})])
-    ] == ["dog", "cat", "dog"]
+    found = occurrences("狗猫狗", [Glossary({"猫": "cat"}), Glossary({"狗": "dog"})])
+    assert [each.target for each in found] == ["dog", "cat", "dog"]

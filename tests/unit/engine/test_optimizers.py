@@ -7,11 +7,7 @@ import torch
 from torch import nn
 
 from econmt.config.recipe import OptimizerSection as Optimizer
-from econmt.engine.optimizers import (
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-)
+from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.errors import InputError
 
 

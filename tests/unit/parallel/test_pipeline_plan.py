@@ -9,14 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.parallel.pipeline.plan import (
-    Action,
-    Like,
-    PipelinePart,
-    Walk,
-    actions_of,
-    early,
-)
+from econmt.parallel.pipeline.plan import Action, Like, PipelinePart, Walk, actions_of, early
 
 
 def nothing(*_: Tensor) -> Sequence[Tensor]:

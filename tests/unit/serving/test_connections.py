@@ -36,14 +36,12 @@ def connected(client: Client) -> Iterator[socket.socket]:
         yield connection
 
 
-def sent_until_refused(
-    connection: socket.socket, block: bytes, head: bytes = b"", most: int = 1 << 30
-) -> int:
+def sent_until_refused(connection: socket.socket, block: bytes, head: bytes = b"") -> int:
     """Sends a head and a block again and again; how many bytes until the connection took no more."""
     sent = 0
     with contextlib.suppress(TimeoutError, ConnectionError):
         connection.sendall(head)
-        while sent < most:
+        while sent < 1 << 30:
             connection.sendall(block)
             sent += len(block)
     return sent

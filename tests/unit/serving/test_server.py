@@ -51,10 +51,8 @@ def test_requests_of_many_clients_get_their_own_answers(client: Client, model: T
 
 def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedModel) -> None:
     answer = client.post("/translate", q=["a b\n\nc d", "e"], source="auto", target="trg", alternatives=2)
-    first, second, third = (
-        [entry.text for entry in each.hypotheses]
-        for each in model.translate(["a b", "c d", "e"], nbest_size=3)
-    )
+    lists = model.translate(["a b", "c d", "e"], nbest_size=3)
+    first, second, third = ([entry.text for entry in each.hypotheses] for each in lists)
     assert answer.json == {
         "translatedText": [f"{first[0]}\n\n{second[0]}", third[0]],
         "alternatives": [[f"{first[rank]}\n\n{second[rank]}" for rank in (1, 2)], third[1:]],
@@ -111,11 +109,10 @@ def test_one_client_s_impossible_wish_stops_no_other(client: Client, model: Trai
         bad = clients.map(lambda _: client.post("/translate", q="a", constraints=["ß"]), range(6))
         good = clients.map(lambda _: client.post("/translate", q="a b c", constraints=["A"]), range(6))
         plain = clients.map(lambda _: client.post("/translate", q="a b c"), range(6))
+        lacks = "q: the constraint 'ß' has characters or words that the target vocabulary lacks"
         for each in bad:
             assert (each.status, list(each.json)) == (400, ["error"])
-            assert each.json["error"].startswith(
-                "q: the constraint 'ß' has characters or words that the target vocabulary lacks"
-            )
+            assert each.json["error"].startswith(lacks)
         assert all("A" in each.json["translatedText"] for each in good)
         assert {each.json["translatedText"] for each in plain} == {expected}
 

@@ -18,12 +18,7 @@ from rich.console import Console
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Averaging, EarlyStopping, Training
 from econmt.engine.communicator import Communicator
-from econmt.engine.devices import (
-    give_back_library_pages,
-    peak_memory,
-    reproducible,
-    resolve_device,
-)
+from econmt.engine.devices import give_back_library_pages, peak_memory, reproducible, resolve_device
 from econmt.engine.step import StepResult
 from econmt.errors import InputError
 from econmt.training.decisions import Pace, RunAverage, end_reason, seconds_left, share_done

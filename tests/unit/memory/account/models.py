@@ -105,13 +105,9 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
+        first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.body = nn.Sequential(first, nn.BatchNorm2d(outputs), nn.ReLU(), second, nn.BatchNorm2d(outputs))
         self.skip = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,17 +117,10 @@ class Residual(nn.Module):
 
 def resnet(size: int = 1, rows: int = 4) -> Case:
     """A ResNet with momentum."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, 1, 1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        Residual(16, 16, 1),
-        Residual(16, 32 * size, 2),
-        Residual(32 * size, 64 * size, 2),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64 * size, 10),
-    )
+    blocks = Residual(16, 16, 1), Residual(16, 32 * size, 2), Residual(32 * size, 64 * size, 2)
+    begin = nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU()
+    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64 * size, 10)
+    model = nn.Sequential(*begin, *blocks, *end)
     images, labels = torch.randn(rows * size, 3, 32, 32), torch.randint(0, 10, (rows * size,))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Case(model, optimizer, lambda: functional.cross_entropy(model(images), labels))

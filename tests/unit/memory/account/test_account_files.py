@@ -165,7 +165,7 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
 def test_advice_to_the_byte() -> None:
     ledger = Ledger(peak=1812)
     ledger.entries.update(
-        {("feature maps", name): size for name, size in (("m.0", 600), ("m.1", 380), ("m.1.sub", 20))}
+        {("feature maps", "m.0"): 600, ("feature maps", "m.1"): 380, ("feature maps", "m.1.sub"): 20}
     )
     ledger.entries.update(
         {("weights", "m.0"): 150, ("gradients", "m.0"): 150, ("optimizer state", "m.0"): 512}
