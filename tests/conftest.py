@@ -140,18 +140,9 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
     Output is held back as it is for users, whatever PYTHONUNBUFFERED says.
     """
-    fixed = {
-        "PYTHONPATH": SOURCES,
-        "OMP_NUM_THREADS": "1",
-        "NO_COLOR": "1",
-        "COLUMNS": "120",
-    }
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith("ECONMT_") and key != "PYTHONUNBUFFERED"
-    }
-    return {**kept, **fixed, **(env or {})}
+    fixed = {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
+    dropped = {key for key in os.environ if key.startswith("ECONMT_")} | {"PYTHONUNBUFFERED"}
+    return {**{key: os.environ[key] for key in os.environ.keys() - dropped}, **fixed, **(env or {})}
 
 
 def run_python(

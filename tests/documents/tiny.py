@@ -15,11 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOAKS = Path(__file__).parents[2] / "docs" / "results" / "soak"
-NARROW = {
-    "model.embedding": "32",
-    "model.encoder.size": "64",
-    "model.decoder.size": "64",
-}
+NARROW = {"model.embedding": "32", "model.encoder.size": "64", "model.decoder.size": "64"}
 TRANSLATION = {
     **NARROW,
     "data.subwords": "{type: bpe, size: 120, joint: true}",
@@ -216,13 +212,8 @@ def write_data(folder: Path) -> None:
 def write_texts(folder: Path) -> None:
     """Writes the files that a reader of the documentation is supposed to have of his own."""
     english, german = zip(*pairs(), strict=True)
-    for prefix, size in (
-        ("mytext", 64),
-        ("mytext.valid", 6),
-        ("talks", 64),
-        ("talks.valid", 6),
-        ("talks.test", 6),
-    ):
+    sizes = {"mytext": 64, "mytext.valid": 6, "talks": 64, "talks.valid": 6, "talks.test": 6}
+    for prefix, size in sizes.items():
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
     for name in ("new.en", "report.en", "mine.txt", "training.txt", "test.en", "test_2016_flickr.en"):

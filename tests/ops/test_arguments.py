@@ -319,9 +319,8 @@ def test_shapes_learn_sizes_and_hold_later_arguments_to_them() -> None:
     check("b", torch.ones(12, 3), "4H H")
     check("c", torch.ones(2, 5), "B T")
     assert check.sizes == {"B": 2, "H": 3, "4H": 12, "T": 5}
-    with pytest.raises(
-        ValueError, match=r"some_op: d must be \(B, T, 4H\) with B=2, T=5, 4H=12, got \(2, 5, 11\)"
-    ):
+    told = r"some_op: d must be \(B, T, 4H\) with B=2, T=5, 4H=12, got \(2, 5, 11\)"
+    with pytest.raises(ValueError, match=told):
         check("d", torch.ones(2, 5, 11), "B T 4H")
     with pytest.raises(ValueError, match=r"some_op: e must be \(H,\) with H=3, got \(1, 3\)"):
         check("e", torch.ones(1, 3), "H")

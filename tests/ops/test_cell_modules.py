@@ -10,13 +10,7 @@ import torch
 import econmt_ops
 from tests.ops.helpers import assert_close
 
-MODULES = [
-    econmt_ops.LayerNormLSTM,
-    econmt_ops.SRU,
-    econmt_ops.SSRU,
-    econmt_ops.QRNN,
-    econmt_ops.GILRLSTM,
-]
+MODULES = [getattr(econmt_ops, name) for name in ("LayerNormLSTM", "SRU", "SSRU", "QRNN", "GILRLSTM")]
 each_module = pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
 
 

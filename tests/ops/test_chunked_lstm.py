@@ -18,12 +18,8 @@ FULL = pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
 
 def leaves(device: str, steps: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     make = Make(device, dtype)
-    given = {
-        **make.layer(WIDTH, HIDDEN)._asdict(),
-        "inputs": make(BATCH, steps, WIDTH),
-        "h": make(BATCH, HIDDEN),
-        "c": make(BATCH, HIDDEN),
-    }
+    given = {**make.layer(WIDTH, HIDDEN)._asdict(), "inputs": make(BATCH, steps, WIDTH)}
+    given |= {"h": make(BATCH, HIDDEN), "c": make(BATCH, HIDDEN)}
     return {name: value.detach().clone().requires_grad_() for name, value in given.items()}
 
 
@@ -59,13 +55,8 @@ def test_equals_one_call(
 ) -> None:
     lengths = None if full else torch.tensor([steps, 1, steps - 1])
     alone, own = leaves(device, steps), leaves(device, steps)
-    outputs, (state,) = lstm(
-        alone["inputs"],
-        (weights_of(alone),),
-        state=((alone["h"], alone["c"]),),
-        lengths=lengths,
-        reverse=reverse,
-    )
+    options = {"state": ((alone["h"], alone["c"]),), "lengths": lengths, "reverse": reverse}
+    outputs, (state,) = lstm(alone["inputs"], (weights_of(alone),), **options)
     loss_of(outputs, state).backward()  # type: ignore[no-untyped-call]
     layer = ChunkedLSTM(weights_of(own))
     found, last = in_chunks(own, layer, size, lengths, reverse, implementation)
@@ -88,14 +79,9 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
     )
     made = []
     for given, options in ((alone, {}), (own, {"gate_gradient": gate_gradient})):
-        outputs, (state,) = lstm(
-            given["inputs"],
-            (LSTMWeights(given["input"], given["hidden"], given["bias"]),),
-            state=((given["h"], given["c"]),),
-            lengths=lengths,
-            implementation=implementation,
-            **options,
-        )
+        layer, first = LSTMWeights(given["input"], given["hidden"], given["bias"]), (given["h"], given["c"])
+        more = {"state": (first,), "lengths": lengths, "implementation": implementation, **options}
+        outputs, (state,) = lstm(given["inputs"], (layer,), **more)
         loss_of(outputs, state).backward()  # type: ignore[no-untyped-call]
         made.append(outputs)
     assert [name for name, leaf in own.items() if leaf.grad is None] == ["input", "hidden", "bias"]

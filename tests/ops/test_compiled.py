@@ -68,14 +68,8 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["lstm", "attentional-lstm-additive"])
 def test_many_shapes_and_steps_are_not_compiled_anew_too_often(name: str) -> None:
     case = CASES[name]
-    for rows, steps, positions, hidden in (
-        (3, 4, 5, 8),
-        (2, 7, 3, 8),
-        (1, 5, 2, 8),
-        (5, 3, 1, 6),
-        (4, 1, 4, 6),
-        (6, 9, 8, 10),
-    ):
+    sizes = (3, 4, 5, 8), (2, 7, 3, 8), (1, 5, 2, 8), (5, 3, 1, 6), (4, 1, 4, 6), (6, 9, 8, 10)
+    for rows, steps, positions, hidden in sizes:
         tensors = case.tensors(
             Make("cpu", torch.float32), Sizes(rows, steps, positions, hidden, hidden, hidden, hidden)
         )

@@ -21,12 +21,8 @@ def layer_arguments(directions: int) -> dict[str, Any]:
     make = Make("cpu")
     size, hidden = SIZES["input"], SIZES["hidden"]
     shapes = [(4 * hidden, size), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
-    return {
-        "inputs": make(2, 4, size),
-        "h": make(directions, 2, hidden),
-        "c": make(directions, 2, hidden),
-        "weights": [make(*shape) for _ in range(directions) for shape in shapes],
-    }
+    tensors = {"inputs": make(2, 4, size), "h": make(directions, 2, hidden), "c": make(directions, 2, hidden)}
+    return {**tensors, "weights": [make(*shape) for _ in range(directions) for shape in shapes]}
 
 
 def expected(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

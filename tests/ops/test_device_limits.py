@@ -22,13 +22,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 @pytest.fixture
 def _small_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A card of 40 multiprocessors and compute capability 8.6."""
-    properties = SimpleNamespace(
-        multi_processor_count=40,
-        shared_memory_per_block_optin=101_376,
-        major=8,
-        minor=6,
-        total_memory=12 << 30,
-    )
+    sizes = {"shared_memory_per_block_optin": 101_376, "total_memory": 12 << 30}
+    properties = SimpleNamespace(multi_processor_count=40, major=8, minor=6, **sizes)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

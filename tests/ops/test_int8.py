@@ -38,11 +38,8 @@ def expected(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_a_product_is_that_of_the_rounded_values(sizes: tuple[int, int, int]) -> None:
     rows, inputs, outputs = sizes
     torch.manual_seed(rows)
-    left, weight, bias = (
-        torch.randn(rows, inputs + 3)[:, :inputs],
-        torch.randn(outputs, inputs),
-        torch.randn(outputs),
-    )
+    left = torch.randn(rows, inputs + 3)[:, :inputs]
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
     left[rows // 2] = 0.0
     weight[0] *= 100.0
     whole = expected(left, weight)

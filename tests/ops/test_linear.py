@@ -19,11 +19,8 @@ LEADING = pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 4)]
 def arguments(
     make: Make, leading: tuple[int, ...], bias: bool, inputs: int = 7, outputs: int = 9
 ) -> dict[str, Any]:
-    return {
-        "inputs": make(*leading, inputs),
-        "weight": make(outputs, inputs),
-        "bias": make(outputs) if bias else None,
-    }
+    matrices = {"inputs": make(*leading, inputs), "weight": make(outputs, inputs)}
+    return {**matrices, "bias": make(outputs) if bias else None}
 
 
 def naive(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -28,6 +28,7 @@ from econmt_ops.backends.protocol import (
 from tests.ops.helpers import Make
 from tests.ops.test_recompute import recorded_calls
 
+WAYS = ("forward", "backward")
 LAYERS, BATCH, POSITIONS, HIDDEN, SIZE, WIDTH = 3, 2, 4, 5, 6, 7
 
 calls: Counter[str] = Counter()
@@ -203,12 +204,7 @@ def test_a_step_is_a_product_and_a_cell_each_layer_and_an_attention(
 ) -> None:
     monkeypatch.setitem(BACKENDS, "toy", f"{__name__}:NoSteps")
     few, more = both_passes(5, stash, query, dropout), both_passes(6, stash, query, dropout)
-    wanted = {
-        "cell forward": LAYERS,
-        "attention forward": 1,
-        "cell backward": LAYERS,
-        "attention backward": 1,
-    }
+    wanted = {f"{what} {way}": count for way in WAYS for what, count in (("cell", LAYERS), ("attention", 1))}
     assert more[0] - few[0] == wanted
     # One more product for the query and the stack's share of o, and one back; without a query the gradient of the
     # stack's output comes from two sides, which are added by the product.
@@ -238,15 +234,9 @@ def test_every_stash_gives_the_same() -> None:
     state = AttentionalLSTMState(make.state(BATCH, HIDDEN, 2), make(BATCH, HIDDEN))
     found = []
     for stash in ("outputs", "attention", "cells", "gates"):
-        outputs, attention, _ = recompute.attentional_lstm(
-            inputs,
-            keys,
-            values,
-            weights,
-            state,
-            DecoderOptions(torch.tensor([4, 2]), residual=True, dropout=0.3, seed=torch.tensor(7)),
-            stash=stash,
-        )
+        options = DecoderOptions(torch.tensor([4, 2]), residual=True, dropout=0.3, seed=torch.tensor(7))
+        call = inputs, keys, values, weights, state, options
+        outputs, attention, _ = recompute.attentional_lstm(*call, stash=stash)
         (gradient,) = torch.autograd.grad(outputs.sum() + attention.square().sum(), inputs)
         found.append((outputs, attention, gradient))
     for other in found[1:]:

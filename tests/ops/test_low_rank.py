@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,15 +55,10 @@ def test_compiled_equals_recompute(
     with mode():
         for stash, reverse in (("outputs", True), ("gates", False)):
             options = {"lengths": lengths, "stash": stash, "reverse": reverse}
-            results = [
-                values_and_gradients(
-                    lambda way=way, options=options, **tensors: econmt_ops.lstm(
-                        **tensors, **options, implementation=way
-                    ),
-                    tensors,
-                )
-                for way in ("recompute", "compiled")
-            ]
+            runs = (
+                partial(econmt_ops.lstm, **options, implementation=way) for way in ("recompute", "compiled")
+            )
+            results = [values_and_gradients(run, tensors) for run in runs]
             assert_close(results[1][0], results[0][0], tolerance)
             assert_close(results[1][1], results[0][1], tolerance)
         with torch.no_grad():

@@ -20,18 +20,9 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
     bidirectional: bool, device: str
 ) -> None:
     width = 16 if bidirectional else 8
-    module = LSTM(
-        3,
-        8,
-        2,
-        batch_first=True,
-        dropout=0.5,
-        bidirectional=bidirectional,
-        residual=True,
-        variational=True,
-        device=device,
-        dtype=torch.float64,
-    )
+    options: Any = {"batch_first": True, "dropout": 0.5, "residual": True, "variational": True}
+    options |= {"device": device, "dtype": torch.float64}
+    module = LSTM(3, 8, 2, bidirectional=bidirectional, **options)
     bottom = LSTM(3, 8, batch_first=True, bidirectional=bidirectional, device=device, dtype=torch.float64)
     bottom.load_state_dict({name: weight for name, weight in module.state_dict().items() if "_l0" in name})
     for name, weight in module.named_parameters():

@@ -135,16 +135,8 @@ def test_steps_of_an_ssru(size: int, use: Use) -> None:
     for level in LEVELS:
         use(level)
         h, after = torch.empty_like(before), before.clone()
-        native.call(
-            "ssru_forward",
-            sums.numel(),
-            rows=3,
-            hidden=size,
-            sums=framed(sums),
-            before=after,
-            after=after,
-            h=h,
-        )
+        tensors = {"sums": framed(sums), "before": after, "after": after, "h": h}
+        native.call("ssru_forward", sums.numel(), rows=3, hidden=size, **tensors)
         assert_near(after, expected, torch.float32)
         assert h.equal(after.relu())
 

@@ -49,16 +49,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @functools.cache
     def compiled(compiler: str) -> Path:
         program, folder = tmp_path_factory.mktemp("programs") / "program", ROOT / "ops/econmt_ops/backends/c"
-        command = [
-            *compiler.split(),
-            *FLAGS,
-            "-I",
-            folder,
-            ROOT / "tests/ops/products_alone.c",
-            "-o",
-            program,
-            "-lm",
-        ]
+        sources = ["-I", folder, ROOT / "tests/ops/products_alone.c"]
+        command = [*compiler.split(), *FLAGS, *sources, "-o", program, "-lm"]
         command += ["-static"] * (ARM in compiler)  # the emulator finds no libraries of Arm's
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,24 +148,19 @@ def test_stash_is_what_the_levels_say() -> None:
     given = Sizes(batch, steps, positions, 6, size, 9, 8)
     arguments = CASES["attentional-lstm-additive"].tensors(Make("cpu", torch.float32), given)
     own = [leaf.requires_grad_() for leaf in tree_leaves(arguments) if leaf is not None]
-    sizes = {
-        level: stashed_bytes(
-            lambda level=level: econmt_ops.attentional_lstm(
-                **arguments, lengths=None, stash=level, implementation="recompute"
-            ),
-            own,
-        )
-        for level in blocks.STASHES
-    }
+
+    def run(implementation: str, **options: Any) -> int:
+        call = partial(econmt_ops.attentional_lstm, **arguments, lengths=None, **options)
+        return stashed_bytes(lambda: call(implementation=implementation), own)
+
+    sizes = {level: run("recompute", stash=level) for level in blocks.STASHES}
     cell = batch * size * 4
     outputs = steps * cell + 2 * steps * cell + 2 * cell
     assert sizes["outputs"] == outputs
     assert sizes["attention"] == outputs + steps * batch * positions * 4
     assert sizes["cells"] == sizes["attention"] + 2 * (steps - 1) * cell
     assert sizes["gates"] == sizes["cells"] + 2 * steps * 4 * cell
-    reference = stashed_bytes(
-        lambda: econmt_ops.attentional_lstm(**arguments, lengths=None, implementation="reference"), own
-    )
+    reference = run("reference")
     assert reference > 4 * sizes["attention"]
 
 
@@ -236,12 +232,12 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
     }
     leaves = [leaf.requires_grad_() for leaf in tree_leaves(arguments) if leaf is not None]
     lengths = torch.full((batch,), positions)
-    calls = recorded_calls(
-        lambda: econmt_ops.attentional_lstm(**arguments, lengths=lengths, implementation="recompute")[
-            0
-        ].backward(torch.ones(batch, steps, size)),
-        {"econmt_ops::attentional_lstm_backward"},
-    )
+
+    def run() -> None:
+        outputs, *_ = econmt_ops.attentional_lstm(**arguments, lengths=lengths, implementation="recompute")
+        outputs.backward(torch.ones(batch, steps, size))
+
+    calls = recorded_calls(run, {"econmt_ops::attentional_lstm_backward"})
     (call,) = calls.values()
     with torch.no_grad(), Alive() as alive:
         results = attentional_module._operator.backward._init_fn(*call)
@@ -260,11 +256,7 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
 def test_loss_of_a_kept_graph_can_be_asked_twice(reduction: str) -> None:
     """The backward pass may scale what the forward pass kept in its place only where nothing asks again."""
     make = Make("cpu")
-    hidden, weight, bias = (
-        make(7, 5).requires_grad_(),
-        make(11, 5).requires_grad_(),
-        make(11).requires_grad_(),
-    )
+    hidden, weight, bias = (make(*shape).requires_grad_() for shape in ((7, 5), (11, 5), (11,)))
     own, targets = (hidden, weight, bias), torch.randint(11, (7,))
     found = {}
     for name in ("reference", "recompute"):
@@ -314,11 +306,8 @@ def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Beside the gradients and one chunk's logits nothing of the size of a chunk exists."""
     chunk, vocabulary = 64, 500
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk * vocabulary * 4)
-    hidden, weight, targets = (
-        torch.randn(256, 4),
-        torch.randn(vocabulary, 4),
-        torch.randint(vocabulary, (256,)),
-    )
+    hidden, weight = torch.randn(256, 4), torch.randn(vocabulary, 4)
+    targets = torch.randint(vocabulary, (256,))
     with Alive() as alive:
         call = loss_module.CrossEntropyArguments(hidden, weight, targets, None, 0.1, -100, "sum")
         loss_module._forward(call, True)

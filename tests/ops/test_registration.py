@@ -174,10 +174,8 @@ def test_kernels_get_rows_and_what_consists_of_rows_as_it_is() -> None:
     wide, scalar = torch.arange(12.0).view(2, 2, 3), torch.tensor(1.0)
     rows = wide.transpose(0, 1)[..., :2]
     _look(rows, [scalar], square.expand(5, 2, 2), 1, square.t())
-    assert [(x.data_ptr(), x.stride()) for x in _seen[:3] if x is not None] == [
-        (rows.data_ptr(), (3, 6, 1)),
-        (scalar.data_ptr(), ()),
-        (square.data_ptr(), (0, 2, 1)),
-    ]
+    places = [(x.data_ptr(), x.stride()) for x in _seen[:3] if x is not None]
+    strides = {rows: (3, 6, 1), scalar: (), square: (0, 2, 1)}
+    assert places == [(each.data_ptr(), stride) for each, stride in strides.items()]
     assert _seen[3] is not None
     assert _seen[3].is_contiguous()

@@ -38,14 +38,8 @@ def _library(kernel: str, argument: str, macros: tuple[tuple[str, int], ...]) ->
             f" int late_block, int late_warp, int others, {argument}* its) {{ return"
             f" run_grid(blocks, threads, cluster, shared, seed, late_block, late_warp, others, [its] {{ {kernel}(*its); }}); }}\n"
         )
-        options = [
-            "-std=c++20",
-            "-O1",
-            "-w",
-            "-shared",
-            "-fPIC",
-            *(f"-D{key}={value}" for key, value in macros),
-        ]
+        options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC"]
+        options += [f"-D{key}={value}" for key, value in macros]
         subprocess.run([compiler, *options, "-o", "kernel.so", "main.cc"], cwd=folder, check=True)
         return ctypes.CDLL(str(folder / "kernel.so"))
     finally:

@@ -22,15 +22,8 @@ def compile_source(name: str, capability: tuple[int, int], macros: dict[str, int
     compiler = shutil.which("nvcc")
     if compiler is None:
         pytest.skip("no nvcc")
-    options = [
-        f"-arch={architecture(capability)}",
-        "-std=c++17",
-        "-cubin",
-        "-Xptxas",
-        "-v",
-        "-o",
-        str(folder / "code"),
-    ]
+    options = ["-std=c++17", "-cubin", "-Xptxas", "-v", f"-arch={architecture(capability)}"]
+    options += ["-o", str(folder / "code")]
     defined = [f"-D{key}={value}" for key, value in macros.items()]
     source = Path(decoder.__file__).parent / name
     command = [compiler, *options, *defined, str(source)]

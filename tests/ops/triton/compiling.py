@@ -78,12 +78,8 @@ def resources(kernel: Any, *, disassembled: bool) -> dict[str, Any]:
             check=True,
         ).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", found)}
-    taken = {
-        "name": kernel.metadata.name,
-        "registers": usage["REG"],
-        "stack": usage["STACK"],
-        "shared": kernel.metadata.shared,
-    }
+    taken = {"name": kernel.metadata.name, "shared": kernel.metadata.shared}
+    taken |= {"registers": usage["REG"], "stack": usage["STACK"]}
     if not disassembled:
         return taken
     return taken | {
@@ -138,11 +134,8 @@ def attend(size: int, dtype: torch.dtype, kind: str) -> None:
 
 def step(size: int, dtype: torch.dtype) -> None:
     """A cell, forward and back, and the states of a block."""
-    gates, c, h = (
-        torch.zeros(16, 4 * size, dtype=dtype),
-        torch.zeros(16, size),
-        torch.zeros(16, size, dtype=dtype),
-    )
+    gates, h = (torch.zeros(16, columns, dtype=dtype) for columns in (4 * size, size))
+    c = torch.zeros(16, size)
     cells.forward(gates, c, c, [h, h])
     cells.backward(gates, c, c, [h, h], c, gates)
     persistent.scan_cells(gates.unsqueeze(0), c)

@@ -116,17 +116,8 @@ def test_a_step_and_its_gradients(
         )
         dboth = poisoned(batch, attention + hidden, dtype=dtype, device=device)
         dscores = poisoned(batch, positions, dtype=torch.float32, device=device)
-        case.kernels.backward(
-            query,
-            weights,
-            context,
-            outputs[0],
-            doutputs,
-            given,
-            dboth[:, :attention],
-            dboth[:, attention:],
-            dscores,
-        )
+        results = dboth[:, :attention], dboth[:, attention:], dscores
+        case.kernels.backward(query, weights, context, outputs[0], doutputs, given, *results)
         case.close(dboth[:, :attention], dquery[0], "query")
         case.close(dboth[:, attention:], dshare[0], "share")
         assert not dscores[case.padding].any()
@@ -158,10 +149,8 @@ def test_all_queries_at_once(kind: str, batch_first: bool, device: str) -> None:
         return tensor.transpose(0, 1) if batch_first else tensor
 
     count = batch * steps
-    query, dcontext = (
-        rows(count, attention, dtype=torch.float32, device=device),
-        torch.randn(count, hidden).to(device),
-    )
+    query = rows(count, attention, dtype=torch.float32, device=device)
+    dcontext = torch.randn(count, hidden).to(device)
     exact = of_steps(query.double()).requires_grad_()
     exact_weights, exact_context = case.reference(exact)
     weights, context = torch.empty(count, positions, device=device), torch.empty(count, hidden, device=device)
@@ -210,11 +199,8 @@ def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) 
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert case.kernels.keys.dtype == case.kernels.values.dtype == torch.float16
-    query, weights, context = (
-        torch.randn(2, 16, device=device),
-        torch.empty(2, 20, device=device),
-        torch.empty(2, 8, device=device),
-    )
+    query = torch.randn(2, 16, device=device)
+    weights, context = (torch.empty(2, columns, device=device) for columns in (20, 8))
     case.kernels.forward(query, None, weights, [context])
     exact_weights, exact_context = case.reference(query.double().unsqueeze(0))
     assert (weights - exact_weights[0]).abs().max() < 1e-3
@@ -230,11 +216,8 @@ def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
     query, weights = torch.randn(2, 12, device=device), torch.empty(2, 18, device=device)
     found = []
     for _ in range(2):
-        context, dquery, dscores = (
-            torch.empty(2, 8, device=device),
-            torch.empty_like(query),
-            torch.empty_like(weights),
-        )
+        context = torch.empty(2, 8, device=device)
+        dquery, dscores = torch.empty_like(query), torch.empty_like(weights)
         case.kernels.forward(query, None, weights, [context])
         case.kernels.backward(query, weights, context, None, [context], None, dquery, None, dscores)
         found.append([weights.clone(), context, dquery, dscores])

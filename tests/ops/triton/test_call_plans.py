@@ -43,14 +43,8 @@ def _module(device: str, **options: object) -> econmt_ops.LSTM:
 
 def _twin(module: econmt_ops.LSTM) -> nn.LSTM:
     """`torch.nn.LSTM` with the same weights, in float64 on the CPU."""
-    twin = nn.LSTM(
-        SIZE,
-        HIDDEN,
-        module.num_layers,
-        bias=module.bias,
-        batch_first=True,
-        bidirectional=module.bidirectional,
-    )
+    options = {"bias": module.bias, "batch_first": True, "bidirectional": module.bidirectional}
+    twin = nn.LSTM(SIZE, HIDDEN, module.num_layers, **options)
     twin.load_state_dict({name: part.cpu() for name, part in module.state_dict().items()})
     for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
         theirs.requires_grad_(ours.requires_grad)

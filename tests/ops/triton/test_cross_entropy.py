@@ -156,14 +156,8 @@ def test_sizes_of_chunks() -> None:
 
 def test_no_rows(device: str) -> None:
     given = moved(arguments(0, 3, 5, True), device)
-    loss, *gradients = results(
-        linear_cross_entropy,
-        given,
-        torch.ones((), device=device),
-        label_smoothing=0.1,
-        ignore_index=-1,
-        reduction="sum",
-    )
+    options = {"label_smoothing": 0.1, "ignore_index": -1, "reduction": "sum"}
+    loss, *gradients = results(linear_cross_entropy, given, torch.ones((), device=device), **options)
     assert loss.eq(0)
     assert all(gradient.eq(0).all() for gradient in gradients)
 

@@ -56,18 +56,9 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int, padde
         workspace,
         lengths,
     )
-    launch, programs, *ends = preparation(
-        (steps, batch, size),
-        padded,
-        size,
-        wide,
-        hidden,
-        (True, True),
-        True,
-        biases,
-        5,
-        tuple(part.dtype for part in tensors),
-    )
+    types = tuple(part.dtype for part in tensors)
+    shapes = (steps, batch, size), padded, size, wide, hidden
+    launch, programs, *ends = preparation(*shapes, (True, True), True, biases, 5, types)
     launch(programs, tensors, (steps, batch, 5, *ends), (size, steps * size, size, hidden))
     torch.testing.assert_close(rows[:, :size], read.transpose(0, 1).reshape(-1, size).half(), rtol=0, atol=0)
     torch.testing.assert_close(matrix[:, :size], weight.half(), rtol=0, atol=0)

@@ -120,17 +120,10 @@ def test_a_pipeline_uses_them(device: str) -> None:
     told = _Told()
     layer = Slice(here["weight"], here["bias"], 0, 9, 9)
     scale = torch.tensor(0.3, device=device)
-    found = split_cross_entropy(
-        here["hidden"],
-        here["targets"],
-        layer,
-        told.rank(0),
-        scale=scale,
-        label_smoothing=0.1,
-        ignore_index=-7,
-    )
+    options: dict[str, Any] = {"label_smoothing": 0.1, "ignore_index": -7}
+    found = split_cross_entropy(here["hidden"], here["targets"], layer, told.rank(0), scale=scale, **options)
     assert len(told.numbers[0]) == 1
-    options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "sum"}
+    options["reduction"] = "sum"
     expected = results(by_torch, given, torch.tensor(0.3).double(), dtype=torch.float32, **options)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=1e-5, atol=1e-5)

@@ -18,11 +18,8 @@ from tests.unit.bench.clock import Clock, made_up_times
 CPU = torch.device("cpu")
 clock = pytest.fixture(made_up_times)
 SMALL = (
-    "model.embedding=6",
-    "model.encoder.size=8",
-    "model.decoder.size=8",
-    "model.attention.size=5",
-    "training.batch.size=3",
+    *("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8"),
+    *("model.attention.size=5", "training.batch.size=3"),
 )
 
 

@@ -81,12 +81,8 @@ def test_a_group_is_made_of_its_options() -> None:
     assert search == {"beam_size": 4, "beam_search_stop": "first"}
     assert type(search["beam_search_stop"]) is str
     assert (types, batch) == (["y"], 5)
-    for name, most in {
-        "-n": 9,
-        "--seed": limits.SEED,
-        "-b": limits.BEAM,
-        "--batch": limits.TRANSLATED,
-    }.items():
+    largest = {"-n": 9, "--seed": limits.SEED, "-b": limits.BEAM, "--batch": limits.TRANSLATED}
+    for name, most in largest.items():
         run(f"-n 1 {name} {most}")
         with pytest.raises(USAGE):
             run(f"-n 1 {name} {most + 1}")

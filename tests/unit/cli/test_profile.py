@@ -58,10 +58,9 @@ def recipe(tmp_path: Path) -> Path:
 def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
-    title = (
-        "reverse: 8 x 6 x 5 (sentence pairs x source x target positions), vocabulary 50 and 50, cpu, float32"
-    )
-    assert " ".join(" ".join(ended.lines[:2]).split()) == title
+    title = " ".join(" ".join(ended.lines[:2]).split())
+    assert title.startswith("reverse: 8 x 6 x 5 (sentence pairs x source x target positions), ")
+    assert title.endswith("vocabulary 50 and 50, cpu, float32")
     assert "Bytes and times: measured." in ended.lines
     for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
         assert words in ended.out

@@ -83,10 +83,8 @@ def test_a_folder_that_cannot_be_renamed_leaves_the_one_before(
     monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(InputError, match="Input/output error"), whole_folder(tmp_path / "folder") as partial:
         (partial / "new").write_bytes(b"")
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
-        "folder",
-        "folder/old",
-    ]
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert names == ["folder", "folder/old"]
 
 
 def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

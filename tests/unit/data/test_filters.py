@@ -153,9 +153,8 @@ def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytes
         (corpus / f"train.{side}").rename(corpus / f"train.{side}x")
         (corpus / f"valid.{side}").rename(corpus / f"valid.{side}x")
     recipe = make_recipe(source="enx", target="dex", test=None, filters={"language_certainty": 0.5})
-    with pytest.raises(
-        InputError, match=r"language_certainty: py3langid does not know the language 'enx'; it knows .*en"
-    ):
+    told = r"language_certainty: py3langid does not know the language 'enx'; it knows .*en"
+    with pytest.raises(InputError, match=told):
         prepared(recipe, corpus)
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     with pytest.raises(InputError, match=r"not installed; run pip install py3langid, or remove the key"):

@@ -58,12 +58,8 @@ def test_the_formula_is_what_is_counted(name: str) -> None:
             model.loss(ids, torch.full((rows,), source), words, words, implementations=REFERENCE)
         return counter.total / rows
 
-    both, longer_source, longer_target, longer = (
-        counted(10, 10),
-        counted(20, 10),
-        counted(10, 20),
-        counted(20, 20),
-    )
+    sizes = (10, 10), (20, 10), (10, 20), (20, 20)
+    both, longer_source, longer_target, longer = (counted(*each) for each in sizes)
     pair = (longer - longer_source - longer_target + both) / 100
     assert pair == work.pair
     assert (longer_target - both) / 10 - 10 * pair == work.target

@@ -156,11 +156,8 @@ def test_bpe_dropout_cuts_anew_and_keeps_factors(make_recipe: MakeRecipe) -> Non
 
 
 def test_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(
-        WHOLE,
-        "data.mixing={weights: [[1, 3]], epoch_pairs: 40}",
-        "data.filters={min_words: 2, duplicates: pairs}",
-    )
+    mixing = "data.mixing={weights: [[1, 3]], epoch_pairs: 40}"
+    recipe = make_recipe(WHOLE, mixing, "data.filters={min_words: 2, duplicates: pairs}")
     prepared = prepared_of(recipe)
     assert prepared.statistics["train"]["few_words"] > 0
     batches = training_batches(recipe, prepared)
@@ -227,9 +224,8 @@ class TestEncoding:
         assert found[:2] == [[], []]
         sizes = vocabularies.source.size, *vocabularies.factor_sizes
         assert separate_ids(found[2][0], sizes)[1] == UNK
-        with pytest.raises(
-            InputError, match=r"t:1: 0 streams of source factors, but the model has 2; give each"
-        ):
+        told = r"t:1: 0 streams of source factors, but the model has 2; give each"
+        with pytest.raises(InputError, match=told):
             encode_sources(vocabularies, ["wide"], [()], place)
         plain = vocabularies._replace(factors=())
         with pytest.raises(InputError, match=r"t:1: 1 stream of source factors, but the model has none"):

@@ -248,16 +248,14 @@ class TestReuse:
 class TestRefused:
     def test_an_empty_side(self, run: Prepare, corpus: Path) -> None:
         put(corpus, "train", "a\nb\n", "x\n \n")
-        with pytest.raises(
-            InputError,
-            match=r"train\.de:2: the target side of this training pair is empty.*data\.empty_lines",
-        ):
+        told = r"train\.de:2: the target side of this training pair is empty.*data\.empty_lines"
+        with pytest.raises(InputError, match=told):
             run(subwords={"type": "words"})
 
     def test_only_long_pairs(self, run: Prepare) -> None:
+        left = r"train\.en: no training pair is left of 200"
         with pytest.raises(
-            InputError,
-            match=r"train\.en: no training pair is left of 200: 200 longer than data\.max_length 1 tokens on a side; raise",
+            InputError, match=rf"{left}: 200 longer than data\.max_length 1 tokens on a side; raise"
         ):
             run(max_length=1)
 

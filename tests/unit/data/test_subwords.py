@@ -147,10 +147,8 @@ def test_same_text_same_file(tmp_path: Path, kind: str) -> None:
 
 def test_separate_models(tmp_path: Path) -> None:
     vocabularies = learn(tmp_path, type="bpe", size=70, joint=False)
-    assert [path.name for path in vocabulary_files(tmp_path)] == [
-        "subwords.source.model",
-        "subwords.target.model",
-    ]
+    files = [path.name for path in vocabulary_files(tmp_path)]
+    assert files == ["subwords.source.model", "subwords.target.model"]
     assert UNK in vocabularies.source.encode("Đó")
     assert UNK not in vocabularies.target.encode("Đó")
 

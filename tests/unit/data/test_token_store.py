@@ -58,11 +58,8 @@ def test_written_in_pieces_it_is_the_same(tmp_path: Path) -> None:
         writer.begin_file(Path("a"), None)
         for first, end in itertools.pairwise(cuts):
             part = pairs[first:end]
-            writer.add(
-                [source for source, _ in part],
-                [target for _, target in part],
-                list(range(first + 1, end + 1)),
-            )
+            sides = ([pair[side] for pair in part] for side in (0, 1))
+            writer.add(*sides, list(range(first + 1, end + 1)))
         writer.finish()
         writer.close()
     for name in ("train.tokens", "train.index", "train.lines"):

@@ -45,14 +45,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
 }
 ONLY_TENSORS = {
-    "lnlstm",
-    "lnglstm",
-    "normalized",
-    "gated",
-    "count",
-    "fertility",
-    "covered",
-    "together",
+    *("lnlstm", "lnglstm", "normalized", "gated"),
+    *("count", "fertility", "covered", "together"),
 }
 """Variants that the C library does not search with."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -245,12 +245,8 @@ def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
     warnings: list[str] = []
     made = translator(data=data_section(2), warn=warnings.append, chunk_size=9)
     list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
-    assert [line.partition(" ")[0] for line in warnings] == [
-        "test.en:1:",
-        "test.en:2:",
-        "test.en:3:",
-        "test.en:",
-    ]
+    places = [line.partition(" ")[0] for line in warnings]
+    assert places == ["test.en:1:", "test.en:2:", "test.en:3:", "test.en:"]
     assert warnings[3] == "test.en: further lines of more than 2 source tokens: 2"
 
 

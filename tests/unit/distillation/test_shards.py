@@ -91,9 +91,8 @@ def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherCh
     made.translate(lambda _: None)
     (made.folder / "inputs.json").unlink()
     other = replace(teacher, command="cat")
-    with pytest.raises(
-        InputError, match=r"shards: holds translations without inputs.json, .*; delete .*shards"
-    ):
+    told = r"shards: holds translations without inputs.json, .*; delete .*shards"
+    with pytest.raises(InputError, match=told):
         shards(tmp_path, other)
     again = Shards(made.folder, other, source, None, replace=True)
     assert again.missing() == [0]

@@ -75,10 +75,8 @@ def test_equals_the_step_launched_kernel_by_kernel(
     precision: str, count: int, eager_changes: tuple[str, ...], changes: tuple[str, ...]
 ) -> None:
     eager, step = make_step(precision, *eager_changes), make_step(precision, *changes)
-    assert [each.backward_updates is not None for each in (eager, step)] == [
-        False,
-        f"{BACKWARD}auto" in changes,
-    ]
+    updates = [each.backward_updates is not None for each in (eager, step)]
+    assert updates == [False, f"{BACKWARD}auto" in changes]
     if count > 1:
         eager.prepare(gradients=True)
         eager.keeps_gradients = True

@@ -46,9 +46,8 @@ def feeding_config(cell: str, **options: object) -> model.Model:
 def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> None:
     """Steps of a search equal teacher forcing; outputs are fed; recomputation changes no gradient."""
     config = feeding_config(cell)
-    config = config.model_copy(
-        update={"decoder": config.decoder.model_copy(update={"state_init": state_init})}
-    )
+    decoder = config.decoder.model_copy(update={"state_init": state_init})
+    config = config.model_copy(update={"decoder": decoder})
     model = make_model(config)
     expected, _ = check_rows_and_steps(model)
     fed = model.decoder.layers[0]

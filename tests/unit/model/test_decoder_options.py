@@ -141,13 +141,8 @@ def naive_loss(model: TranslationModel) -> Tensor:
         summary = values.mean(1) if model.config.decoder.state_init == "avg" else last
         words = model.target_embedding(target_input[row, :steps])
         outputs, _ = naive_row(model, values[0], summary[0], words)
-        total = total + linear_cross_entropy(
-            model.read_out(outputs[None])[0],
-            model.output.weight,
-            target_output[row, :steps],
-            bias=model.output.bias,
-            reduction="sum",
-        )
+        given = model.read_out(outputs[None])[0], model.output.weight, target_output[row, :steps]
+        total = total + linear_cross_entropy(*given, bias=model.output.bias, reduction="sum")
     return total
 
 
