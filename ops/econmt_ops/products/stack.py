@@ -6,7 +6,7 @@ B batch, T steps, I input size, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,18 +47,12 @@ class StackOptions(NamedTuple):
         return drop_units(values, self.dropout, self.seed, self.variational, number)
 
 
-class RunLayer(Protocol):
-    """Function that runs one layer over whole sequences, in forward direction."""
+RunLayer = Callable[[Tensor, Any, Sequence[Tensor], Tensor | None], tuple[Tensor, tuple[Tensor, ...]]]
+"""Function that runs one layer over whole sequences, in forward direction.
 
-    def __call__(
-        self, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns the outputs (B, T, H), zero at and after a row's length, and the states after each row's last step.
-
-        Args:
-            inputs: (B, T, I); values at and after a row's length are arbitrary.
-            weights: Weights of the layer. state: States before the first step. lengths: (B,), or None.
-        """
+It takes inputs (B, T, I), arbitrary at and after a row's length, the layer's weights, the states before the first step
+and lengths (B,) or None; and returns outputs (B, T, H), zero at and after a row's length, and the states after each
+row's last step."""
 
 
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:
