@@ -34,7 +34,7 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
-from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.products.dropout import apply_dropout
 from econmt_ops.products.low_rank import columns
 from econmt_ops.products.stack import StackOptions
 
@@ -213,16 +213,7 @@ def _run_input_feeding(
     """Runs the loop over the steps with input feeding."""
     layers, fed = list(state.layers), state.output
     (batch, steps, size), stack = inputs.shape, options.stack
-    masks = layer_keep_masks(
-        len(layers),
-        batch,
-        steps,
-        fed.shape[1],
-        stack.dropout,
-        stack.seed,
-        stack.variational,
-        inputs.device,
-    )
+    masks = stack.keep_masks(len(layers), (batch, steps, fed.shape[1]), inputs.device)
     bottom, *upper = (
         _step_of(layer, 0 if number else size, steps) for number, layer in enumerate(attention.weights.layers)
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.weights import State
-from econmt_ops.products.dropout import Seed
+from econmt_ops.products.dropout import Seed, keep_mask
 from econmt_ops.products.dropout import dropout as drop_units
 from econmt_ops.products.reversal import reverse_rows
 
@@ -40,6 +40,23 @@ class StackOptions(NamedTuple):
     variational: bool = False
     from_zero: bool = False
     gate_gradient: Tensor | None = None
+
+    def keep_masks(
+        self, layers: int, shape: tuple[int, int, int], device: torch.device
+    ) -> list[Tensor | None]:
+        """Returns the keep mask of each layer's input: of its ``shape`` (B, T, H), or (B, 1, H) if variational.
+
+        The bottom layer has None. Layer k (counted from 0) draws from `derive_seed(seed, k)`; masks are indexed by
+        position, in whichever direction the stack runs.
+        """
+        if self.dropout == 0.0:
+            return [None] * layers
+        assert self.seed is not None
+        batch, steps, hidden = shape
+        masked = batch, 1 if self.variational else steps, hidden
+        return [None] + [
+            keep_mask(masked, self.dropout, self.seed, device, layer) for layer in range(1, layers)
+        ]
 
     def drop(self, values: Tensor, number: int) -> Tensor:
         """Applies dropout to the input (B, T, H) of a layer; its mask is generated again in the backward pass."""

@@ -120,7 +120,10 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: 
             "VALUES": _tile(hidden, itemsize, choice),
             "FLAT": _flat(rows, hidden if forward else size, choice),
         }
-        layouts |= {"KEPT": _tile(size, itemsize, choice, 1)} if forward else {"WIDE": _wide(choice)}
+        if forward:
+            layouts["KEPT"] = _tile(size, itemsize, choice, 1)
+        else:  # a vector spread over all threads
+            layouts["WIDE"] = gl.BlockedLayout([1], [32], [choice.warps], [0])
     else:
         rows = max(1, min(PLAIN_ROWS, PLAIN_TILE // max(size, hidden)))
         layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "KEPT" if forward else "WIDE"))
@@ -146,11 +149,6 @@ def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) 
 def _flat(rows: int, width: int, choice: Choice) -> Any:
     """Returns the layout of a tile that is summed over its rows: each thread holds whole columns."""
     return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
-
-
-def _wide(choice: Choice) -> Any:
-    """Returns the layout of a vector spread over all threads."""
-    return gl.BlockedLayout([1], [32], [choice.warps], [0])
 
 
 @triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
