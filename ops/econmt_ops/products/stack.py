@@ -23,11 +23,8 @@ class StackOptions(NamedTuple):
     """Options of a stack of recurrent layers, complete and checked.
 
     Attributes:
-        lengths: (B,), or None if every row has T steps.
-        reverse: True if each row runs from its own last position to its first.
-        residual: True if each layer but the bottom one adds its input to its output.
-        dropout: Dropout probability of the inputs of these layers. seed: Seed of the masks, or None without dropout.
-        variational: True if one mask per row and layer serves all time steps.
+        lengths, reverse, residual, dropout, variational: See `econmt_ops.lstm`, for layers alone.
+        seed: Seed of the masks, or None without dropout.
         from_zero: True if all initial states are zero, so that they need not be read.
         gate_gradient: See `econmt_ops.lstm`; None for other cells.
     """

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt.bench.rows import Row
+from econmt_ops.backends.protocol import AttentionInputs
 from scripts.bench.frame import CUDA, Bench, figures_of, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
@@ -65,7 +66,9 @@ class CaseTensors:
         score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(CUDA)
         norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
         choice = Choice(8, gluon=False) if case.plain else None
-        self.kernels = AttentionLauncher(keys, values, score, norm, size**-0.5, lengths, choice)
+        self.kernels = AttentionLauncher(
+            AttentionInputs(keys, values, score, norm, size**-0.5, lengths), choice
+        )
         self.values, self.both, self.doutput = values, draw(batch, 2 * size), draw(batch, size)
 
 

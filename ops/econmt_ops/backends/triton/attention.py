@@ -246,11 +246,7 @@ class AttentionLauncher:
     """Keys, values and weights of one call, and the kernels that use them.
 
     Args:
-        keys: (B, S, A) and values: (B, S, H), zero at padded positions.
-        score: (A,) for additive attention; None: dot attention.
-        norm: (gain (A,), bias (A,)) of the layer normalisation, or None.
-        scale: scale of dot attention.
-        lengths: (B,) int64 or int32; None: all sentences have S positions. A sentence of length 0 gets zero weights.
+        inputs: keys, values and weights; lengths on their device. A sentence of length 0 gets zero weights.
         choice: launch configuration; None: the result of `choose`.
         narrows: False to read float32 keys and values where they are, even where TF32 is allowed.
 
@@ -261,17 +257,8 @@ class AttentionLauncher:
         key_units, value_units: (B,), numbers by which those of each sentence are multiplied; None: 1.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None = None,
-        scale: float = 1.0,
-        lengths: Tensor | None = None,
-        choice: Choice | None = None,
-        narrows: bool = True,
-    ) -> None:
+    def __init__(self, inputs: AttentionInputs, choice: Choice | None = None, narrows: bool = True) -> None:
+        keys, values, score, norm, scale, lengths, _ = inputs
         self.fast = keys.dtype != torch.float32 or (narrows and matmul_tf32())
         self.key_units: Tensor | None = None
         self.value_units: Tensor | None = None
@@ -409,9 +396,8 @@ class TritonAttention(AttentionKernels):
 
     def __init__(self, inputs: AttentionInputs, narrows: bool = True) -> None:
         """Takes ``narrows`` as `AttentionLauncher` does."""
-        keys, projected, score, norm, scale, lengths, self._squashes = inputs
-        self.launcher = AttentionLauncher(keys, projected, score, norm, scale, lengths, narrows=narrows)
-        self._size = keys.shape[2]
+        self.launcher = AttentionLauncher(inputs, narrows=narrows)
+        self._size, self._squashes = inputs.keys.shape[2], inputs.squashes
 
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
