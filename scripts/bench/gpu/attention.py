@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt.bench.rows import Row
-from econmt_ops.backends.protocol import AttentionInputs
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from scripts.bench.frame import CUDA, Bench, figures_of, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
@@ -87,10 +87,8 @@ def attention_launches(case: Case) -> list[Callable[[], None]]:
     context = torch.bmm(weights.unsqueeze(1), tensors.values).squeeze(1)
 
     def backward() -> None:
-        dquery, dshare = dboth[:, :size], dboth[:, size:]
-        kernels.backward(
-            both[:, :size], weights, context, output, [tensors.doutput], None, dquery, dshare, dscores
-        )
+        gradients = [tensors.doutput], None, dboth, dscores
+        kernels.backward(AttentionBackward(both[:, :size], context, weights, output, *gradients), True)
 
     return [forward, backward]
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.protocol import AttentionInputs
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.backends.triton.attention import AttentionLauncher, Choice
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -123,17 +123,8 @@ def test_a_step_and_its_gradients(
         )
         dboth = poisoned(batch, attention + hidden, dtype=dtype, device=device)
         dscores = poisoned(batch, positions, dtype=torch.float32, device=device)
-        case.kernels.backward(
-            query,
-            weights,
-            context,
-            outputs[0],
-            doutputs,
-            given,
-            dboth[:, :attention],
-            dboth[:, attention:],
-            dscores,
-        )
+        step = AttentionBackward(query, context, weights, outputs[0], doutputs, given, dboth, dscores)
+        case.kernels.backward(step, squashes=True)
         case.close(dboth[:, :attention], dquery[0], "query")
         case.close(dboth[:, attention:], dshare[0], "share")
         assert not dscores[case.padding].any()
@@ -185,7 +176,8 @@ def test_all_queries_at_once(kind: str, batch_first: bool, device: str) -> None:
             lost, [exact, *case.leaves], retain_graph=True, allow_unused=True
         )
         made, dscores = torch.empty_like(query), torch.empty_like(weights)
-        case.kernels.backward(query, weights, context, None, doutputs, given, made, None, dscores)
+        step = AttentionBackward(query, context, weights, context, doutputs, given, made, dscores)
+        case.kernels.backward(step, squashes=False)
         case.close(of_steps(made), dquery, "query")
         if case.score is not None:
             check_sums(case, query, dscores, [dleaves[0], *dleaves[2:]])
@@ -243,7 +235,8 @@ def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
             torch.empty_like(weights),
         )
         case.kernels.forward(query, None, weights, [context])
-        case.kernels.backward(query, weights, context, None, [context], None, dquery, None, dscores)
+        step = AttentionBackward(query, context, weights, context, [context], None, dquery, dscores)
+        case.kernels.backward(step, squashes=False)
         found.append([weights.clone(), context, dquery, dscores])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 

@@ -312,33 +312,21 @@ class AttentionLauncher:
             **(self._alone if first is None else self._forward),
         )  # fmt: skip
 
-    def backward(
-        self,
-        query: Tensor,
-        weights: Tensor,
-        context: Tensor | None,
-        output: Tensor | None,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dquery: Tensor,
-        dshare: Tensor | None,
-        dscores: Tensor,
-    ) -> None:
-        """Computes the gradients of queries, scores and shares; rows (R, .) are ordered by step.
+    def backward(self, step: AttentionBackward, squashes: bool) -> None:
+        """Computes the gradients of queries, scores and shares of one step, or of all steps of a block, in one launch.
 
         Args:
-            query: (R, A). weights: (R, S). context: (R, H). output: (R, H); None: the outputs are the contexts.
-            doutputs: (R, H), one or two, which are added; or, with ``dweights``, none.
-            dweights: (R, S), or None.
-            dquery: (R, A) is written. dshare: (R, H), with the row stride of ``dquery``, is written if there is an
-                ``output``.
-            dscores: (R, S) float32 is written: weights (dalpha - sum_s weights dalpha), where dalpha is the total
-                gradient of the weights.
+            step: Tensors as `AttentionBackward` describes them, without coverage; no gradients of outputs if there are
+                ``dweights``.
+            squashes: True if the outputs are tanh(share + context), False if they are the contexts.
         """
-        assert len(doutputs) <= 2
-        assert dshare is None or row_stride(dshare) == row_stride(dquery)
-        first, second = (*doutputs, None, None)[:2]
-        gradients = first, second, dweights
+        query, weights, context, dboth, dscores = map(
+            _rows, (step.query, step.weights, step.context, step.dboth, step.dscores)
+        )
+        output = _rows(step.output) if squashes else None
+        first, second = (*map(_rows, step.doutputs), None, None)[:2]
+        gradients = first, second, None if step.dweights is None else _rows(step.dweights)
+        dquery, dshare = dboth[:, : self.size], dboth[:, self.size :] if squashes else None
         self._kernels[1][(len(query),)](
             query, self.keys, self.values, *self._others, weights, context, output, *gradients, dquery, dshare,
             dscores, self.scale, self.batch, self.positions,
@@ -419,18 +407,7 @@ class TritonAttention(AttentionKernels):
     def backward(self, step: AttentionBackward) -> None:
         """Implements `AttentionKernels.backward`; a block in one launch."""
         assert step.coverage is None
-        dboth = _rows(step.dboth)
-        self.launcher.backward(
-            _rows(step.query),
-            _rows(step.weights),
-            _rows(step.context),
-            _rows(step.output) if self._squashes else None,
-            [_rows(part) for part in step.doutputs],
-            None if step.dweights is None else _rows(step.dweights),
-            dboth[:, : self._size],
-            dboth[:, self._size :] if self._squashes else None,
-            _rows(step.dscores),
-        )
+        self.launcher.backward(step, self._squashes)
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
         """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
