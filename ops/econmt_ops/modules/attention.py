@@ -212,10 +212,7 @@ class LinearCrossEntropy(nn.Module):
         in_features: H, number of input features.
         out_features: V, number of classes.
         bias: If False, the layer has no bias.
-        label_smoothing: Label smoothing in [0, 1]; see `econmt_ops.linear_cross_entropy`.
-        ignore_index: Target of positions that do not count.
-        reduction: "mean", "sum" or "none".
-        implementation: "auto" or the name of an implementation of `econmt_ops.linear_cross_entropy`.
+        label_smoothing, ignore_index, reduction, implementation: As of `econmt_ops.linear_cross_entropy`.
         device: Device of the parameters.
         dtype: Type of the parameters.
     """
