@@ -22,7 +22,7 @@ _PATTERNS = {
     "loss": "^loss_|^slice_|log_?softmax|nll_loss",
     "recurrences": "^(cell|decoder|gru|output|recurrence|scan)_|rnn|lstm|elementwise_[fb]p",
     "attention": "^attention_|^plain_attention_|^cover(age|ed)_|softmax|fmha|flash",
-    "embedding and dropout": "^embedding_|^dropout_|radix_?sort|compute_grad_weight|vectorized_gather"
+    "embedding and dropout": "^embedding_|^dropout_|^reversal_|radix_?sort|compute_grad_weight|vectorized_gather"
     "|indexselect|indexing|index_elementwise|embedding|krn_partial|sum_and_scatter|dropout|distribution_|devicescan"
     "|unique",
     "products": "nvjet|cutlass|gemm|gemv|splitkreduce|cublas|xmma|dot_kernel",

@@ -22,8 +22,9 @@ from econmt_ops.lstm.chunked import ChunkedLSTM
 from scripts.bench.frame import CPU, Bench, in_turns
 from scripts.bench.layers import lstm_weights
 
-ROWS, STEPS, HOW = 32, 35, ("reference", "recompute")
-"""Rows and steps, and the implementations to time."""
+ROWS, STEPS = 32, 35
+STASHES = {"reference": "auto", "recompute": "gates"}
+"""Implementations to time, and what they keep; the first cannot leave its gradients for the end."""
 
 
 def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
@@ -31,7 +32,7 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     for weight in weights:
         weight.grad = None
     rows, hidden = len(inputs), len(weights.bias) // 4
-    layer, parts, stash = ChunkedLSTM(weights), [], "auto" if how == "reference" else "gates"
+    layer, parts, stash = ChunkedLSTM(weights), [], STASHES[how]
     state = inputs.new_zeros(rows, hidden), inputs.new_zeros(rows, hidden, dtype=torch.float32)
     for part in torch.split(inputs, length, 1):
         read = part.detach().requires_grad_()
@@ -59,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     weights = lstm_weights(given.size, torch.float32, CPU)
     inputs = torch.randn(ROWS, STEPS, given.size)
-    ways = [(how, once) for how in HOW for once in (False, True) if how != "reference" or not once]
+    ways = [(how, once) for how in STASHES for once in (False, True) if STASHES[how] != "auto" or not once]
 
     def rows() -> Iterator[Row]:
         for chunks in (1, 2, 4, 7, 12, 18):

@@ -25,6 +25,7 @@ from econmt_ops.backends.protocol import (
     CoverageStep,
     Read,
 )
+from econmt_ops.products.stack import StackOptions
 from tests.ops.helpers import Make
 
 LAYERS, BATCH, POSITIONS, HIDDEN, SIZE, WIDTH = 3, 2, 4, 5, 6, 7
@@ -272,7 +273,9 @@ def test_every_stash_gives_the_same() -> None:
             values,
             weights,
             state,
-            DecoderOptions(torch.tensor([4, 2]), residual=True, dropout=0.3, seed=torch.tensor(7)),
+            DecoderOptions(
+                torch.tensor([4, 2]), StackOptions(residual=True, dropout=0.3, seed=torch.tensor(7))
+            ),
             stash=stash,
         )
         (gradient,) = torch.autograd.grad(outputs.sum() + attention.square().sum(), inputs)

@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1949,
     "memory": 5829,
     "runtime": 2261,
-    "ops": 26237,
+    "ops": 24095,
     "scripts": 15368,
     "tests": 61005,
 }

@@ -70,6 +70,7 @@ NAMES = {
     "embedding and dropout": [
         "embedding_sum",
         "dropout_values",
+        "reversal_rows",
         "void at::native::radixSortKVInPlace<2, -1, 128, 32, long, long, unsigned int>(...)",
         "void cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<...>(...)",
         "void at::native::(anonymous namespace)::compute_grad_weight<float, int>(...)",
