@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -105,6 +105,24 @@ def _threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Has the C library use the instructions of a level, or fewer where the machine has not got them."""
+    from econmt_ops.backends import c
+    from econmt_ops.backends.c.library import Library
+
+    path = c.library_path()
+    assert path is not None
+
+    def use_level(level: int) -> None:
+        library = Library(path, level)
+        assert library.level <= level
+        monkeypatch.setattr(c, "_library", lambda: library)
+
+    yield use_level
+    Library(path)  # what it may use is a state of the library
+
+
 class RunEconmt(Protocol):
     """The type of the fixture ``run_econmt``."""
 
@@ -134,6 +152,21 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
         if not key.startswith("ECONMT_") and key != "PYTHONUNBUFFERED"
     }
     return {**kept, **fixed, **(env or {})}
+
+
+def run_python(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a process of its own, as `econmt_environment` has it; what it writes is kept."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=econmt_environment(env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=check,
+    )
 
 
 @pytest.fixture(autouse=True)

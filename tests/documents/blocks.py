@@ -12,7 +12,7 @@ PAGES = [
     "CONTRIBUTING.md",
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
 ]
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELL = ("bash", "console", "sh")
 
 ONLY_PARSED = {
@@ -67,7 +67,7 @@ def blocks(page: str) -> list[Block]:
     """The code blocks of a page, in its order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return [
-        Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in _BLOCK.finditer(text)
+        Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in BLOCK.finditer(text)
     ]
 
 
@@ -87,7 +87,7 @@ def commands(block: Block) -> list[str]:
 
 def quoted_scripts(page: str) -> list[str]:
     """The commands ``python -m scripts.*`` that stand in the text of a page, outside of its blocks."""
-    text = _BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
     return [
         span.removeprefix("ECONMT_DATA=FOLDER ")

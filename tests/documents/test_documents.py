@@ -112,9 +112,8 @@ class Reader:
 
     def check(self, command: str, block: Block) -> None:
         done = self.shell.run(command, self.folder)
-        said = (
-            f"{self.page}, block at line {block.line}: {command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-        )
+        ends = f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        said = f"{self.page}, block at line {block.line}: {command}\n{ends}"
         too_short = next((words for part, words in tiny.TOO_SHORT.items() if part in command), None)
         assert done.returncode == (0 if too_short is None else 2), f"exit code {done.returncode}: {said}"
         assert too_short is None or too_short in done.stderr, said
@@ -158,9 +157,8 @@ def _provide(page: str, shell: Shell, store: Path, folder: Path) -> None:
     shutil.copytree(shell.environment["ECONMT_DATA"], folder, dirs_exist_ok=True)
     tiny.write_texts(folder)
     tiny.write_texts(store)
-    text = "\n".join(
-        block.text for block in blocks(page) if block.language not in ("", "yaml", "ini", "nginx")
-    )
+    others = ("", "yaml", "ini", "nginx")
+    text = "\n".join(block.text for block in blocks(page) if block.language not in others)
     tiny.provide_models(folder, text, store, train)
     if "mine.yaml" in text and "copy multi30k mine.yaml" not in text:
         shutil.copy(ROOT / "recipes" / "multi30k.yaml", folder / "mine.yaml")
@@ -180,23 +178,27 @@ _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/pyt
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md", "docs/students.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
-    "CONTRIBUTING.md",
-    "README.md",
-    "docs/distillation.md",
-    "docs/getting-started.md",
-    "docs/index.md",
-    "docs/inference.md",
-    "docs/installing.md",
-    "docs/language-models.md",
-    "docs/memory-account.md",
-    "docs/memory.md",
-    "docs/parallel.md",
-    "docs/python.md",
-    "docs/results/memory.md",
-    "docs/results/scan.md",
-    "docs/results/speed.md",
-    "docs/serving.md",
-    "docs/speed.md",
+    *("CONTRIBUTING.md", "README.md"),
+    *(
+        f"docs/{name}.md"
+        for name in [
+            "distillation",
+            "getting-started",
+            "index",
+            "inference",
+            "installing",
+            "language-models",
+            "memory-account",
+            "memory",
+            "parallel",
+            "python",
+            "results/memory",
+            "results/scan",
+            "results/speed",
+            "serving",
+            "speed",
+        ]
+    ),
 }
 """Pages whose commands take more than two seconds."""
 

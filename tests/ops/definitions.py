@@ -58,11 +58,15 @@ def lstm_step(x: Tensor, w: LSTMWeights, state: State) -> tuple[Tensor, State]:
     return h, (h, c)
 
 
+def gated(read: Tensor, recurrent: Tensor, before: Tensor) -> Tensor:
+    """A gated recurrent unit after a step, from what the input and the state before give to its gates."""
+    (ru, zu, nu), (rv, zv, nv) = read.chunk(3, -1), recurrent.chunk(3, -1)
+    z = (zu + zv).sigmoid()
+    return (1 - z) * (nu + (ru + rv).sigmoid() * nv).tanh() + z * before
+
+
 def gru_step(x: Tensor, w: GRUWeights, state: State) -> tuple[Tensor, State]:
-    a, b, c = (w.input @ x + w.bias).chunk(3)
-    d, e, f = (w.hidden @ state[0] + w.hidden_bias).chunk(3)
-    r, z = (a + d).sigmoid(), (b + e).sigmoid()
-    h = (1 - z) * (c + r * f).tanh() + z * state[0]
+    h = gated(w.input @ x + w.bias, w.hidden @ state[0] + w.hidden_bias, state[0])
     return h, (h,)
 
 
@@ -228,9 +232,7 @@ def covered(coverage: Coverage, before: Tensor, shares: Tensor, attention: Tenso
     read = shares + coverage.attention * attention + coverage.state @ h
     recurrent = before @ coverage.recurrent.t()
     if coverage.kind == "gru":
-        (ru, zu, nu), (rv, zv, nv) = read.chunk(3, 1), recurrent.chunk(3, 1)
-        z = (zu + zv).sigmoid()
-        return (1 - z) * (nu + (ru + rv).sigmoid() * nv).tanh() + z * before
+        return gated(read, recurrent, before)
     name = "softplus" if coverage.kind == "softrelu" else coverage.kind
     result: Tensor = getattr(functional, name)(read + recurrent)
     return result

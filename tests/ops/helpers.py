@@ -100,15 +100,17 @@ def values_and_gradients(
     return [x.detach() for x in outputs], list(gradients)
 
 
-def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+def assert_close(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, name: str = "tensor"
+) -> None:
     assert len(actual) == len(expected)
     for number, (left, right) in enumerate(zip(actual, expected, strict=True)):
         assert left.shape == right.shape, number
-        left, right = left.detach().double(), right.detach().double()
+        left, right = left.detach().cpu().double(), right.detach().cpu().double()
         # Relative to the largest value of the tensor: sums of many terms may cancel.
         largest = max(1.0, float(right.abs().max())) if right.numel() else 1.0
         error = float((left - right).abs().max()) if right.numel() else 0.0
-        assert error <= tolerance * largest, f"tensor {number}: error {error} of {largest}"
+        assert error <= tolerance * largest, f"{name} {number}: error {error} of {largest}"
 
 
 def assert_same_function(

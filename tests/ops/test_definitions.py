@@ -5,7 +5,6 @@ Padding holds NaN or infinity, rows may be empty, and tensors need not be contig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -23,15 +22,11 @@ LOOPS = [name for name, case in CASES.items() if case.takes("stash") and not cas
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_blocks(monkeypatch: pytest.MonkeyPatch, poisoned_memory: None) -> None:
     """Workspaces of a few steps and of two rows of attention; new memory holds NaN."""
     monkeypatch.setattr(chunks, "_BLOCK_BYTES", 3 * 2 * 4 * 7 * 8)
     monkeypatch.setattr(chunks, "_PART_BYTES", 2 * 4 * 9 * 8)
     monkeypatch.setattr("econmt_ops.layers.scanned._BLOCK_BYTES", 64)
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def test_every_layer_has_a_case() -> None:

@@ -24,14 +24,6 @@ def test_values_are_zero_or_scaled(dtype: torch.dtype, device: str) -> None:
     assert mask.unique().tolist() == [0.0, float(torch.tensor(1.25, dtype=dtype))]
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
-def test_mean_is_one(p: float, device: str) -> None:
-    count = 200_000
-    mask = dropout_mask((count,), p, 3, torch.device(device), torch.float64)
-    deviation = (p / (1 - p) / count) ** 0.5
-    assert float(mask.mean()) == pytest.approx(1.0, abs=4 * deviation)
-
-
 def test_same_seed_gives_the_same_mask_in_every_type(device: str) -> None:
     place = torch.device(device)
     mask = dropout_mask((7, 9), 0.5, 3, place, torch.float32)
@@ -113,11 +105,12 @@ def test_masks_of_a_stack(device: str) -> None:
     assert StackOptions().keep_masks(3, shape, place) == [None, None, None]
 
 
-@pytest.mark.parametrize(("p", "kept"), [(0.0, 40_001), (1e-9, 40_001), (0.25, 30_001), (1 - 1e-9, 1)])
-def test_the_share_that_is_kept(p: float, kept: int) -> None:
-    mask = keep_mask((40_001,), p, 5, torch.device("cpu"))
-    # Four standard deviations of a binomial distribution of 40,001 draws at most.
-    assert abs(int(mask.sum()) - kept) <= 4 * (40_001 * p * (1 - p)) ** 0.5 + 2
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.25, 0.5, 0.8, 1 - 1e-9])
+def test_the_share_that_is_kept(p: float, device: str) -> None:
+    count, kept = 200_001, max(1 - p, 2.0**-16)  # of 16 bits at least one value is kept
+    mask = keep_mask((count,), p, 5, torch.device(device))
+    # Four standard deviations of a binomial distribution of as many draws at most.
+    assert abs(int(mask.sum()) - count * kept) <= 4 * (count * p * (1 - p)) ** 0.5 + 2
 
 
 @pytest.mark.parametrize("variational", [False, True])

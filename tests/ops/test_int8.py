@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.library import Library
 from econmt_ops.core.int8 import rounded
 from econmt_ops.products.int8 import Int8Product
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import run_python
 
 LEVELS = ["tensors", 0, 1, 2]
 SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
 
 
 @pytest.fixture(params=LEVELS)
-def _level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     """Takes the library with these instructions at most, or none."""
     if request.param == "tensors":
         with native.without():
             yield
         return
-    assert native._PATH is not None
-    library = Library(native._PATH, request.param)
-    monkeypatch.setattr(native, "_library", lambda: library)
+    request.getfixturevalue("use")(request.param)
     yield
-    Library(native._PATH)  # what it may use is a state of the library
 
 
 def expected(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -101,18 +95,15 @@ assert all(torch.equal(product(left), alone) for _ in range(12))
 
 @pytest.mark.slow  # a process of its own
 def test_fewer_threads_than_were_asked_for_do_all_the_work() -> None:
-    environment = {**econmt_environment(), "OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", FEWER], env=environment, check=True, cwd=ROOT)
+    run_python("-c", FEWER, env={"OMP_THREAD_LIMIT": "2"})
 
 
 def test_threads_share_the_rows() -> None:
     product, left = Int8Product(torch.randn(40, 300)), torch.randn(200, 300)
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = product(left)
     torch.set_num_threads(3)
     shared = product(left)
-    torch.set_num_threads(before)
     torch.testing.assert_close(shared, alone, rtol=0, atol=0)
 
 

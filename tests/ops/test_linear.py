@@ -37,20 +37,6 @@ def naive(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @LAYOUT
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_memory_layout_does_not_matter_to_any_library(
-    layout: str, dtype: torch.dtype, implementation: str, device: str
-) -> None:
-    def function(**tensors: Any) -> Tensor:
-        return linear(**scatter_strides(tensors), layout=layout, implementation=implementation)
-
-    def definition(**tensors: Any) -> Tensor:
-        return naive(**tensors)
-
-    assert_same_function(function, definition, arguments(Make(device), (2, 3), True), dtype)
-
-
-@LAYOUT
 @BIAS
 @LEADING
 def test_equals_definition(
@@ -64,10 +50,16 @@ def test_equals_definition(
 
 @LAYOUT
 @BIAS
+@pytest.mark.parametrize("scattered", [False, True], ids=["rows", "scattered"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_precisions(layout: str, bias: bool, dtype: torch.dtype, implementation: str, device: str) -> None:
+def test_precisions(
+    layout: str, bias: bool, scattered: bool, dtype: torch.dtype, implementation: str, device: str
+) -> None:
+    """Wherever the values lie in memory."""
+
     def function(**tensors: Any) -> Tensor:
-        outputs = linear(**tensors, layout=layout, implementation=implementation)
+        laid = scatter_strides(tensors) if scattered else tensors
+        outputs = linear(**laid, layout=layout, implementation=implementation)
         assert outputs.dtype == dtype
         return outputs
 

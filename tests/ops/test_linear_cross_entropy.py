@@ -107,7 +107,7 @@ def test_softmax_is_in_float32(dtype: torch.dtype, implementation: str, device: 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_nothing_to_count(smoothing: float, implementation: str, device: str) -> None:
-    tensors = arguments(Make(device), 4, 3, 5)
+    tensors = arguments(Make(device, torch.float32), 4, 3, 5)
     targets = torch.full((4,), -100, device=device)
 
     def loss(reduction: str) -> Tensor:
@@ -146,9 +146,20 @@ def test_ignored_rows_give_no_gradient(implementation: str, device: str) -> None
     assert float(bias.detach().sum()) == pytest.approx(0.0, abs=1e-14)
 
 
-def test_large_logits_do_not_overflow(implementation: str, device: str) -> None:
-    weight = torch.tensor([[1e4], [0.0], [-1e4]], device=device)
-    hidden = torch.tensor([[1.0], [1.0]], device=device)
-    targets = torch.tensor([0, 2], device=device)
-    losses = linear_cross_entropy(hidden, weight, targets, reduction="none", implementation=implementation)
-    assert losses.tolist() == [0.0, 20000.0]
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_extreme_logits(smoothing: float, implementation: str, device: str) -> None:
+    """Far apart, equal, and infinitely small where no target is."""
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]], device=device)
+    weight = torch.tensor([[1e4, 0.0], [0.0, 0.0], [-1e4, 0.0]], device=device)
+    targets = torch.tensor([0, 2, 1], device=device)
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+    losses = linear_cross_entropy(hidden, weight, targets, **options, implementation=implementation)
+    expected = functional.cross_entropy((hidden @ weight.t()).double(), targets, **options)
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
+    if smoothing == 0.0:
+        bias = torch.tensor([0.0, -math.inf, 0.0], device=device)
+        targets[2] = 0
+        losses = linear_cross_entropy(
+            hidden, weight, targets, bias=bias, **options, implementation=implementation
+        )
+        torch.testing.assert_close(losses.cpu(), torch.tensor([0.0, 2e4, math.log(2.0)]))

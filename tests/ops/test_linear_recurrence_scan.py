@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from econmt_ops import linear_recurrence
 from econmt_ops.backends import c as library
-from econmt_ops.backends.c.library import Library
 from econmt_ops.dispatch.rule import rule
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 
@@ -45,11 +46,9 @@ def test_chunks_whose_decays_overflow_do_no_harm_to_a_state_that_is_zero(reverse
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(not library.is_built(), reason="econmt_ops was installed without its C library")
 @pytest.mark.parametrize(("hidden", "level"), [(64, 2), (64, 1), (65, 2)])
-def test_results_larger_than_caches(hidden: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_larger_than_caches(hidden: int, level: int, use: Callable[[int], None]) -> None:
     """They are written past the caches where lines are whole."""
-    assert library._PATH is not None
-    used = Library(library._PATH, most=level)
-    monkeypatch.setattr(library, "_library", lambda: used)
+    use(level)
     make = Make("cpu", torch.float32)
     steps = (1 << 23) // 128
     given = [make(1, steps, hidden).sigmoid(), make(1, steps, hidden)]
@@ -60,7 +59,6 @@ def test_results_larger_than_caches(hidden: int, level: int, monkeypatch: pytest
     expected = linear_recurrence(*given, lengths=lengths, reverse=True, implementation="chunk")
     wanted = torch.autograd.grad(expected, given, incoming)
     assert_close([found, *gradients], [expected, *wanted], 1e-5)
-    Library(library._PATH)
 
 
 def test_a_loop_of_python_is_the_last_resort() -> None:

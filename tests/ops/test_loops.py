@@ -27,6 +27,7 @@ from econmt_ops.backends.protocol import (
 )
 from econmt_ops.products.stack import StackOptions
 from tests.ops.helpers import Make
+from tests.ops.test_recompute import recorded_calls
 
 LAYERS, BATCH, POSITIONS, HIDDEN, SIZE, WIDTH = 3, 2, 4, 5, 6, 7
 
@@ -162,52 +163,23 @@ class Operators(TorchDispatchMode):
 
 
 def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> AttentionalArguments:
-    make = Make("cpu", torch.float32)
-    layers = make.layers(WIDTH + HIDDEN, HIDDEN, LAYERS)
-    state = make.state(BATCH, HIDDEN, LAYERS)
-    size = SIZE if query else HIDDEN
-    return AttentionalArguments(
-        inputs=make(BATCH, steps, WIDTH),
-        keys=make(BATCH, POSITIONS, size),
-        values=make(BATCH, POSITIONS, 3),
-        input_weights=[layer.input for layer in layers],
-        hidden_weights=[layer.hidden for layer in layers],
-        biases=[layer.bias for layer in layers],
-        recurrent_biases=[],
-        extra=[],
-        query=make(SIZE, HIDDEN) if query else None,
-        score=make(size),
-        combine=make(HIDDEN, HIDDEN + 3),
-        combine_bias=make(HIDDEN),
-        context_bias=None,
-        norm=[],
-        output_norm=[],
-        coverage_key=None,
-        coverage_shares=None,
-        coverage_attention=None,
-        coverage_state=None,
-        coverage_recurrent=None,
-        lengths=None,
-        places=None,
-        first_h=[h for h, _ in state],
-        first_c=[c for _, c in state],
-        first_output=make(BATCH, HIDDEN),
-        first_coverage=None,
-        cell="lstm",
-        coverage="",
-        residual=False,
-        dropout=dropout,
-        seed=0,
-        device_seed=None,
-        first_row=0,
-        variational=False,
-        scale=1.0,
-        clean=False,
-        stash=stash,
-        backend="toy",
-        overwrites=False,
-        tf32=False,
+    """What the operator is given, with the backend that does nothing."""
+    make, size = Make("cpu", torch.float32), SIZE if query else HIDDEN
+    weights = AttentionalLSTMWeights(
+        make.layers(WIDTH + HIDDEN, HIDDEN, LAYERS),
+        make(SIZE, HIDDEN) if query else None,
+        make(size),
+        make(HIDDEN, HIDDEN + 3),
+        make(HIDDEN),
     )
+    state = AttentionalLSTMState(make.state(BATCH, HIDDEN, LAYERS), make(BATCH, HIDDEN))
+    tensors = make(BATCH, steps, WIDTH), make(BATCH, POSITIONS, size), make(BATCH, POSITIONS, 3)
+    options = DecoderOptions(None, dropout=dropout, seed=torch.tensor(0))
+    call = recorded_calls(
+        lambda: recompute.attentional_lstm(*tensors, weights, state, options, stash=stash),
+        {"econmt_ops::attentional_lstm"},
+    )["econmt_ops::attentional_lstm"]
+    return AttentionalArguments(*call[: len(AttentionalArguments._fields)])._replace(backend="toy")
 
 
 def both_passes(

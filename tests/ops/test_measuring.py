@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,17 +36,11 @@ class Clock:
         self.enough: list[float] = []
 
     def __call__(
-        self,
-        functions: dict[str, Callable[[], None]],
-        seconds: float,
-        *,
-        fits: Callable[[str], bool],
-        enough: float,
-        **_: object,
+        self, functions: dict[str, Callable[[], None]], seconds: float, **options: Any
     ) -> dict[str, Timing] | None:
         assert seconds > 0
-        self.fits = fits
-        self.enough.append(enough / seconds)
+        self.fits = options["fits"]
+        self.enough.append(options["enough"] / seconds)
         if not self.suffices:
             return None
         self.measured.append(list(functions))
@@ -77,14 +72,13 @@ def recompute(x: Tensor, stash: str = "outputs") -> Tensor:
     return x.exp() if stash == "outputs" else x.exp().exp() + x.exp()
 
 
-AVAILABLE = {
-    "reference": Implementation("reference", reference),
-    "recompute": Implementation("recompute", recompute, Traits(recomputes=True)),
-}
-LOOPS = {
-    **AVAILABLE,
-    "recompute": Implementation("recompute", recompute, Traits(recomputes=True, takes_stash=True)),
-}
+AVAILABLE, LOOPS = (
+    {
+        "reference": Implementation("reference", reference),
+        "recompute": Implementation("recompute", recompute, Traits(recomputes=True, takes_stash=takes_stash)),
+    }
+    for takes_stash in (False, True)
+)
 COMPILED = Implementation("compiled", recompute, Traits(recomputes=True, warms_up=True))
 
 
@@ -185,15 +179,11 @@ def test_bytes_are_counted_and_limited(clock: Clock) -> None:
     clock.seconds = {"reference": 0.9}
     with measuring(byte_limit=10**6) as session:
         assert call(variable(), op="lstm") == "reference"
-    records = next(iter(session.measurements.values())).records
-    assert list(records) == [
-        "reference",
-        *(f"recompute/{level}" for level in ("least", "outputs", "attention", "cells", "gates")),
-    ]
-    kept = {name: record.bytes for name, record in records.items()}
-    assert kept["recompute/outputs"] == 4 * 4
-    assert kept["recompute/gates"] == 3 * 4 * 4
-    assert kept["reference"] == 4 * 4
+    (measurement,) = session.measurements.values()
+    levels = [f"recompute/{level}" for level in ("least", "outputs", "attention", "cells", "gates")]
+    kept = {name: record.bytes for name, record in measurement.records.items()}
+    assert list(kept) == ["reference", *levels]
+    assert (kept["recompute/outputs"], kept["recompute/gates"], kept["reference"]) == (16, 48, 16)
     clock.seconds |= {"recompute/gates": 0.5, "recompute/outputs": 0.7}
     with measuring(byte_limit=40, remember=False):
         assert call(variable(), op="lstm") == "recompute/outputs"
@@ -206,11 +196,7 @@ def test_a_recurrent_op_keeps_what_it_was_told_to(clock: Clock) -> None:
         assert call(variable(), op="lstm") == "recompute/gates"
         assert call(variable(5), op="lstm", stash="cells") == "recompute/cells"
         assert call(torch.ones(4), op="lstm") == "reference"
-    assert clock.measured == [
-        ["reference", "recompute/gates"],
-        ["reference", "recompute/cells"],
-        ["reference", "recompute"],
-    ]
+    assert clock.measured == [["reference", f"recompute{level}"] for level in ("/gates", "/cells", "")]
 
 
 def test_what_is_named_is_not_measured(clock: Clock) -> None:
@@ -359,3 +345,17 @@ def test_gradients_are_those_of_the_chosen_one(clock: Clock) -> None:
         torch.testing.assert_close(one, other)
     assert clock.measured == [[f"reference/{layout}" for layout in ("row", "column", "transposed", "packed")]]
     assert all(tensor.grad is None for tensor in arguments.values())
+
+
+def test_distinct_rows_are_measured_apart_from_inputs_written_out() -> None:
+    """Choices by measurement tell both apart, but not the number of rows."""
+    make = Make("cpu", torch.float32)
+    layers, places = make.layers(6, 7, 1), torch.tensor([[0, 1, 1, 0, 3], [1, 3, 3, 3, 3], [0, 0, 3, 3, 1]])
+    with measuring(remember=False) as session:
+        econmt_ops.lstm(make(3, 5, 6), layers)
+        econmt_ops.lstm(econmt_ops.UniqueRows(make(4, 6), places), layers)
+        econmt_ops.lstm(econmt_ops.UniqueRows(make(5, 6), places), layers)
+    plain, repeated = session.measurements
+    assert "repeated" in repeated
+    assert "repeated" not in plain
+    assert session.measurements[repeated].calls == 2

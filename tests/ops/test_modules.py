@@ -16,21 +16,6 @@ DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-w
 
 
 @DIRECTIONS
-def test_lstm_dropout_is_for_training_only(bidirectional: bool, device: str) -> None:
-    module = LSTM(3, 8, 2, batch_first=True, dropout=0.5, bidirectional=bidirectional, device=device)
-    inputs = Make(device, torch.float32)(2, 4, 3)
-    module.eval()
-    assert module(inputs)[0].equal(module(inputs)[0])
-    module.train()
-    assert not module(inputs)[0].equal(module(inputs)[0])
-    assert module(inputs, dropout_seed=3)[0].equal(module(inputs, dropout_seed=3)[0])
-    torch.manual_seed(9)
-    first = module(inputs)[0]
-    torch.manual_seed(9)
-    assert module(inputs)[0].equal(first)
-
-
-@DIRECTIONS
 def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
     bidirectional: bool, device: str
 ) -> None:

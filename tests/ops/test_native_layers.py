@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt_ops import GateWeights, GRUWeights, LSTMWeights
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.search import SearchWeight
 from econmt_ops.core.int8 import rounded
+from tests.ops import definitions
 from tests.ops.test_native import (  # noqa: F401
     LEVELS,
     NAN,
@@ -24,14 +26,12 @@ from tests.ops.test_native import (  # noqa: F401
     dtypes,
     each_size,
     framed,
-    library_path,
     poison,
     threads,
-    use,
 )
 
 pytestmark = pytest.mark.skipif(
-    library_path() is None, reason="econmt_ops was installed without its C library"
+    native.library_path() is None, reason="econmt_ops was installed without its C library"
 )
 CELLS = {"lstm": 4, "gru": 3, "ssru": 2}
 """Gates of the cells, in the order of kernels.h."""
@@ -47,7 +47,7 @@ KINDS = [torch.float32, torch.bfloat16, torch.int8]
 
 @dtypes
 @each_size
-def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:  # noqa: F811
+def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:
     make = Random(dtype)
     query, keys = make(3, size, scale=1.0 / math.sqrt(size)), make(3, 9, size)
     for level in LEVELS:
@@ -68,23 +68,17 @@ def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch
 
 def steps_of(cell: str, reads: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
     """The outputs (T, H) of one row's steps, from the inputs' shares (T, G H)."""
-    h = c = reads.new_zeros(recurrent.shape[1])
+    one, zero = torch.eye(reads.shape[1]).double(), reads.new_zeros(reads.shape[1])
+    weights = {
+        "lstm": LSTMWeights(one, recurrent, zero),
+        "gru": GRUWeights(one, recurrent, zero, bias),
+        "ssru": GateWeights(one, zero),
+    }[cell]
+    step: definitions.Step = getattr(definitions, f"{cell}_step")
+    state: definitions.State = (reads.new_zeros(recurrent.shape[1]),) * (1 + (cell == "lstm"))
     outputs = []
     for read in reads:
-        if cell == "lstm":
-            i, f, g, o = (read + recurrent @ h).chunk(4)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * c.tanh()
-        elif cell == "gru":
-            other = (recurrent @ h + bias).chunk(3)
-            r, z, n = read.chunk(3)
-            r, z = (r + other[0]).sigmoid(), (z + other[1]).sigmoid()
-            n = (n + r * other[2]).tanh()
-            h = (1 - z) * n + z * h
-        else:
-            u, f = read.chunk(2)
-            c = f.sigmoid() * c + (1 - f.sigmoid()) * u
-            h = c.relu()
+        h, state = step(read, weights, state)
         outputs.append(h)
     return torch.stack(outputs)
 
@@ -99,7 +93,7 @@ def test_layers_equal_their_definition(
     cell: str,
     count: int,
     backwards: bool,
-    use: Use,  # noqa: F811
+    use: Use,
     threads: Use,  # noqa: F811
 ) -> None:
     make, lengths = Random(torch.float32), torch.tensor([3, 1, 5, 4, 5])
@@ -133,12 +127,11 @@ def test_layers_equal_their_definition(
 
 
 @each_size
-def test_steps_of_an_ssru(size: int, use: Use) -> None:  # noqa: F811
+def test_steps_of_an_ssru(size: int, use: Use) -> None:
     make = Random(torch.float32)
     sums, before = make(3, 2 * size, scale=3.0), make(3, size)
-    expected = torch.stack(
-        [steps_after(row, c) for row, c in zip(sums.double(), before.double(), strict=True)]
-    )
+    u, f = sums.double().chunk(2, 1)
+    expected = f.sigmoid() * before.double() + (1 - f.sigmoid()) * u
     for level in LEVELS:
         use(level)
         h, after = torch.empty_like(before), before.clone()
@@ -157,7 +150,7 @@ def test_steps_of_an_ssru(size: int, use: Use) -> None:  # noqa: F811
 
 
 @each_size
-def test_steps_of_a_gru(size: int, use: Use) -> None:  # noqa: F811
+def test_steps_of_a_gru(size: int, use: Use) -> None:
     make = Random(torch.float32)
     gates, before = make(3, 4 * size, scale=3.0), make(3, size)
     r, z, read, recurrent = gates.double().chunk(4, 1)
@@ -168,11 +161,6 @@ def test_steps_of_a_gru(size: int, use: Use) -> None:  # noqa: F811
         h = before.clone()
         native.call("gru_forward", gates.numel(), rows=3, hidden=size, gates=framed(gates), before=h, h=h)
         assert_near(h, expected, torch.float32)
-
-
-def steps_after(sums: Tensor, c: Tensor) -> Tensor:
-    u, f = sums.chunk(2)
-    return f.sigmoid() * c + (1 - f.sigmoid()) * u
 
 
 def definition(left: Tensor, weight: Tensor, kind: torch.dtype) -> Tensor:
@@ -192,7 +180,7 @@ def test_each_row_is_multiplied_with_its_owners_weight(
     owners: list[int],
     count: int,
     most: int,
-    use: Use,  # noqa: F811
+    use: Use,
     threads: Use,  # noqa: F811
 ) -> None:
     make = Random(torch.float32)

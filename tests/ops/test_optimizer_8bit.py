@@ -137,11 +137,7 @@ def test_rows_are_updated_a_few_at_a_time_and_with_sparse_gradients(
 ) -> None:
     """Bit for bit the same; vectors and small matrices are those of Adam."""
     draw = torch.Generator().manual_seed(5)
-    start = [
-        torch.randn(70, 300, generator=draw),
-        torch.randn(9, generator=draw),
-        torch.randn(63, 65, generator=draw),
-    ]
+    start = [torch.randn(*shape, generator=draw) for shape in ((70, 300), (9,), (63, 65))]
     every = [make(start, "adam8bit"), make(start, "adam8bit"), make(start, "adam")]
     for step in range(4):
         rows = torch.randperm(70, generator=draw)[: (3, 0, 70, 20)[step]].sort().values

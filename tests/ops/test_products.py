@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ from torch import Tensor
 
 import econmt_ops
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c import library as loading
 from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
 from econmt_ops.products.gemm import Product, multiply
@@ -47,24 +46,16 @@ SHAPES = [
 
 
 @pytest.fixture(params=[2, 3], ids=["dot", "tiles"], autouse=True)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _instructions(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
     """Runs a test by AVX-512's instructions and, where the machine has them, by AMX."""
-    path = native.library_path()
-    assert path is not None
-    limited = loading.Library(path, most=request.param)
-    monkeypatch.setattr(native, "_library", lambda: limited)
-    yield
-    loading.Library(path)
+    use(request.param)
 
 
 @pytest.fixture(params=[1, 3], ids=["one-thread", "threads"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _threads_for_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Divides a product among threads, however small it is."""
-    before = torch.get_num_threads()
     monkeypatch.setattr(native, "_FEW", 0)
     torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def framed(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -92,7 +83,7 @@ def assert_near(found: Tensor, expected: Tensor, left: Tensor, weight: Tensor) -
 
 
 @pytest.mark.sampled(32)
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("_threads_for_all")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @types
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)

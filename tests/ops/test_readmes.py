@@ -30,9 +30,3 @@ def test_examples_run(readme: Path) -> None:
     assert examples
     for example in examples:
         exec(compile(example, str(readme), "exec"), {})
-
-
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
-def test_links_lead_somewhere(readme: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", readme.read_text(encoding="utf-8")):
-        assert (readme.parent / target).exists(), target

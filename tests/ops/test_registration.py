@@ -43,10 +43,8 @@ def _forward(call: Arguments, keep: bool) -> Results:
 
 def _fake(call: Arguments, keep: bool) -> Results:
     rows = len(call.first) if call.places is None else len(call.places)
-    return Results(
-        call.first.new_empty(rows, *call.first.shape[1:]),
-        call.first.new_empty(call.first.shape if keep else (0,)),
-    )
+    squares = call.first.new_empty(call.first.shape if keep else (0,))
+    return Results(call.first.new_empty(rows, *call.first.shape[1:]), squares)
 
 
 def _backward(call: Arguments, results: Results, incoming: Incoming) -> dict[str, Any]:
@@ -78,17 +76,9 @@ def _arguments(places: bool = False, bias: bool = True, dtype: torch.dtype = tor
     def leaf(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, requires_grad=True)
 
-    return Arguments(
-        leaf(3, 2),
-        [leaf(3, 2), leaf(3, 2), leaf(3, 2)],
-        leaf(2) if bias else None,
-        torch.tensor([2, 0, 2, 1]) if places else None,
-        0.5,
-        7,
-        [False, True, False],
-        "text",
-        True,
-    )
+    first, others = leaf(3, 2), [leaf(3, 2) for _ in range(3)]
+    optional = leaf(2) if bias else None, torch.tensor([2, 0, 2, 1]) if places else None
+    return Arguments(first, others, *optional, 0.5, 7, [False, True, False], "text", True)
 
 
 def test_schema_names_kinds_and_order() -> None:
@@ -123,11 +113,8 @@ def test_operator_is_differentiable_in_every_tensor(places: bool, bias: bool) ->
     leaves = _sum.schema.differentiable(call)
 
     def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        left = iter(tensors)
-        flat = [
-            next(left) if part is not None and part.requires_grad else part
-            for part in _sum.schema.tensors(call)
-        ]
+        left, given = iter(tensors), _sum.schema.tensors(call)
+        flat = [next(left) if part is not None and part.requires_grad else part for part in given]
         return tuple(_sum(_sum.schema.make(_sum.schema.with_tensors(call, flat))))
 
     torch.autograd.gradcheck(run, leaves)
@@ -154,11 +141,8 @@ def test_gradients_have_the_types_of_their_arguments() -> None:
     call = _arguments()
     call = call._replace(bias=torch.zeros(2, dtype=torch.float32, requires_grad=True))
     _sum(call).total.sum().backward()
-    assert call.bias is not None
-    assert call.bias.grad is not None
-    assert call.bias.grad.dtype == torch.float32
-    assert call.first.grad is not None
-    assert call.first.grad.dtype == torch.float64
+    assert call.bias.grad.dtype == torch.float32  # type: ignore[union-attr]
+    assert call.first.grad.dtype == torch.float64  # type: ignore[union-attr]
 
 
 def test_a_gradient_that_is_missing_is_noticed() -> None:

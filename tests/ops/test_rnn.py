@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -34,9 +34,7 @@ def pair(
     """Returns a module of torch.nn and its replacement, with the same parameters."""
     torch.manual_seed(3)
     name = "GRU" if kind == "GRU" else "LSTM"
-    ours = {
-        each: options.pop(each) for each in ("residual", "variational", "implementation") if each in options
-    }
+    ours = {each: options.pop(each) for each in {"residual", "variational", "implementation"} & {*options}}
     if kind == "projected":
         options["proj_size"] = 3
     theirs = getattr(nn, name)(SIZE, HIDDEN, device=device, dtype=dtype, **options)
@@ -147,13 +145,9 @@ def by_segments(module: Any, inputs: Tensor, state: Any, lengths: Tensor | None,
             ends = []
             for row in range(BATCH):
                 length = STEPS if lengths is None else int(lengths[row])
-                hx = (
-                    None
-                    if state is None
-                    else tuple(part[layer * directions + direction, row] for part in state)
-                )
-                if direction == 0 and resets[row, 0] and length:
-                    hx = None
+                begun = direction == 0 and resets[row, 0] and length
+                number = layer * directions + direction
+                hx = None if state is None or begun else tuple(part[number, row] for part in state)
                 for begin, end in bounds(resets[row, :length].tolist(), direction):
                     values = read[row, begin:end]
                     values = values.flip(0) if direction else values
@@ -196,13 +190,8 @@ def single(module: Any, layer: int, direction: int) -> Any:
     def run(inputs: Tensor, hx: Any) -> Any:
         return torch.func.functional_call(one, weights, (inputs, hx))
 
-    one.to(inputs_like(module))
+    one.to(module.weight_ih_l0)
     return run
-
-
-def inputs_like(module: Any) -> Tensor:
-    weight: Tensor = module.weight_ih_l0
-    return weight
 
 
 @pytest.mark.sampled(24)
@@ -222,27 +211,28 @@ def test_resets_begin_independent_segments(
     first = start(ours) if given else None
     states = None if first is None else (first if isinstance(first, tuple) else (first,))
 
-    class Definition(nn.Module):
-        def __init__(self) -> None:
+    class Running(nn.Module):
+        """The parameters of a module, and a function that runs it."""
+
+        def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
             super().__init__()
-            self.module = theirs
+            self.module, self.run = module, forward
 
         def forward(self, inputs: Tensor, state: Any = None) -> Any:
-            return by_segments(theirs, inputs, state, lengths, resets)
+            return self.run(inputs, state)
 
-    class Ours(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = ours
+    def definition(inputs: Tensor, state: Any) -> Any:
+        return by_segments(theirs, inputs, state, lengths, resets)
 
-        def forward(self, inputs: Tensor, state: Any = None) -> Any:
-            hx = None if state is None else (state if len(state) == 2 else state[0])
-            read = inputs if batch_first else inputs.transpose(0, 1)
-            outputs, last = ours(read, hx, lengths=lengths, resets=resets)
-            return outputs if batch_first else outputs.transpose(0, 1), last
+    def run(inputs: Tensor, state: Any) -> Any:
+        hx = None if state is None else (state if len(state) == 2 else state[0])
+        read = inputs if batch_first else inputs.transpose(0, 1)
+        outputs, last = ours(read, hx, lengths=lengths, resets=resets)
+        return outputs if batch_first else outputs.transpose(0, 1), last
 
     arguments = [inputs, *([] if states is None else [states])]
-    assert_close(results(Ours(), *arguments), results(Definition(), *arguments), 1e-10)
+    found, expected = Running(ours, run), Running(theirs, definition)
+    assert_close(results(found, *arguments), results(expected, *arguments), 1e-10)
 
 
 @each_kind
@@ -269,9 +259,11 @@ def test_copies_and_pickles(kind: str) -> None:
         assert_close([copied(inputs)[0]], [ours(inputs)[0]], 0.0)
         copied.weight_ih_l0.data.zero_()
         assert not torch.equal(copied(inputs)[0], ours(inputs)[0])
-    assert [[weight.shape for weight in layer] for layer in ours.all_weights] == [
-        [weight.shape for weight in layer] for layer in copy.deepcopy(ours).all_weights
-    ]
+    shapes, copied = (
+        [[weight.shape for weight in layer] for layer in each.all_weights]
+        for each in (ours, copy.deepcopy(ours))
+    )
+    assert shapes == copied
     ours.flatten_parameters()
 
 

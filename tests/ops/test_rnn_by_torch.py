@@ -8,9 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import econmt_ops
+from tests.conftest import run_python
 
 pytest.importorskip("expecttest", reason="PyTorch's test tools need expecttest")
 each_entry = pytest.mark.parametrize("name", ["LSTM", "GRU"])
@@ -94,14 +92,6 @@ def test_torchs_errors(name: str) -> None:
     "ECONMT_TORCH_TESTS" not in os.environ, reason="needs PyTorch's folder test in ECONMT_TORCH_TESTS"
 )
 def test_torchs_own_tests() -> None:
-    root = Path(__file__).resolve().parents[2]
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "tests.ops.torch_tests",
-        os.environ["ECONMT_TORCH_TESTS"],
-    ]
-    run = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    folder = os.environ["ECONMT_TORCH_TESTS"]
+    run = run_python("-W", "ignore", "-m", "tests.ops.torch_tests", folder, check=False)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

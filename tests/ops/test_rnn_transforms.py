@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import econmt_ops
 from tests.ops.helpers import Make, assert_close
+from tests.ops.test_rnn import BATCH, HIDDEN, LENGTHS, SIZE, STEPS, results
 
-SIZE, HIDDEN, BATCH, STEPS = 5, 7, 4, 6
-LENGTHS = torch.tensor([4, 6, 1, 2])
 RESETS = torch.rand(BATCH, STEPS, generator=torch.Generator().manual_seed(2)) < 0.35
 
 each_module = pytest.mark.parametrize(
@@ -37,15 +36,6 @@ def module_and_inputs(kind: str, options: dict[str, Any], dtype: torch.dtype = t
     return module, Make("cpu", dtype)(*shape)
 
 
-def outcome(module: Any, call: Any, *arguments: Any, **options: Any) -> list[torch.Tensor]:
-    values = [part for part in tree_leaves(call(*arguments, **options)) if isinstance(part, torch.Tensor)]
-    values = [part for part in values if part.is_floating_point()]
-    return [
-        *values,
-        *torch.autograd.grad(sum(part.square().sum() for part in values), list(module.parameters())),
-    ]
-
-
 @pytest.mark.sampled(2)
 @each_module
 @pytest.mark.parametrize(
@@ -55,7 +45,7 @@ def test_compiled_without_a_graph_break(kind: str, options: dict[str, Any], give
     torch._dynamo.reset()
     module, inputs = module_and_inputs(kind, options)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    assert_close(outcome(module, compiled, inputs, **given), outcome(module, module, inputs, **given), 1e-5)
+    assert_close(results(compiled, inputs, **given), results(module, inputs, **given), 1e-5)
 
 
 def test_a_compiled_layer_is_one_operator() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c import library as loading
 from econmt_ops.backends.c import scan_cells
 from econmt_ops.cells.scan import CELLS, ScanCell, ScanInputs
 from tests.ops.helpers import TOLERANCE, Make, assert_close, poisoned
@@ -20,12 +19,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["every-processor", "avx2", "avx512"])
-def _level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The instructions that are used, or fewer where the machine has not got them."""
-    used = loading.Library(native._PATH, most=request.param)  # type: ignore[arg-type]
-    monkeypatch.setattr(native, "_library", lambda: used)
-    yield
-    loading.Library(native._PATH)  # type: ignore[arg-type]
+def _level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
+    use(request.param)
 
 
 def walk(
@@ -92,18 +87,14 @@ def test_threads_and_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     products, read, first, dlast = make(2, 6, 3 * 70), make(2, 6, 70), make(2, 70), make(2, 70)
     inputs = ScanInputs(cell, products, None, read, first, None)
     found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            wide, cells = torch.zeros(2, 9, 70), torch.zeros(2, 9, 70)
-            outputs, kept = wide[:, 2:8], cells[:, 1:7]
-            last = scan_cells.forward(inputs, outputs, kept)
-            target = torch.empty_like(products)
-            back = scan_cells.backward(inputs, kept, outputs, dlast, target)
-            found.append([wide, cells, last, target, *back])
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        wide, cells = torch.zeros(2, 9, 70), torch.zeros(2, 9, 70)
+        outputs, kept = wide[:, 2:8], cells[:, 1:7]
+        last = scan_cells.forward(inputs, outputs, kept)
+        target = torch.empty_like(products)
+        back = scan_cells.backward(inputs, kept, outputs, dlast, target)
+        found.append([wide, cells, last, target, *back])
     for left, right in zip(*found, strict=True):
         assert isinstance(left, Tensor)
         assert left.equal(right)

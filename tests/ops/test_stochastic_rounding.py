@@ -121,20 +121,3 @@ def test_small_updates_add_up() -> None:
     assert float(weight.float().mean()) == pytest.approx(1.0 + 100 * 2.0**-12, rel=2e-4)
     assert len(weight.unique()) > 3
     assert optimizer.state[weight]["step"] == 100.0
-
-
-def test_rows_of_a_sparse_gradient_are_rounded_as_those_of_a_dense_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("econmt_ops.optimizers.fused.BLOCK_BYTES", 5 * 16 * 2)
-    found = []
-    for sparse in (False, True):
-        weight = nn.Parameter(torch.linspace(1.0, 2.0, 40 * 16).view(40, 16).bfloat16())
-        optimizer = FusedOptimizer([weight], name="adam", learning_rate=0.001)
-        for _ in range(3):
-            gradient = torch.zeros(40, 16, dtype=torch.bfloat16)
-            gradient[[3, 17, 30]] = 0.5
-            weight.grad = gradient.to_sparse(1).coalesce() if sparse else gradient
-            optimizer.clip_and_step("none", 0.0)
-        found.append(weight.detach())
-    assert found[0].equal(found[1])

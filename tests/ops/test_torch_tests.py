@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import run_python
+
 TESTS = """
 import unittest
 import torch
@@ -43,14 +41,7 @@ class TestNN(TestCase):
 def test_pytorchs_tests_run_with_both_modules(package: str, status: int, tmp_path: Path) -> None:
     pytest.importorskip("expecttest")
     (tmp_path / "test_nn.py").write_text(TESTS.replace("PACKAGE", package), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.torch_tests", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "tests.ops.torch_tests", tmp_path, check=False)
     lines = {line.split()[2]: line.split()[:2] for line in done.stdout.splitlines()[:-2]}
     outcomes = ["passed", "failed"] if package == "econmt_ops" else ["failed", "passed"]
     assert lines == {

@@ -8,42 +8,11 @@ from pathlib import Path
 import pytest
 
 import econmt
+from econmt.data.text.number_words import english, german
 from tests.conftest import RunEconmt
 
-ENGLISH = [
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "hundred",
-    "thousand",
-    "twenty",
-    "thirty",
-    "forty",
-    "fifty",
-    "sixty",
-]
-GERMAN = [
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "hundert",
-    "tausend",
-    "zwanzig",
-    "dreißig",
-    "vierzig",
-    "fünfzig",
-    "sechzig",
-]
+NUMBERS = (*range(2, 10), 100, 1000, 20, 30, 40, 50, 60)
+ENGLISH, GERMAN = ([words(each).split()[-1] for each in NUMBERS] for words in (english, german))
 MEANS = dict(zip(ENGLISH, GERMAN, strict=True))
 
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.bench.selection import choose, rows_of
+from econmt.bench.selection import rows_of
 from econmt.budget.prices import settings
 from econmt.config.recipe import Recipe, implementation_names, load_recipe
-from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.estimate.techniques import techniques
 from econmt.estimate.training_step import estimate_step
@@ -27,8 +26,9 @@ from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
 from tests.conftest import ROOT
+from tests.unit.bench.test_benches import chosen_for
 
-OP, CPU = "linear_cross_entropy", torch.device("cpu")
+OP = "linear_cross_entropy"
 WORKSPACE = 30 << 20
 
 
@@ -130,17 +130,7 @@ def test_estimates_take_what_it_declares(device: str) -> None:
 
 
 def test_benches_and_runs_measure_it() -> None:
-    chosen = choose(
-        small(),
-        (20, 30),
-        Shape(3, 4, 5),
-        CPU,
-        Precision(),
-        seconds=5.0,
-        compiled=False,
-        byte_limit=None,
-        updates=1.0,
-    )
+    chosen = chosen_for(small())
     rows = [row for row in rows_of(chosen.measurements) if str(row["problem"]).startswith(OP)]
     assert {row["candidate"] for row in rows} == {"reference", "recompute", "toy"}
     assert [row["candidate"] for row in rows if "(rule)" in str(row["chosen"])] == ["toy"]

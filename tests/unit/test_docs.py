@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,14 +16,15 @@ import typer.main
 import econmt
 from econmt.cli import main as command
 from econmt.config.recipe import load_recipe, shipped_recipes
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
+from tests.documents.blocks import BLOCK, blocks, console_blocks
+from tests.documents.blocks import commands as commands_in
 
 PAGES = sorted(
     page
     for folder in ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
     for page in ROOT.glob(f"{folder}*.md")
 )
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130
 LONGEST_PAGE = 150
@@ -39,11 +38,9 @@ def pages(folder_of: Path = ROOT) -> list[str]:
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each econmt command in the shell blocks of a page."""
-    for language, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
-        if language not in ("bash", "console", "sh"):
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            yield from commands_of(line.removeprefix("$ "))
+    for block in console_blocks(page):
+        for line in commands_in(block):
+            yield from commands_of(line)
 
 
 def commands_of(line: str) -> Iterator[list[str]]:
@@ -197,8 +194,7 @@ def test_names_of_the_python_reference_exist() -> None:
 
 
 def test_the_recipe_of_the_readme_is_complete(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (text,) = [text for language, text in BLOCK.findall(readme) if language == "yaml"]
+    (text,) = [block.text for block in blocks("README.md") if block.language == "yaml"]
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert load_recipe(tmp_path / "mine.yaml").output == "runs/mine"
 
@@ -208,14 +204,7 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     for package in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(package)
     command = "sphinx --fail-on-warning --keep-going --quiet -b html -c docs . "
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split(), str(tmp_path)],
-        cwd=ROOT,
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", *command.split(), tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "docs" / "index.html").is_file()
     assert (tmp_path / "searchindex.js").is_file()

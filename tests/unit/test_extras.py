@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import econmt_environment
+from tests.conftest import run_python
 from tests.extras import optional_packages
 
 # As if two packages of extras were not there.
@@ -33,21 +32,14 @@ def test_modules_and_folders_of_missing_extras_are_skipped(tmp_path: Path) -> No
     for name, text in _FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    command = [sys.executable, "-c", _RUN, str(tmp_path)]
-
-    def run() -> str:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=econmt_environment(), capture_output=True, text=True, check=False
-        )
-        return done.stdout
-
-    shown = run()
+    run = partial(run_python, "-c", _RUN, tmp_path, cwd=tmp_path, check=False)
+    shown = run().stdout
     assert "2 skipped, 1 error" in shown
     assert "test_served.py:1: starlette is not installed" in shown
     assert "tables:1: pyarrow is not installed" in shown
     assert "No module named 'no_such_package'" in shown
     (tmp_path / "test_typing.py").unlink()
-    assert "1 passed, 2 skipped" in run()
+    assert "1 passed, 2 skipped" in run().stdout
 
 
 def test_every_extra_is_known() -> None:

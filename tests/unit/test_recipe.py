@@ -157,37 +157,25 @@ def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("model.embeding=1", "model.embeding: unknown key; did you mean model.embedding?"),
+        ("model.embeding=1", ": unknown key; did you mean model.embedding?"),
         ("modle.embedding=1", "modle: unknown key; did you mean model?"),
-        ("model.encoder.size=abc", "model.encoder.size: expected a whole number, found the text 'abc'"),
+        ("model.encoder.size=abc", ": expected a whole number, found the text 'abc'"),
         (
             "model.encoder.size=7",
             "model.encoder: size 7 must be even: a bidirectional layer has half of it in each direction",
         ),
-        (
-            "model.encoder.residual=yes",
-            "model.encoder.residual: expected true or false, found the text 'yes'",
-        ),
-        ("model.embedding=true", "model.embedding: expected a whole number, found true"),
-        ("model.dropout=1", "model.dropout: must be less than 1.0, found 1"),
-        (
-            "model.dropout={embeding: 0.1}",
-            "model.dropout.embeding: unknown key; did you mean model.dropout.embedding?",
-        ),
-        ("model.dropout=high", "model.dropout: expected a number, found the text 'high'"),
-        (
-            "training.optimizer.learning_rate=.inf",
-            "training.optimizer.learning_rate: expected a finite number, found inf",
-        ),
-        (
-            "training.optimizer.learning_rate=-1",
-            "training.optimizer.learning_rate: must be more than 0.0, found -1",
-        ),
+        ("model.encoder.residual=yes", ": expected true or false, found the text 'yes'"),
+        ("model.embedding=true", ": expected a whole number, found true"),
+        ("model.dropout=1", ": must be less than 1.0, found 1"),
+        ("model.dropout={embeding: 0.1}", ".embeding: unknown key; did you mean model.dropout.embedding?"),
+        ("model.dropout=high", ": expected a number, found the text 'high'"),
+        ("training.optimizer.learning_rate=.inf", ": expected a finite number, found inf"),
+        ("training.optimizer.learning_rate=-1", ": must be more than 0.0, found -1"),
         (
             "training.optimizer.betas=[0.9, 1.0]",
             "training.optimizer: betas [0.9, 1.0] must be at least 0 and less than 1",
         ),
-        ("training.optimizer.betas=0.9", "training.optimizer.betas: expected a list, found 0.9"),
+        ("training.optimizer.betas=0.9", ": expected a list, found 0.9"),
         (
             "training.schedule.name=inverse-sqrt",
             "training.schedule.name: inverse-sqrt cannot be combined with training.schedule.warmup: 0 (it needs at least 1 "
@@ -195,24 +183,26 @@ def test_one_line_names_place_key_and_remedy(tmp_path: Path, change: tuple[str, 
         ),
         (
             "data.subwords.type=bp",
-            "data.subwords.type: must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
+            ": must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
         ),
         (
             "data.subwords={type: words, size: 3}",
-            "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target, joint, min_count, lists",
+            ".size: unknown key; valid keys in data.subwords: type, source, target, joint, min_count, lists",
         ),
         (
             "data.subwords={type: unigram, dropout: 0.1}",
-            "data.subwords.dropout: 0.1 has no effect without data.subwords.type: bpe; set that, or remove this key",
+            ".dropout: 0.1 has no effect without data.subwords.type: bpe; set that, or remove this key",
         ),
-        ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
+        ("data.subwords=[bpe]", ": expected a section (keys and values), found a list"),
         (
             "model.attention={type: dot, layer_norm: true}",
-            "model.attention.type: dot cannot be combined with model.attention.layer_norm: true; change one of them",
+            ".type: dot cannot be combined with model.attention.layer_norm: true; change one of them",
         ),
     ],
 )
 def test_an_override_is_named_in_its_errors(tmp_path: Path, override: str, expected: str) -> None:
+    """What is expected begins with the key unless it names another one."""
+    expected = expected if expected[0].isalpha() else override.partition("=")[0] + expected
     assert complaints(tmp_path, MINIMAL, override) == [f"override {override!r}: {expected}"]
 
 
@@ -430,7 +420,7 @@ def test_ranks_up_to_the_largest_are_taken(tmp_path: Path) -> None:
 
 def test_of_very_many_errors_some_are_told(tmp_path: Path) -> None:
     path = tmp_path / "many.yaml"
-    path.write_text("".join(f"unknown{number}: 1\n" for number in range(30_000)))
+    path.write_text("".join(f"unknown{number}: 1\n" for number in range(5_000)))
     with pytest.raises(InputError) as caught:
         load_recipe(path)
     lines = caught.value.lines

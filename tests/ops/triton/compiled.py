@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Any
 
-from tests.conftest import ROOT, SOURCES, econmt_environment
+import pytest
+
+from tests.conftest import run_python
 from tests.ops.simulated_gpu import SHARED
 
 CAPABILITIES = (80, 86, 89, 90, 120)
@@ -24,19 +24,11 @@ def assert_fits(capability: int, found: dict[str, Any], spilled: int = 0) -> Non
             assert kernel["stack"] <= spilled, (name, kernel)
 
 
-def compiled(module: str, capability: int, names: Iterable[str] = ()) -> dict[str, Any]:
+def compiled(capability: int, names: Iterable[str] = (), module: str = "compiling") -> dict[str, Any]:
     """What ``python -m MODULE CAPABILITY NAME...`` prints last: by call, what its kernels take."""
-    environment = {**econmt_environment(), "PYTHONPATH": SOURCES}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.ops.triton.{module}", str(capability), *names],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        done = run_python("-m", f"tests.ops.triton.{module}", str(capability), *names, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

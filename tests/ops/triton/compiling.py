@@ -4,8 +4,8 @@ Run as a program, in a process of its own, because there the interpreter is off:
 
     python -m tests.ops.triton.compiling CAPABILITY NAME...        for example 90
 
-prints a JSON object: for each of these calls (all, if none is named) the registers and the bytes of stack and of shared
-memory of each kernel. ``compiling_persistent`` alone disassembles the kernels, which takes longer than most compilations.
+prints a JSON object: for each of these calls the registers and the bytes of stack and of shared memory of each kernel.
+Without names they are those of `compiling_persistent`, disassembled, which takes longer than most compilations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,12 @@ from econmt_ops.backends.triton import adam_8bit, cells, persistent
 from econmt_ops.backends.triton.attention import AttentionLauncher
 from econmt_ops.core.arguments import Update
 from tests.ops.simulated_gpu import simulated_gpu
+from tests.ops.triton import (
+    compiling_output,
+    compiling_persistent,
+    compiling_recurrence,
+    compiling_scan_cells,
+)
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -140,18 +146,28 @@ def step(size: int, dtype: torch.dtype) -> None:
     persistent.scan_cells(gates.unsqueeze(0), c)
 
 
-def report(calls: Mapping[str, Callable[[], object]], *, disassembled: bool = False) -> None:
-    """Prints what the kernels of the calls take that the command line names."""
-    capability, *names = sys.argv[1:]
-    compiled = compile_only(int(capability))
-    found = {}
-    with simulated_gpu(capability=divmod(int(capability), 10)):
-        for name in names or calls:
+def every_launch(capability: int, *names: str) -> dict[str, Callable[[], object]]:
+    """The launches of these names, those of other modules, too; without names one of each persistent kernel."""
+    if not names:
+        return dict(compiling_persistent.launches(capability))
+    found: dict[str, Callable[[], object]] = dict(launches())
+    for module in (compiling_output, compiling_recurrence, compiling_scan_cells):
+        found.update(module.launches())
+    others = [name for name in names if name not in found]
+    found.update(compiling_persistent.launches(capability, *others) if others else {})
+    return {name: found[name] for name in names if name in found}
+
+
+def taken(capability: int, *names: str) -> dict[str, list[dict[str, Any]]]:
+    """What the kernels of these calls take; without names those of the persistent kernels, disassembled."""
+    compiled, found = compile_only(capability), {}
+    with simulated_gpu(capability=divmod(capability, 10)):
+        for name, call in every_launch(capability, *names).items():
             compiled.clear()
-            calls[name]()
-            found[name] = [resources(kernel, disassembled=disassembled) for kernel in compiled]
-    print(json.dumps(found))
+            call()
+            found[name] = [resources(kernel, disassembled=not names) for kernel in compiled]
+    return found
 
 
 if __name__ == "__main__":
-    report(launches())
+    print(json.dumps(taken(int(sys.argv[1]), *sys.argv[2:])))

@@ -1,7 +1,4 @@
-"""As compiling.py, for the kernels of the output layer, of dropout, look-ups, reversal, of a layer and of searches.
-
-python -m tests.ops.triton.compiling_output CAPABILITY NAME...
-"""
+"""Launches for `compiling`: of the output layer, of dropout, look-ups, reversal, of a layer and of searches."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
 from econmt_ops.core.weights import Coverage
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.persistent_operands import LayerSettings, OperandMaker
-from tests.ops.triton.compiling import report
 
 
 def losses(dtype: torch.dtype, vocabulary: int) -> None:
@@ -136,7 +132,3 @@ def launches() -> dict[str, Callable[[], object]]:
         "coverage": coverage,
         "search": search,
     }
-
-
-if __name__ == "__main__":
-    report(launches())

@@ -1,7 +1,6 @@
-"""As `compiling`, the persistent kernels of an LSTM layer, divided as on cards that this machine does not have.
+"""Launches for `compiling`: the persistent kernels of an LSTM layer, divided as on cards that this machine does not have.
 
-``python -m tests.ops.triton.compiling_persistent CAPABILITY NAME...``; a name is that of a card's multiprocessors, batch
-and hidden size, and options: "24 64x256 both back float16" walks back in both directions, float32 with float16 products;
+A name is that of a card's multiprocessors, batch and hidden size, and options: "24 64x256 both back float16" walks back in both directions, float32 with float16 products;
 with "resets" states begin anew.
 Names whose partitions are equal are compiled once, and those without a partition are left out.
 """
@@ -9,7 +8,6 @@ Names whose partitions are equal are compiled once, and those without a partitio
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +18,6 @@ from econmt_ops.backends.triton.persistent import walk_launches
 from econmt_ops.dispatch.device_limits import H200, DeviceLimits
 from econmt_ops.dispatch.rule import rules_only
 from tests.ops.simulated_gpu import SHARED
-from tests.ops.triton.compiling import report
 
 CARDS = {80: (42, 108), 86: (20, 28, 46, 82), 89: (24, 34, 60, 128), 90: (132,), 120: (20, 36, 48, 170)}
 """Numbers of multiprocessors by compute capability: of an A30's half and an A100; of the RTX 3050, 3060, 3070, 3090; 4060,
@@ -124,7 +121,3 @@ def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
             found.setdefault(alike, name)
     walks = {name: walk_of(capability, name) for name in found.values()}
     return {name: walk.compile for name, walk in walks.items() if walk is not None}
-
-
-if __name__ == "__main__":
-    report(launches(int(sys.argv[1]), *sys.argv[2:]), disassembled=True)

@@ -1,7 +1,4 @@
-"""As `compiling`, the kernels of the linear recurrence.
-
-``python -m tests.ops.triton.compiling_recurrence CAPABILITY NAME...``, with names of `calls`.
-"""
+"""Launches for `compiling`: the kernels of the linear recurrence."""
 
 from __future__ import annotations
 
@@ -12,17 +9,6 @@ import torch
 
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.core.arguments import RecurrenceArguments
-from tests.ops.triton.compiling import report
-
-
-def calls() -> dict[str, tuple[torch.dtype, bool]]:
-    """By name: type, and whether with all options of a call."""
-    return {
-        "recurrence float32": (torch.float32, False),
-        "recurrence float32 options": (torch.float32, True),
-        "recurrence bfloat16": (torch.bfloat16, False),
-        "recurrence bfloat16 options": (torch.bfloat16, True),
-    }
 
 
 def call(dtype: torch.dtype, options: bool) -> None:
@@ -36,9 +22,11 @@ def call(dtype: torch.dtype, options: bool) -> None:
 
 
 def launches() -> dict[str, Callable[[], None]]:
-    """Launches by name."""
-    return {name: partial(call, *options) for name, options in calls().items()}
-
-
-if __name__ == "__main__":
-    report(launches())
+    """Launches by name: of a type, without and with all options of a call."""
+    calls = {
+        "recurrence float32": (torch.float32, False),
+        "recurrence float32 options": (torch.float32, True),
+        "recurrence bfloat16": (torch.bfloat16, False),
+        "recurrence bfloat16 options": (torch.bfloat16, True),
+    }
+    return {name: partial(call, *options) for name, options in calls.items()}

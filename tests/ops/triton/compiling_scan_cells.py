@@ -1,7 +1,4 @@
-"""As `compiling`, kernels around scans and of steps.
-
-``python -m tests.ops.triton.compiling_scan_cells CAPABILITY NAME...``
-"""
+"""Launches for `compiling`: kernels around scans and of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.backends.triton import scan_cells, step_cells
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.scan import CELLS, ScanInputs
-from tests.ops.triton.compiling import report
 
 HIDDEN = 512
 
@@ -81,7 +77,3 @@ def launches() -> dict[str, Callable[[], None]]:
         "gilr_lstm float32 chunks": in_chunks,
         **{name: partial(step, name) for name in STEPS},
     }
-
-
-if __name__ == "__main__":
-    report(launches())

@@ -99,6 +99,12 @@ def device() -> str:
 
 
 @pytest.fixture
+def implementation() -> str:
+    """To the tests of all implementations that a module here imports."""
+    return "triton"
+
+
+@pytest.fixture
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory holds NaN, so that what nobody has written is seen."""
 

@@ -7,6 +7,9 @@ from torch.nn import functional
 
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.backends.triton.attention import AttentionLauncher, Choice
+from tests.ops.helpers import assert_close
+from tests.ops.triton.test_cells import empty as poisoned
+from tests.ops.triton.test_cells import random as rows
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 # batch, positions, attention size, width of the values
@@ -20,17 +23,6 @@ TYPED_SIZES = [
 if torch.cuda.is_available():  # the sizes of a real model, which the interpreter would take minutes for
     TYPED_SIZES += [((3, 100, 512, 512), dtype) for dtype in (torch.float32, torch.bfloat16)]
 KINDS = ["additive", "norm", "dot"]
-
-
-def rows(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Random rows, each a slice of a longer row of NaN."""
-    longer = torch.full((*shape[:-1], shape[-1] + 3), torch.nan, dtype=dtype, device=device)
-    longer[..., : shape[-1]] = torch.randn(shape, dtype=torch.float64).to(dtype)
-    return longer[..., : shape[-1]]
-
-
-def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    return rows(*shape, dtype=dtype, device=device).fill_(torch.nan)
 
 
 class Case:
@@ -82,9 +74,7 @@ class Case:
         return weights, torch.einsum("tbs,bsh->tbh", weights, values)
 
     def close(self, found: Tensor, expected: Tensor, name: str) -> None:
-        expected = expected.detach()
-        error = (found.double() - expected).abs().max().item()
-        assert error <= TOLERANCE[self.dtype] * max(1.0, expected.abs().max().item()), (name, error)
+        assert_close([found], [expected], TOLERANCE[self.dtype], name)
 
 
 @pytest.mark.sampled(4)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from econmt_ops.backends.protocol import Read
 from econmt_ops.backends.triton import cells, persistent
+from tests.ops.helpers import assert_close
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SIZES = [(1, 5), (3, 33), (2, 256), (2, 300)]
@@ -28,11 +29,6 @@ def empty(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
     return random(*shape, dtype=dtype, device=device).fill_(torch.nan)
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    error = (found.double().cpu() - expected.detach().cpu()).abs().max()
-    assert error <= tolerance * expected.detach().abs().max().clamp(min=1), float(error)
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("rows", "hidden"), SIZES)
 def test_a_step_and_its_gradients(rows: int, hidden: int, dtype: torch.dtype, device: str) -> None:
@@ -52,17 +48,17 @@ def test_a_step_and_its_gradients(rows: int, hidden: int, dtype: torch.dtype, de
     kept = gates.clone()
     cells.forward(gates, before, after, places)
     assert torch.equal(gates, kept)
-    close(after, c, 1e-6)
+    assert_close([after], [c], 1e-6)
     for place in places:
-        close(place, h, tolerance)
+        assert_close([place], [h], tolerance)
 
     dgates, dbefore = empty(rows, 4 * hidden, dtype=dtype, device=device), dc.clone()
     cells.backward(gates, before, after, dh, dbefore, dgates)
-    close(dgates, wanted[0], tolerance)
-    close(dbefore, wanted[1], tolerance)
+    assert_close([dgates], [wanted[0]], tolerance)
+    assert_close([dbefore], [wanted[1]], tolerance)
     cells.backward(gates, before, after, dh[:1], dc, gates)
-    close(gates, alone[0], tolerance)
-    close(dc, alone[1], tolerance)
+    assert_close([gates], [alone[0]], tolerance)
+    assert_close([dc], [alone[1]], tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -83,8 +79,8 @@ def test_what_the_layer_above_reads(dtype: torch.dtype, residual: bool, dropout:
         expected = torch.where(keep, expected * 2, 0)
     another = empty(rows, hidden, dtype=dtype, device=device)
     cells.forward(gates, c, c, [h], Read([read, another], added, keep, 2.0 if dropout else 1.0))
-    close(c, after, 1e-6)  # in the place of the state before
-    close(read, expected, TOLERANCE[dtype])
+    assert_close([c], [after], 1e-6)  # in the place of the state before
+    assert_close([read], [expected], TOLERANCE[dtype])
     assert torch.equal(read, another)
 
 
@@ -97,7 +93,7 @@ def test_the_cell_states_of_a_block(steps: int, device: str) -> None:
     states = [first.double()]
     for step in range(steps):
         states.append(reference(gates[step].double(), states[-1])[1])
-    close(persistent.scan_cells(gates, first), torch.stack(states), 1e-6)
+    assert_close([persistent.scan_cells(gates, first)], [torch.stack(states)], 1e-6)
 
 
 def test_tanh_keeps_the_digits_of_small_values(device: str) -> None:

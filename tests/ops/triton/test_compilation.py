@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from tests.ops.triton.compiled import compiled
+from tests.ops.triton.compiled import assert_fits, compiled
 
 
 def test_kernels_are_compiled_and_loaded_by_threads_and_launched_later() -> None:
-    assert compiled("compiling_in_threads", 90) == {
+    """And, in the same process, a kernel of each language fits a small card."""
+    found = compiled(90, module="compiling_in_threads")
+    kernels = found.pop("of a small card")
+    assert list(kernels) == ["mask", "recurrence float32"]
+    assert_fits(86, kernels)
+    assert found == {
         "compiled": 4,
         "compiled after": 0,
         "loaded by others": 4,

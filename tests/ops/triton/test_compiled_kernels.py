@@ -78,7 +78,7 @@ def held(name: str, kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("module", MOST)
 def test_kernels_take_no_more_than_the_table_says(module: str, capability: int) -> None:
-    found = compiled(module, capability, MOST[module])
+    found = compiled(capability, MOST[module])
     assert list(found) == list(MOST[module])
     for name, kernels in found.items():
         assert_fits(capability, {name: kernels}, SPILLED.get(name, 0))
@@ -91,7 +91,7 @@ def test_kernels_take_no_more_than_the_table_says(module: str, capability: int) 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_persistent_kernels_of_all_cards_fit_and_wait(capability: int) -> None:
     """They are divided for many cards."""
-    found = compiled("compiling_persistent", capability)
+    found = compiled(capability)
     assert len(found) > 20
     assert_fits(capability, found)
     for name, kernels in found.items():

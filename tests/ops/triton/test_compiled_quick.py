@@ -16,22 +16,15 @@ NAMES = (
     "ssru bfloat16", "gru bfloat16", "lnlstm bfloat16", "recurrence float32",
     "20 64x256 both", "20 32x128 back",
 )  # fmt: skip
-FEW = ("mask", "recurrence float32")
 LOCAL = {"kernel", "_kernel", "compiled"}
 """Variables that stand for kernels at their launches."""
 CHOSEN = {"attention_forward", "attention_backward"}
 """Kernels that are launched by such variables."""
 
 
-def test_a_kernel_of_each_language_fits_a_small_card() -> None:
-    found = compiled("compiling_all", 86, FEW)
-    assert list(found) == list(FEW)
-    assert_fits(86, found)
-
-
 @pytest.mark.slow
 def test_every_kernel_fits_a_small_card() -> None:
-    found = compiled("compiling_all", 86, NAMES)
+    found = compiled(86, NAMES)
     assert list(found) == list(NAMES)
     assert_fits(86, found)
     sources = [file.read_text(encoding="utf-8") for file in Path(triton.__file__).parent.glob("*.py")]

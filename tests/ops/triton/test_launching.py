@@ -38,13 +38,8 @@ class Kernel:
             def start(*given: Any) -> None:
                 self.remembered.append((number, given))
 
-            run = SimpleNamespace(
-                launch=start,
-                global_scratch_size=0,
-                profile_scratch_size=0,
-                launch_cooperative_grid=False,
-                launch_pdl=False,
-            )
+            sizes = {"global_scratch_size": 0, "profile_scratch_size": 0}
+            run = SimpleNamespace(launch=start, launch_cooperative_grid=False, launch_pdl=False, **sizes)
             return SimpleNamespace(run=run, function="function", packed_metadata="metadata")
 
         return call

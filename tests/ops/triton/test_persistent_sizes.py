@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from econmt_ops import LSTMWeights
 from econmt_ops.lstm import reference, triton
@@ -33,19 +32,6 @@ def weights(hidden: int, size: int) -> LSTMWeights:
         torch.randn(4 * hidden) * scale,
     )
     return LSTMWeights(*(part.cuda().requires_grad_() for part in made))
-
-
-def leaves(*parts: Any) -> list[Tensor]:
-    """The tensors in nested tuples."""
-    return list(chain.from_iterable(leaves(*part) if isinstance(part, tuple) else [part] for part in parts))
-
-
-def doubled(tree: Any) -> Any:
-    """A copy of a nested tuple of tensors, with float64 leaves."""
-    if isinstance(tree, Tensor):
-        return tree.detach().double().requires_grad_()
-    parts = [doubled(part) for part in tree]
-    return LSTMWeights(*parts) if isinstance(tree, LSTMWeights) else tuple(parts)
 
 
 @pytest.fixture
@@ -118,18 +104,20 @@ def check(case: str) -> None:
         for _ in stack
     )
     options = StackOptions(lengths, "reverse" in flags, from_zero=not has_state)
-    exact = doubled((inputs, stack, state))
+    exact = tree_map(lambda part: part.detach().double().requires_grad_(), (inputs, stack, state))
     if both:
         got = triton.bidirectional_lstm(inputs, *stack, lengths=lengths, stash=stash)
         want = reference.bidirectional_lstm(exact[0], *exact[1], lengths=lengths)
     else:
         got = triton.lstm(inputs, stack, state, options, stash=stash)
         want = reference.lstm(*exact, options)
-    results, rights = leaves(*got), leaves(*want)
+    results, rights = tree_leaves(got), tree_leaves(want)
     seeds = [torch.randn_like(part) for part in rights]
     given = [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
-    results += torch.autograd.grad(results, leaves(inputs, stack, *([state] if has_state else [])), given)
-    rights += torch.autograd.grad(rights, leaves(*exact[:2], *(exact[2:] if has_state else [])), seeds)
+    results += torch.autograd.grad(
+        results, tree_leaves([inputs, stack, *([state] if has_state else [])]), given
+    )
+    rights += torch.autograd.grad(rights, tree_leaves([*exact[:2], *(exact[2:] if has_state else [])]), seeds)
     for number, (value, right) in enumerate(zip(results, rights, strict=True)):
         error = float((value.detach().double() - right.detach()).norm() / (right.detach().norm() + 1e-12))
         assert error < (3e-2 if dtype == torch.bfloat16 else 5e-3), (number, error)

@@ -24,31 +24,19 @@ def seed_of(number: int, device: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("seed", "counter", "words"),
-    [
-        (0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (0, 1, None),
-        (-1, (1 << 62) + 12345, None),
-        (HUGE, (7 << 32) + 9, None),
-    ],
+    ("seed", "counter"), [(0, 0), (0, 1), (-1, (1 << 62) + 12345), (HUGE, (7 << 32) + 9)]
 )
-def test_philox_is_that_of_its_authors(
-    seed: int, counter: int, words: tuple[int, ...] | None, device: str
-) -> None:
+def test_philox_is_that_of_its_authors(seed: int, counter: int, device: str) -> None:
     """By the known answer of their library, and by their definition in Python's numbers."""
     state, keys = [counter & 0xFFFFFFFF, counter >> 32, 0, 0], [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
     for _ in range(10):
         left, right = 0xD2511F53 * state[0], 0xCD9E8D57 * state[2]
-        state = [
-            (right >> 32) ^ state[1] ^ keys[0],
-            right & 0xFFFFFFFF,
-            (left >> 32) ^ state[3] ^ keys[1],
-            left & 0xFFFFFFFF,
-        ]
+        first, third = (right >> 32) ^ state[1] ^ keys[0], (left >> 32) ^ state[3] ^ keys[1]
+        state = [first, right & 0xFFFFFFFF, third, left & 0xFFFFFFFF]
         keys = [(key + step) & 0xFFFFFFFF for key, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
     found = philox(seed_of(seed, device), seed_of(counter, device).view(1))
     assert [int(word) for word in found] == state
-    assert words is None or tuple(state) == words
+    assert (seed, counter) != (0, 0) or state == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 @pytest.mark.sampled(6)
@@ -82,11 +70,9 @@ def test_dropout_in_one_kernel(
     mask_shape = (shape[0], 1, shape[2]) if variational else shape
     keep = keep_mask(mask_shape, 0.4, seed_of(8, "cpu"), torch.device("cpu"), 2)
     expected = apply_dropout(values, keep, 0.4)
-    scale = 1.0 / (1.0 - 0.4)
-    poisoned = values.masked_fill(~keep, float("nan"))
-    found = random.dropout(
-        poisoned.to(device), seed_of(8, device), 2, keep_threshold(0.4), scale, variational
-    )
+    poisoned = values.masked_fill(~keep, float("nan")).to(device)
+    options = keep_threshold(0.4), 1.0 / (1.0 - 0.4), variational
+    found = random.dropout(poisoned, seed_of(8, device), 2, *options)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0.0)
     assert found.cpu().eq(0).equal(expected.eq(0))
 
@@ -101,9 +87,8 @@ def test_kernels_make_the_masks_of_some_rows(first: int, device: str) -> None:
     assert found.cpu().equal(expected.flatten())
     values = torch.ones(7, 5, device=device)
     for variational, shape in ((False, (7, 1, 5)), (True, (7, 2, 5))):
-        dropped = random.dropout(
-            values[:, None].expand(shape), seed_of(8, device), 2, threshold, 1.0, variational, first
-        )
+        given = values[:, None].expand(shape), seed_of(8, device), 2, threshold, 1.0
+        dropped = random.dropout(*given, variational, first)
         assert dropped.cpu().bool().equal(expected[:, None].expand(shape))
 
 

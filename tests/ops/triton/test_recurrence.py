@@ -11,7 +11,10 @@ from torch import Tensor
 
 from econmt_ops import linear_recurrence
 from econmt_ops.backends.triton import recurrence
+from tests.ops.cases import Sizes
+from tests.ops.cases import recurrence as case
 from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, values_and_gradients
+from tests.ops.test_linear_recurrence import check_extreme_decay
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -36,11 +39,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 128) -> dict[str, Any]:
-    return {
-        "decay": make(rows, steps, hidden).sigmoid(),
-        "inputs": make(rows, steps, hidden),
-        "initial": make(rows, hidden) if initial else None,
-    }
+    found = case(make, Sizes(rows, steps, H=hidden))
+    return found if initial else {**found, "initial": None}
 
 
 def function(**options: Any) -> Callable[..., Tensor]:
@@ -92,14 +92,7 @@ def test_rows_that_lie_apart_and_one_decay_for_all(launches: list[int]) -> None:
 
 @pytest.mark.parametrize("decay", [4.0, 0.0, -1.0, 1.0001])
 def test_extreme_decays(decay: float) -> None:
-    inputs = Make("cuda", torch.float32)(1, 130, 32)
-    if decay == 4.0:
-        inputs[:, :100] = 0
-    given = torch.full_like(inputs, decay)
-    found = linear_recurrence(given, inputs, implementation="triton")
-    expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    check_extreme_decay(decay, Make("cuda", torch.float32)(1, 130, 32), "triton")
 
 
 def test_the_same_at_every_call() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils._pytree import tree_leaves
 
 import econmt_ops
+from tests.ops.helpers import assert_close
+from tests.ops.test_rnn import floats
 
 SIZE, HIDDEN, BATCH, STEPS = 4, 6, 3, 5
 
@@ -24,13 +25,6 @@ def pair(kind: str, device: str, **options: Any) -> tuple[Any, Any]:
     return ours, theirs.double()
 
 
-def compare(actual: Any, expected: Any, tolerance: float) -> None:
-    for one, other in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
-        if isinstance(one, Tensor) and one.is_floating_point():
-            error = (one.detach().cpu().double() - other.detach()).abs().max()
-            assert error <= tolerance * max(1.0, float(other.detach().abs().max())), float(error)
-
-
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
 def test_packed_sequences(kind: str, bidirectional: bool, device: str) -> None:
@@ -38,7 +32,7 @@ def test_packed_sequences(kind: str, bidirectional: bool, device: str) -> None:
     rows = [torch.randn(length, SIZE) for length in (2, 5, 3)]
     packed = pack_sequence(rows, enforce_sorted=False)
     for _ in range(2):  # the second call follows a plan
-        compare(ours(packed.to(device)), theirs(packed.double()), 3e-3)
+        assert_close(floats(ours(packed.to(device))), floats(theirs(packed.double())), 3e-3)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -61,4 +55,4 @@ def test_states_and_gradients_end_at_resets(kind: str, lowered: bool, device: st
         first = start[:, row : row + 1]
         hx = None if begin else (first if kind == "GRU" else (first, 0.5 * first))
         expected = theirs(exact[row : row + 1, begin:end], hx)[0]
-        compare(outputs[row : row + 1, begin:end], expected, 3e-2 if lowered else 3e-3)
+        assert_close([outputs[row : row + 1, begin:end]], [expected], 3e-2 if lowered else 3e-3)

@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 import torch
 
 from econmt_ops.linear_cross_entropy import recompute
 from econmt_ops.linear_cross_entropy import word_slices as kernels
-from tests.ops.triton.test_cross_entropy import (
-    TOLERANCE,
-    arguments,
-    by_torch,
-    linear_cross_entropy,
-    moved,
-    results,
-)
+from tests.ops.triton.test_cross_entropy import arguments, assert_same
 
 DTYPE = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
-def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_slices(monkeypatch: pytest.MonkeyPatch, poisoned_memory: None) -> None:
     """Slices of 16 and 8 words of 6 rows, in memory that held something else."""
     monkeypatch.setattr(recompute, "LARGE_VOCABULARY", 50)
     monkeypatch.setattr(kernels, "_ROUND_WORDS", 8)
     monkeypatch.setattr(kernels, "SLICE_BYTES", 6 * 16 * 2)
     monkeypatch.setattr(kernels, "_BUFFER_BYTES", 6 * 8 * 2)
-    made = torch.Tensor.new_empty
-
-    def poisoned(self: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
-        tensor = made(self, *size, **options)
-        return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-
-
-def check(
-    given: dict[str, Any], weight_dtype: torch.dtype, device: str, reduction: str, smoothing: float
-) -> list[torch.Tensor]:
-    given = {
-        name: value.to(weight_dtype) if name in ("weight", "bias") and value is not None else value
-        for name, value in given.items()
-    }
-    options = {"label_smoothing": smoothing, "ignore_index": -7, "reduction": reduction}
-    draw = torch.Generator().manual_seed(3)
-    factor = torch.randn(len(given["targets"]) if reduction == "none" else (), generator=draw).abs()
-    expected = results(by_torch, given, factor.double(), dtype=DTYPE, **options)
-    found = results(linear_cross_entropy, moved(given, device), factor.to(device), **options)
-    types = [torch.float32, DTYPE, weight_dtype, weight_dtype]
-    for number, (left, right) in enumerate(zip(found, expected, strict=True)):
-        assert left.dtype == types[number]
-        error = float((left.cpu().double() - right.double()).detach().abs().max())
-        assert error <= TOLERANCE[DTYPE] * max(1.0, float(right.detach().abs().max())), (number, error)
-    return found
 
 
 @pytest.mark.sampled(3)
@@ -81,9 +44,10 @@ def test_equals_torch(
     weight_dtype: torch.dtype,
     device: str,
 ) -> None:
-    found = check(
-        arguments(rows, hidden, vocabulary, bias, DTYPE), weight_dtype, device, reduction, smoothing
-    )
+    given = arguments(rows, hidden, vocabulary, bias, DTYPE)
+    for name in ("weight", "bias"):
+        given[name] = None if given[name] is None else given[name].to(weight_dtype)
+    found = assert_same(given, device, DTYPE, reduction, smoothing)
     assert found[1][2::3].eq(0).all()
 
 

@@ -9,7 +9,7 @@ import torch
 
 from econmt.bench import selection, training
 from econmt.bench.rows import Row
-from econmt.config.recipe import load_recipe
+from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.precision import Precision
 from econmt.model import Implementations
 from econmt.training.choice import Shape
@@ -26,24 +26,19 @@ SMALL = (
 )
 
 
+def chosen_for(recipe: Recipe) -> selection.Chosen:
+    """What measuring chooses on the CPU for small batches."""
+    options: dict[str, Any] = {"compiled": False, "byte_limit": None, "updates": 1.0}
+    return selection.choose(recipe, (20, 30), Shape(3, 4, 5), CPU, Precision(), seconds=5.0, **options)
+
+
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
     return {tuple(row[name] for name in names) for row in rows}
 
 
 def test_the_choice_for_a_recipe(clock: Clock) -> None:
     clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
-    recipe = load_recipe("iwslt", SMALL)
-    found = selection.choose(
-        recipe,
-        (20, 30),
-        Shape(3, 4, 5),
-        CPU,
-        Precision(),
-        seconds=5.0,
-        compiled=False,
-        byte_limit=None,
-        updates=1.0,
-    )
+    found = chosen_for(load_recipe("iwslt", SMALL))
     assert found.implementations == Implementations(
         "reference", "reference", "recompute", "recompute", "gates"
     )

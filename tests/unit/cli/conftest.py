@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,16 +58,17 @@ def calling(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Call:
-    """Returns a function that calls a program within this process."""
+    """Returns a function that calls a program within this process: with words of a shell, and further arguments."""
 
-    def run(*arguments: object, text: str | bytes = "") -> Ended:
+    def run(command: str = "", *arguments: object, text: str | bytes = "") -> Ended:
+        words = [*shlex.split(command), *map(str, arguments)]
         given = tmp_path / "standard-input"
         given.write_bytes(text.encode() if isinstance(text, str) else text)
         capsys.readouterr()
         with given.open() as stream, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", stream)
             with pytest.raises(SystemExit) as end:
-                program([str(argument) for argument in arguments])
+                program(words)
         captured = capsys.readouterr()
         return Ended(int(end.value.code or 0), captured.out, captured.err)
 
@@ -88,10 +91,15 @@ def word_model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.folder.path
 
 
+@pytest.fixture
+def copy(word_model: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, which a test may break."""
+    return Path(shutil.copytree(word_model, tmp_path / "copy"))
+
+
 @pytest.fixture(scope="session")
 def subword_model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model over joint SentencePiece subwords."""
     folder = tmp_path_factory.mktemp("subwords")
-    run = Run(text, folder / "run", (*SUBWORDS, f"data.prepared={folder / 'prepared'}"))
-    run.train()
+    run = Run(text, folder / "run", (*SUBWORDS, f"data.prepared={folder / 'prepared'}")).trained()
     return run.folder.path

@@ -26,12 +26,8 @@ def test_training_is_checked_before_there_is_text(word_model: Path, tmp_path: Pa
 def test_a_saved_model_names_its_files_and_its_recipe(word_model: Path, text: Path, tmp_path: Path) -> None:
     saved = SavedModel(word_model)
     assert saved.parameters == word_model / "params.best.safetensors"
-    assert {path.name for path in saved.files} == {
-        "recipe.yaml",
-        "params.best.safetensors",
-        "vocab.source.txt",
-        "vocab.target.txt",
-    }
+    names = {"recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt"}
+    assert {path.name for path in saved.files} == names
     assert saved.is_begun
     assert saved.vocabularies.target.decode(saved.vocabularies.target.encode("A B")) == "A B"
     recipe = write_recipe(tmp_path / "recipe.yaml", text, word_model)

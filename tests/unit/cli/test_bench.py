@@ -11,6 +11,7 @@ from econmt_ops.dispatch import session
 from tests.unit.cli.conftest import Call
 
 SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5")
+SET = [word for change in SMALL for word in ("--set", change)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +29,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_a_table_on_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("econmt.cli.bench.sys.stdout.isatty", lambda: True)
-    words = [word for change in SMALL for word in ("--set", change)]
-    ended = call("bench", "training", "quickstart", "--length", "4", *words, "--seconds", "0.01")
+    ended = call("bench training quickstart --length 4 --seconds 0.01", *SET)
     assert ended.code == 0, ended.err
     assert max(map(len, ended.lines)) <= 80
     assert "training steps" in " ".join(ended.out.split())
@@ -46,29 +46,20 @@ def test_an_interruption_shows_the_rows(call: Call, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(training, "row_of", row_of)
     file, picture = tmp_path / "training.csv", tmp_path / "training.png"
-    words = ("bench", "training", "quickstart", "--length", "4", "--length", "5", "--length", "6")
-    ended = call(*words, "--csv", file, "--plot", picture)
+    words = "bench training quickstart --length 4 --length 5 --length 6"
+    ended = call(words, "--csv", file, "--plot", picture)
     assert ended.code == 130
     assert [row["recipe"] for row in rows_of(file)] == ["one", "two"]
     assert "two" in ended.out
     assert "interrupted; the results so far follow" in ended.err
     assert not picture.exists()
-    ended = call(*words)
+    ended = call(words)
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
 
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call(
-        "bench",
-        "select",
-        "quickstart",
-        *SMALL,
-        "--bucket",
-        "4x4",
-        "--seconds",
-        "60",
-        "--csv",
-        tmp_path / "select.csv",
+        "bench select quickstart --bucket 4x4 --seconds 60", *SMALL, "--csv", tmp_path / "select.csv"
     )
     assert ended.code == 0, ended.err
     assert "a run uses: encoder re" in ended.err
@@ -79,19 +70,7 @@ def test_select(call: Call, tmp_path: Path) -> None:
 
 
 def test_training(call: Call, tmp_path: Path) -> None:
-    changes = [word for change in SMALL for word in ("--set", change)]
-    ended = call(
-        "bench",
-        "training",
-        "quickstart",
-        *changes,
-        "--length",
-        "4",
-        "--seconds",
-        "0",
-        "--csv",
-        tmp_path / "t.csv",
-    )
+    ended = call("bench training quickstart --length 4 --seconds 0", *SET, "--csv", tmp_path / "t.csv")
     assert ended.code == 0, ended.err
     (row,) = rows_of(tmp_path / "t.csv")
     assert ended.out == (tmp_path / "t.csv").read_text()

@@ -53,14 +53,13 @@ def test_the_search_that_runs_is_told_and_changes_nothing(
     avoided.write_text("H A H A H A H A\n")
     given = ("translate", "-m", subword_model, "-i", text / "test.src", "--precision", precision)
     given = (*given, "--beam-size", 5, "--nbest-size", 5, "--output-type", "json")
-    plain, steered, pruned = (
-        call(*given, *more) for more in ((), ("--avoid-list", avoided), ("--beam-prune", 50))
-    )
+    options = (), ("--avoid-list", avoided), ("--beam-prune", 50)
+    plain, steered, pruned = (call(*given, *more) for more in options)
     assert len(plain.lines) == 12
     assert steered.lines == pruned.lines == plain.lines
     in_c = native.serves(torch.empty(1))
-    assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in plain.err
-    assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in steered.err
+    for ended in (plain, steered):
+        assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in ended.err
     assert f"; search in PyTorch{' with steps in C' if in_c else ''}, {precision}\n" in pruned.err
 
 
@@ -84,11 +83,8 @@ def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, wor
     failure(ended, "standard input:2: text: expected text, found 1")
     assert len(ended.lines) == 1
     failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
-    failure(
-        call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"})),
-        "standard input:1",
-        "sample cannot be combined",
-    )
+    sampled = call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"}))
+    failure(sampled, "standard input:1", "sample cannot be combined")
 
 
 def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
@@ -111,22 +107,13 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
 
 
 def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
-    wanted = {
-        "brevity_penalty_weight": 2.0,
-        "brevity_penalty_constant_length_ratio": 1.5,
-        "coverage_penalty_weight": 0.5,
-        "beam_search_stop": "first",
-        "beam_prune": 3.0,
-    }
+    wanted: dict[str, Any] = {"brevity_penalty_weight": 2.0, "brevity_penalty_constant_length_ratio": 1.5}
+    wanted |= {"coverage_penalty_weight": 0.5, "beam_search_stop": "first", "beam_prune": 3.0}
     options = [str(word) for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
     ended = call("translate", "-m", word_model, *options, "--output-type", "json", text=TEXT)
     model = econmt.load(word_model, device="cpu")
-    for line, expected, plain in zip(
-        ended.lines,
-        model.translate(TEXT.splitlines(), **wanted),  # type: ignore[arg-type]
-        model.translate(TEXT.splitlines()),
-        strict=True,
-    ):
+    expected_ones, plain_ones = (model.translate(TEXT.splitlines(), **more) for more in (wanted, {}))
+    for line, expected, plain in zip(ended.lines, expected_ones, plain_ones, strict=True):
         found = json.loads(line)
         assert (found["translation"], found["score"]) == (expected.text, expected.score)
         assert not expected.hypotheses or expected.score < plain.score

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tomllib
+import torch
 from rich.console import Console
 
 from econmt.cli import doctor
@@ -29,9 +30,17 @@ from econmt.training.run import run_recipe
 from econmt_ops.dispatch import device_limits
 from tests.conftest import ROOT
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import Run, metrics
 
 KEYS = dict.fromkeys(key for key, _, _ in walk(Recipe))
+
+
+def said(call: Call) -> str:
+    """What the doctor says, in one line."""
+    ended = call("doctor")
+    assert ended.code == 0
+    return " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize("verb", ["train", "bench select", "recipes", ""])
@@ -52,20 +61,17 @@ def test_options_of_translate_have_headings(call: Call) -> None:
     assert "--device" not in search
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("econmt tr", {"train", "translate"}),
-        ("econmt train --overw", {"--overwrite-output"}),
-        ("econmt bench se", {"select"}),
-        ("econmt train multi", {"multi30k"}),
-    ],
-)
-def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch, typed: str, expected: set[str]) -> None:
+def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ECONMT_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", typed)
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
-    assert set(call().out.split()) == expected
+    for typed, expected in {
+        "econmt tr": {"train", "translate"},
+        "econmt train --overw": {"--overwrite-output"},
+        "econmt bench se": {"select"},
+        "econmt train multi": {"multi30k"},
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        assert set(call().out.split()) == expected
 
 
 def test_quiet_leaves_results_and_warnings(call: Call, word_model: Path) -> None:
@@ -86,60 +92,36 @@ def test_a_quiet_run_prints_its_results_only(call: Call, text: Path, tmp_path: P
     assert made.folder.log.exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [
-        ("training.batch_size", ["training.batch.size"]),
-        ("batch_size", ["training.batch.size", "decoding.batch_size"]),
-        ("training.lr", ["training.optimizer.learning_rate"]),
-        ("lerning_rate", ["training.optimizer.learning_rate"]),
-        ("trainning", ["training"]),
-        ("training.beam_size", ["decoding.beam_size"]),
-        ("model.dropout_embedding", ["model.dropout.embedding"]),
-        ("training.checkpoint-interval", ["training.checkpoint_interval"]),
-        ("decoding.lenpen", ["decoding.length_penalty_alpha"]),
-        ("xyzzy", []),
-    ],
-)
-def test_the_key_that_was_meant(wrong: str, meant: list[str]) -> None:
-    assert meant_keys(wrong.split("."), KEYS) == meant
+def test_the_key_that_was_meant() -> None:
+    expected = {
+        "training.batch_size": ["training.batch.size"],
+        "batch_size": ["training.batch.size", "decoding.batch_size"],
+        "training.lr": ["training.optimizer.learning_rate"],
+        "lerning_rate": ["training.optimizer.learning_rate"],
+        "trainning": ["training"],
+        "training.beam_size": ["decoding.beam_size"],
+        "model.dropout_embedding": ["model.dropout.embedding"],
+        "training.checkpoint-interval": ["training.checkpoint_interval"],
+        "decoding.lenpen": ["decoding.length_penalty_alpha"],
+        "xyzzy": [],
+    }
+    assert {wrong: meant_keys(wrong.split("."), KEYS) for wrong in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "said"),
-    [
-        (
-            "train",
-            "--batch-size",
-            "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
-        ),
-        (
-            "train",
-            "--lr",
-            "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
-        ),
-        (
-            "profile",
-            "--memory-budget",
-            "set without dashes: training.memory_budget=VALUE; see econmt profile",
-        ),
-        ("train", "--epochs", "set without dashes: training.max_epochs=VALUE; see econmt train --help"),
-        (
-            "train",
-            "--data-dri",
-            "No such option: --data-dri (Possible options: --data-dir); see econmt train",
-        ),
-        ("train", "--outpt", "No such option: --outpt (Possible options: --output); see econmt train --help"),
-        ("train", "--xyzzy", "No such option: --xyzzy; see econmt train --help"),
-        ("average", "--lr", "; see econmt average --help"),
-    ],
-)
-def test_an_option_that_is_a_recipe_key(call: Call, command: str, option: str, said: str) -> None:
-    ended = call(command, "multi30k", option, "32")
-    assert ended.code == 2
-    assert said in ended.err
-    assert ended.err.count("\n") == 1
-    assert ("without dashes" in said) == ("without dashes" in ended.err)
+def test_an_option_that_is_a_recipe_key(call: Call) -> None:
+    for words, said in {
+        "train --batch-size": "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
+        "train --lr": "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
+        "profile --memory-budget": "set without dashes: training.memory_budget=VALUE; see econmt profile",
+        "train --epochs": "set without dashes: training.max_epochs=VALUE; see econmt train --help",
+        "train --data-dri": "No such option: --data-dri (Possible options: --data-dir); see econmt train",
+        "train --outpt": "No such option: --outpt (Possible options: --output); see econmt train --help",
+        "train --xyzzy": "No such option: --xyzzy; see econmt train --help",
+        "average --lr": "; see econmt average --help",
+    }.items():
+        ended = call(f"{words} 32 multi30k")
+        refused(ended, said)
+        assert ("without dashes" in said) == ("without dashes" in ended.err)
 
 
 def test_names_of_other_toolkits_lead_to_keys() -> None:
@@ -150,12 +132,8 @@ def test_names_of_other_toolkits_lead_to_keys() -> None:
 def test_a_recipe_without_its_ending(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("name: x\n")
-    ended = call("train", "mine")
-    assert ended.code == 2
-    assert "mine: no such recipe, but mine.yaml is there; give its whole name" in ended.err
-    assert "mine.yaml: training: missing" not in ended.err
-    ended = call("train", "mine.yml")
-    assert "mine.yml: no such recipe, but mine.yaml is there; give its whole name" in ended.err
+    for name in ("mine", "mine.yml"):
+        refused(call("train", name), f"{name}: no such recipe, but mine.yaml is there; give its whole name")
 
 
 def test_doctor(call: Call) -> None:
@@ -169,32 +147,29 @@ def test_doctor(call: Call) -> None:
     assert found["threads"]["text"].endswith("cores" if "OMP" not in ended.out else found["threads"]["text"])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ImportError("libtorch_cpu.so: cannot open shared object file"), NameError("libtorch_cpu.so, '_C'")],
-)
-def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str) -> ModuleType:
         if name == "torch":
             raise error
         return importlib.import_module(name)
 
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=fails, util=importlib.util))
-    ended = call("doctor")
-    assert ended.code == 1
-    assert "error torch" in ended.out
-    assert "libtorch_cpu.so" in ended.out
-    assert "econmt cannot run here" in ended.out
+    message = "libtorch_cpu.so: cannot open shared object file"
+    for error in (ImportError(message), NameError("libtorch_cpu.so, '_C'")):  # noqa: B007
+        ended = call("doctor")
+        assert ended.code == 1
+        for words in ("error torch", "libtorch_cpu.so", "econmt cannot run here"):
+            assert words in ended.out
 
 
-@pytest.mark.parametrize(("version", "code"), [("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)])
-def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch, version: str, code: int) -> None:
+def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     requirement = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"torch>={'.'.join(map(str, doctor.LEAST_TORCH))}" in requirement
-    monkeypatch.setattr("torch.__version__", version)
-    ended = call("doctor")
-    assert ended.code == code
-    assert (f"{version}, too old" in ended.out) == bool(code)
+    for version, code in (("2.6.0+cu124", 1), ("2.7.0", 0), ("2.10.0a0+git1", 0)):
+        monkeypatch.setattr("torch.__version__", version)
+        ended = call("doctor")
+        assert ended.code == code
+        assert (f"{version}, too old" in ended.out) == bool(code)
 
 
 def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +177,7 @@ def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.Mon
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(doctor.Path, "cwd", classmethod(removed))
-    ended = call("doctor")
-    assert ended.code == 0
-    assert "the folder of this shell was removed" in " ".join(ended.out.split())
+    assert "the folder of this shell was removed" in said(call)
 
 
 def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -234,43 +207,26 @@ def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatc
 def test_doctor_tells_why_a_gpu_is_not_used(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None
 ) -> None:
-    import torch
-
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor, "DRIVER", tmp_path / "version")
     doctor.DRIVER.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1\n")
-    out = " ".join(call("doctor").out.split())
+    out = said(call)
     reason = "built without CUDA; install a build with CUDA" if cuda is None else "older than CUDA 12.8"
     assert "x86_64 Kernel Module 470.1" in out
     assert reason in out
 
 
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [
-        (
-            "mps",
-            "GPU Apple's, which torch calls mps econmt does not use Apple's GPUs; training and translating run on ",
-        ),
-        (
-            "xpu",
-            "GPU Intel's, which torch calls xpu econmt does not use Intel's GPUs; training and translating run on ",
-        ),
-    ],
-)
-def test_doctor_on_other_gpus(call: Call, monkeypatch: pytest.MonkeyPatch, module: str, text: str) -> None:
-    import torch
-
+@pytest.mark.parametrize(("module", "maker"), [("mps", "Apple"), ("xpu", "Intel")])
+def test_doctor_on_other_gpus(call: Call, monkeypatch: pytest.MonkeyPatch, module: str, maker: str) -> None:
     owner = torch.backends.mps if module == "mps" else torch.xpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(owner, "is_available", lambda: True)
-    assert text in " ".join(call("doctor").out.split())
+    text = f"GPU {maker}'s, which torch calls {module} econmt does not use {maker}'s GPUs; training and translating run"
+    assert text in said(call)
 
 
 def _play_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
-    import torch
-
     properties = SimpleNamespace(
         name=name, total_memory=12 << 30, major=capability[0], minor=capability[1], multi_processor_count=30
     )
@@ -282,25 +238,19 @@ def _play_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int,
 
 @pytest.mark.usefixtures("_gpu_unknown_before")
 def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     _play_gpu(monkeypatch, "AMD Radeon RX 7900 XT", (11, 0))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.version, "cuda", None)
-    out = " ".join(call("doctor").out.split())
-    assert "built for ROCm 6.4" in out
-    assert (
-        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same results"
-        in out
-    )
-    assert "ok driver that of ROCm ok C library" in out
-    assert "ok Triton not used on AMD's GPUs" in out
-    warning = unused_kernels(torch.device("cuda", 0))
-    assert warning is not None
-    assert (
-        "they are made for NVIDIA's GPUs and are not tested with ROCm; its operations run as calls of"
-        in warning
-    )
+    out = said(call)
+    for words in (
+        "built for ROCm 6.4",
+        "note GPU AMD Radeon RX 7900 XT, 13 GB AMD's GPUs run PyTorch's operations, with the same resul",
+        "ok driver that of ROCm ok C library",
+        "ok Triton not used on AMD's GPUs",
+    ):
+        assert words in out
+    why = "they are made for NVIDIA's GPUs and are not tested with ROCm; its operations run as calls of"
+    assert why in unused_kernels(torch.device("cuda", 0))
     assert unused_kernels(torch.device("cpu")) is None
 
 
@@ -309,10 +259,8 @@ def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
 def test_doctor_on_a_gpu_before_ampere(
     call: Call, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
 ) -> None:
-    import torch
-
     _play_gpu(monkeypatch, "NVIDIA GeForce RTX", capability)
-    out = " ".join(call("doctor").out.split())
+    out = said(call)
     warning = unused_kernels(torch.device("cuda", 0))
     why = "econmt's GPU kernels are not used: they need compute capability 8.0, and this GPU has 7.5; "
     assert (why + "the GPU runs PyTorch's operations, with the same results and more slowly" in out) == (
@@ -339,28 +287,19 @@ def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
     for name, (modules, _) in EXTRAS.items():
         assert list(modules) == names(extras[name])
     # Without the others not even the command line starts.
-    assert set(REQUIRED.values()) == set(names(project["dependencies"])) - {
-        "torch",
-        "pyyaml",
-        "pydantic",
-        "typer",
-        "rich",
-    }
+    others = {"torch", "pyyaml", "pydantic", "typer", "rich"}
+    assert set(REQUIRED.values()) == set(names(project["dependencies"])) - others
 
 
 def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Run(text, tmp_path / "a run", ("training.max_updates=2",))
-    ended = call(
-        "train", "a run.yaml", f"data.test={text}/test", f"output={tmp_path}/a run", "training.max_updates=2"
-    )
+    changes = f"data.test={text}/test", f"output={tmp_path}/a run"
+    command = "train 'a run.yaml' training.max_updates=2", *changes
+    ended = call(*command)
     steps = [line.strip() for line in ended.err.partition("with this model:\n")[2].splitlines()]
-    assert [re.search(r"econmt (\w+)", step)[1] for step in steps] == [  # type: ignore[index]
-        "translate",
-        "translate",
-        "evaluate",
-        "serve",
-    ]
+    verbs = [re.search(r"econmt (\w+)", step)[1] for step in steps]  # type: ignore[index]
+    assert verbs == ["translate", "translate", "evaluate", "serve"]
     piped, *others = steps
     sentence = shlex.split(piped)[1]
     assert call(*shlex.split(piped)[4:], text=sentence).code == 0
@@ -368,9 +307,7 @@ def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: py
         ran = call(*shlex.split(step)[1:])
         assert ran.code == 0, ran.err
     assert "BLEU" in ran.out
-    again = call(
-        "train", "a run.yaml", f"data.test={text}/test", f"output={tmp_path}/a run", "training.max_updates=2"
-    )
+    again = call(*command)
     assert "nothing to do" in again.out
     assert steps[1] in again.err
 
@@ -379,9 +316,8 @@ def test_lines_for_a_model_with_source_factors(word_model: Path) -> None:
     recipe = read_recipe(word_model / "recipe.yaml")
     data = recipe.pairs.model_copy(update={"source_factors": ["pos", "case"], "prepared": "p"})
     first, second = commands_for(recipe.model_copy(update={"data": data, "output": "m"}), "a")
-    assert first.endswith(
-        "--input-factors p/valid.factor1.txt --input-factors p/valid.factor2.txt -o m.valid.trg"
-    )
+    factors = "--input-factors p/valid.factor1.txt --input-factors p/valid.factor2.txt"
+    assert first.endswith(f"{factors} -o m.valid.trg")
     assert second == "econmt evaluate -r p/valid.target.txt -i m.valid.trg"
 
 

@@ -12,6 +12,7 @@ import econmt
 from econmt.api.translation import load_fusion
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny_text import TextRun
 
 INPUT = "a b c\n\nd\nh g f e d\n"
@@ -25,8 +26,7 @@ def train(text: Path, folder: Path, *subwords: str) -> Path:
         "training.optimizer.learning_rate=20.0",
         f"data.prepared={folder / 'text'}",
     )
-    run = TextRun(text, folder / "run", (*data, *subwords))
-    run.train()
+    run = TextRun(text, folder / "run", (*data, *subwords)).trained()
     return run.folder.path
 
 
@@ -49,17 +49,8 @@ def test_a_language_model_beside_8_bits_computes_in_float32(
 
 
 def test_the_command_is_the_python_interface(call: Call, word_model: Path, language_model: Path) -> None:
-    options = (
-        "--language-model",
-        language_model,
-        "--lm-weight",
-        "2",
-        "--beam-size",
-        "4",
-        "--nbest-size",
-        "3",
-    )
-    told = call("translate", "-m", word_model, *options, "--output-type", "json", text=INPUT)
+    options = "translate --lm-weight 2 --beam-size 4 --nbest-size 3 --output-type json --language-model"
+    told = call(options, language_model, "-m", word_model, text=INPUT)
     assert told.code == 0, told.err
     model = econmt.load(word_model, device="cpu")
     search = {"beam_size": 4, "nbest_size": 3}
@@ -101,17 +92,16 @@ def test_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = train(text, tmp_path, "data.subwords={type: words, size: 9}")
-    for options, wanted in (
-        (
-            ("--language-model", other),
-            f"{other / 'vocab.txt'}: differs from {word_model / 'vocab.target.txt'}, whose tokens a language model "
-            f"must have; train the language model with data.subwords.lists: [{word_model / 'vocab.target.txt'}]",
-        ),
-    ):
-        told = call("translate", "-m", word_model, *options, text=INPUT)
-        assert (told.code, told.out) == (2, "")
-        assert wanted in told.err
-        assert told.err.count("\n") == 1
+    told, vocabulary = (
+        call("translate -m", word_model, "--language-model", other),
+        word_model / "vocab.target.txt",
+    )
+    assert told.out == ""
+    refused(
+        told,
+        f"{other / 'vocab.txt'}: differs from {vocabulary}, whose tokens a language model must have; train the "
+        f"language model with data.subwords.lists: [{vocabulary}]",
+    )
     with pytest.raises(InputError, match="lm_weight has no effect without language_model"):
         econmt.load(word_model, device="cpu").translate(["a"], lm_weight=0.5)
     with pytest.raises(InputError, match="cannot be combined with restrict_lexicon"):

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,32 +93,6 @@ def test_names_in_utf_8_are_not_blamed_for_the_locale(call: Call, monkeypatch: p
     refused(call("translate", "-m", name), problem)
 
 
-def damaged(model: Path, folder: Path) -> Path:
-    copy = folder / "model"
-    shutil.copytree(model, copy)
-    return copy
-
-
-BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
-    ("recipe.yaml", lambda path: path.write_bytes(b"name: \xff\n"), "not valid UTF-8"),
-    ("recipe.yaml", lambda path: path.write_bytes(path.read_bytes().partition(b"oise")[0]), "recipe.yaml"),
-    ("results.json", lambda path: path.write_text("[]"), "not a JSON object"),
-    ("results.json", lambda path: path.write_text('{"update": "8"}'), "update: expected a whole number"),
-    ("results.json", lambda path: path.write_bytes(b"\xff"), "not valid UTF-8"),
-    ("results.json", lambda path: path.write_text("[" * 100000), "not valid JSON"),
-    ("metrics.tsv", lambda path: path.write_text("update\tbleu\ninf\t1\n"), "not a table of metrics"),
-]
-
-
-@pytest.mark.parametrize(("name", "damage", "words"), BROKEN)
-def test_a_broken_file_of_a_model_is_named(
-    call: Call, word_model: Path, tmp_path: Path, name: str, damage: Callable[[Path], object], words: str
-) -> None:
-    copy = damaged(word_model, tmp_path)
-    damage(copy / name)
-    refused(call("info", copy), str(copy / name), words)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -131,8 +104,7 @@ def test_a_broken_file_of_a_model_is_named(
         ("format", "\x1b[2J", "\\x1b[2J"),
     ],
 )
-def test_bad_metadata(call: Call, word_model: Path, tmp_path: Path, key: str, value: str, words: str) -> None:
-    copy = damaged(word_model, tmp_path)
+def test_bad_metadata(call: Call, copy: Path, key: str, value: str, words: str) -> None:
     path = copy / "params.best.safetensors"
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -214,8 +186,9 @@ def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, 
     refused(call("evaluate", "-r", name, "-i", name), "a\\x1b[2J\\nb")
     assert str(EconmtError("one\ntwo", "three\u202e")) == "one\\ntwo\nthree\\u202e"
     assert json_text({"a": "ä\x9b\ud800\x1b"}) == '{"a": "ä\\u009b\\ud800\\u001b"}'
-    copy = tmp_path / "evil\x1b"
-    shutil.copytree(word_model, copy)
+    ended = call("export", word_model, tmp_path / "new\x1b[2J")
+    assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")
+    copy = shutil.copytree(word_model, tmp_path / "evil\x1b")
     ended = call("info", copy)
     assert ended.code == 0
     assert "\x1b" not in ended.out
@@ -228,15 +201,13 @@ def test_the_name_of_an_output_is_no_yaml(name: str) -> None:
     assert RecipeChoice("quickstart").load({"output": name}).output == name
 
 
-def test_a_pipe_of_others_in_a_folder_is_let_be(call: Call, word_model: Path, tmp_path: Path) -> None:
-    copy = damaged(word_model, tmp_path)
+def test_a_pipe_of_others_in_a_folder_is_let_be(call: Call, copy: Path) -> None:
     os.mkfifo(copy / "mine")
     assert call("info", copy).code == 0
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "training_state/00008/SHA256SUMS", ".lock"])
-def test_no_file_of_a_model_is_overwritten(call: Call, word_model: Path, tmp_path: Path, name: str) -> None:
-    copy = damaged(word_model, tmp_path)
+def test_no_file_of_a_model_is_overwritten(call: Call, copy: Path, name: str) -> None:
     before = (copy / name).read_bytes() if (copy / name).exists() else None
     refused(call("translate", "-m", copy, "-o", copy / name, text="a\n"), "belongs to the model")
     assert before is None or (copy / name).read_bytes() == before
@@ -257,8 +228,3 @@ def test_in_a_pipe_it_is_said_what_takes_long(monkeypatch: pytest.MonkeyPatch) -
         assert said.wait(60)
     assert set(told) <= {"working", "fitting"}
     assert threading.active_count() <= others
-
-
-def test_printed_names_have_no_control_characters(call: Call, word_model: Path, tmp_path: Path) -> None:
-    ended = call("export", word_model, tmp_path / "new\x1b[2J")
-    assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")

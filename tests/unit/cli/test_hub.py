@@ -12,10 +12,12 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 import econmt
+from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import FILES
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_translate import failure
+from tests.unit.training.tiny import metrics
 
 TEXT = "a b c\nd\n"
 
@@ -37,21 +39,16 @@ def test_a_card_says_what_the_run_knows(exported: Path, word_model: Path) -> Non
     assert (result.task_type, result.metric_type) == ("translation", "bleu")
     assert result.dataset_name.endswith("/valid")
     assert "tok:13a" in result.metric_args["signature"]
-    rows = [line.split("\t") for line in (word_model / "metrics.tsv").read_text().splitlines()]
-    best = max(
-        (dict(zip(rows[0], row, strict=True)) for row in rows[1:]),
-        key=lambda row: -float(row["valid_perplexity"]),
-    )
-    assert result.metric_value == round(float(best["bleu"]), 2)
+    best = min(metrics(ModelFolder(word_model)), key=lambda row: row["valid_perplexity"])
+    assert result.metric_value == round(best["bleu"], 2)
+    signature = result.metric_args["signature"].replace("|", "\\|")  # else the table's cell ends there
     for words in (
         "# reverse: src to trg",
         f"| {result.metric_value:.2f} |",
-        "`{}`".format(
-            result.metric_args["signature"].replace("|", "\\|")
-        ),  # else the table's cell ends there
+        f"`{signature}`",
         "The model: cc-by-nc-4.0.",
-        f"{float(best['valid_perplexity']):.3f}",
-        f"{float(best['target_tokens_per_second']):,.0f}",
+        f"{best['valid_perplexity']:.3f}",
+        f"{best['target_tokens_per_second']:,.0f}",
         "most memory in training",
         "econmt translate -m hf://OWNER/NAME",
     ):
@@ -59,14 +56,8 @@ def test_a_card_says_what_the_run_knows(exported: Path, word_model: Path) -> Non
 
 
 def test_a_folder_with_a_card_is_a_model(call: Call, exported: Path, word_model: Path) -> None:
-    names = {path.name for path in exported.iterdir()}
-    assert names == {
-        "README.md",
-        "recipe.yaml",
-        "params.best.safetensors",
-        "vocab.source.txt",
-        "vocab.target.txt",
-    }
+    names = {"README.md", "recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt"}
+    assert {path.name for path in exported.iterdir()} == names
     plain = call("translate", "-m", word_model, text=TEXT)
     assert call("translate", "-m", exported, text=TEXT).lines == plain.lines
     assert call("info", exported).code == 0

@@ -12,26 +12,23 @@ from econmt.cli.info import disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import random_model
 
 
 def test_everything_is_told(call: Call, word_model: Path) -> None:
     found = json.loads(call("info", word_model, "--json").out)
     tensors = load_file(word_model / "params.best.safetensors")
-    metrics = (word_model / "metrics.tsv").read_text().splitlines()
     assert found["name"] == "reverse"
     assert (found["source"], found["target"]) == ("src", "trg")
     assert found["model"]["decoder"]["size"] == 8
     assert found["parameters"]["total"] == sum(tensor.size for tensor in tensors.values())
-    assert found["parameters"]["layers"]["embedding"] == sum(
-        tensor.size for name, tensor in tensors.items() if "embedding" in name
-    )
+    embeddings = sum(tensor.size for name, tensor in tensors.items() if "embedding" in name)
+    assert found["parameters"]["layers"]["embedding"] == embeddings
     assert sum(found["parameters"]["layers"].values()) == found["parameters"]["total"]
     assert found["vocabulary"]["files"] == ["vocab.source.txt", "vocab.target.txt"]
     assert found["vocabulary"]["source_size"] == 12
-    assert [row["update"] for row in found["checkpoints"]] == [
-        int(line.split("\t")[0]) for line in metrics[1:]
-    ]
+    assert [row["update"] for row in found["checkpoints"]] == [2, 4, 6, 8]
     best = min(found["checkpoints"], key=lambda row: row["metrics"]["valid_perplexity"])
     assert found["best"] == best["update"]
     assert found["finished"] is True
@@ -46,9 +43,8 @@ def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
     assert f"training ended at update 8, best checkpoint {best}" in ended.out
     assert "1 x LSTM 8" in ended.out
     assert "12 source, 12 target entries" in ended.out
-    starred = [line for line in ended.lines if line.endswith("*")]
-    assert len(starred) == 1
-    assert starred[0].split()[0] == str(best)
+    (starred,) = (line for line in ended.lines if line.endswith("*"))
+    assert starred.split()[0] == str(best)
 
 
 def test_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
@@ -61,47 +57,48 @@ def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Pa
     lean = tmp_path / "lean"
     assert call("export", word_model, lean).lines == [str(lean)]
     found = json.loads(call("info", lean, "--json").out)
-    assert found["finished"] is None
-    assert found["checkpoints"] == []
-    assert found["bytes"]["training_state"] == 0
+    assert (found["finished"], found["checkpoints"], found["bytes"]["training_state"]) == (None, [], 0)
     assert found["best"] == json.loads(call("info", word_model, "--json").out)["best"]
     assert f"export of checkpoint {found['best']}" in call("info", lean).out
 
 
-def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
+def test_an_unfinished_run_can_be_resumed(call: Call, copy: Path) -> None:
     (copy / "results.json").unlink(missing_ok=True)
     assert "training has not ended at update 8" in call("info", copy).out
     assert "can be resumed" in " ".join(call("info", copy).out.split())
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda path: shutil.rmtree(path), "no such folder"),
-        (lambda path: (path / "recipe.yaml").unlink(), "not a model folder"),
-        (lambda path: (path / "vocab.source.txt").unlink(), "no vocabulary"),
-        (
-            lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
-            "another vocabulary",
-        ),
-        (lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"), "not a table of metrics"),
-        (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "pickle"),
-    ],
-)
+BROKEN = [
+    ("", None, "no such folder"),
+    ("recipe.yaml", None, "not a model folder"),
+    ("vocab.source.txt", None, "no vocabulary"),
+    ("vocab.target.txt", b"<pad>\n<unk>\n<s>\n</s>\nA\n", "another vocabulary"),
+    ("params.best.safetensors", b"\x80\x04junk", "pickle"),
+    ("recipe.yaml", b"name: \xff\n", "recipe.yaml:1: not valid UTF-8"),
+    ("recipe.yaml", b"name: a\nn", "recipe.yaml"),
+    ("results.json", b"[]", "results.json: broken, not a JSON object"),
+    ("results.json", b'{"update": "8"}', "results.json: update: expected a whole"),
+    ("results.json", b"\xff", "results.json: broken, not valid UTF-8"),
+    ("results.json", b"[" * 100000, "results.json: broken, not valid JSON"),
+    ("metrics.tsv", b"update\tbleu\n3\tmany\n", "metrics.tsv: not a table of metrics"),
+    ("metrics.tsv", b"update\tbleu\ninf\t1\n", "metrics.tsv: not a table of metrics"),
+]
+"""A file of a model folder, what it holds instead (None: it is gone), and words of the line that says so."""
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
 def test_a_foreign_or_broken_folder_is_one_clear_line(
-    call: Call, word_model: Path, tmp_path: Path, spoil, message: str
+    call: Call, copy: Path, name: str, content: bytes | None, words: str
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
-    spoil(copy)
+    if content is not None:
+        (copy / name).write_bytes(content)
+    elif name:
+        (copy / name).unlink()
+    else:
+        shutil.rmtree(copy)
     ended = call("info", copy)
-    assert ended.code == 2
+    refused(ended, str(copy), words)
     assert ended.out == ""
-    assert len(ended.err.splitlines()) == 1
-    assert message in ended.err
-    assert str(copy) in ended.err
 
 
 def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
@@ -110,31 +107,25 @@ def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"12345")
     (tmp_path / "linked").hardlink_to(tmp_path / "other")
     (tmp_path / "symbolic").symlink_to(tmp_path / "one")
-    assert disk_bytes([]) == 0
-    assert disk_bytes([tmp_path / "folder"]) == 0
-    assert disk_bytes([tmp_path / "gone", tmp_path / "one"]) == 3
-    assert disk_bytes([tmp_path / "other", tmp_path / "linked"]) == 5
+    for names, size in (("", 0), ("folder", 0), ("gone one", 3), ("other linked", 5)):
+        assert disk_bytes([tmp_path / name for name in names.split()]) == size
     assert disk_bytes(tmp_path.iterdir()) == 8
 
 
-@pytest.mark.parametrize("first", ["9" * 5000, "²", ""])
-def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path, first: str) -> None:
-    (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
-    assert folder._updates(tmp_path / "metrics.tsv") == {7}
+def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> None:
+    for first in ("9" * 5000, "²", ""):
+        (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
+        assert folder._updates(tmp_path / "metrics.tsv") == {7}
 
 
-def test_metrics_without_an_update_are_refused(tmp_path: Path) -> None:
+def test_metrics_without_an_update_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
     (tmp_path / "metrics.tsv").write_text("bleu\n1.0\n")
     with pytest.raises(InputError, match="not a table of metrics"):
         read_metrics(tmp_path / "metrics.tsv")
     assert read_metrics(tmp_path / "none.tsv") == []
-
-
-def test_metrics_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "metrics.tsv").write_text("update\n1\n")
     monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(InputError, match=r"metrics\.tsv: cannot be read: Permission denied"):
         read_metrics(tmp_path / "metrics.tsv")

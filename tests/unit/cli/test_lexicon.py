@@ -9,6 +9,7 @@ import torch
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.export.lexicon import read_lexicon, write_lexicon
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 
 
 def test_a_lexicon_is_learnt_and_restricts(call: Call, word_model: Path, text: Path, tmp_path: Path) -> None:
@@ -33,22 +34,16 @@ def test_a_lexicon_of_another_model_or_none_is_refused(
 ) -> None:
     vocabularies = load_vocabularies(word_model)
     wrong = tmp_path / "wrong"
-    for table, vocabulary, message in (
-        (
-            torch.zeros(vocabularies.source.size, 2).int(),
-            fingerprint(subword_model),
-            "belongs to another vocabulary",
-        ),
-        (torch.zeros(3, 2).int(), fingerprint(word_model), "a damaged lexicon (shape (3, 2))"),
-        (torch.full((vocabularies.source.size, 1), 9999).int(), fingerprint(word_model), "a damaged lexicon"),
+    for rows, value, model, message in (
+        (vocabularies.source.size, 0, subword_model, "belongs to another vocabulary"),
+        (3, 0, word_model, "a damaged lexicon (shape (3, 2))"),
+        (vocabularies.source.size, 9999, word_model, "a damaged lexicon"),
     ):
-        write_lexicon(wrong, table, vocabulary)
-        ended = call("translate", "-m", word_model, "--restrict-lexicon", wrong, text="a\n")
-        assert ended.code == 2
-        assert message in ended.err
+        write_lexicon(wrong, torch.full((rows, 2), value).int(), fingerprint(model))
+        refused(call("translate -m", word_model, "--restrict-lexicon", wrong), message)
     other = word_model / "params.best.safetensors"
-    ended = call("translate", "-m", word_model, "--restrict-lexicon", other, text="a\n")
-    assert "not a lexicon; use a file written by econmt lexicon" in ended.err
+    ended = call("translate -m", word_model, "--restrict-lexicon", other)
+    refused(ended, "not a lexicon; use a file written by econmt lexicon")
 
 
 def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path) -> None:
@@ -58,9 +53,8 @@ def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path
     corpora = "--corpus", tmp_path / "t", "--corpus", tmp_path / "u"
     for name, read in (("t.src", "t.src"), ("t.trg", "t.trg"), ("link", "u.trg")):
         content = (tmp_path / name).read_bytes()
-        ended = call("lexicon", "-m", word_model, *corpora, "-o", tmp_path / name)
-        assert ended.code == 2
-        assert f"is also an input ({tmp_path / read})" in ended.err
+        ended = call("lexicon -m", word_model, *corpora, "-o", tmp_path / name)
+        refused(ended, f"is also an input ({tmp_path / read})")
         assert (tmp_path / name).read_bytes() == content
 
 
@@ -68,6 +62,5 @@ def test_where_all_pairs_are_long_nothing_is_written(call: Call, word_model: Pat
     for side in ("src", "trg"):
         (tmp_path / f"t.{side}").write_text("a " * 500 + "\n")
     ended = call("lexicon", "-m", word_model, "--corpus", tmp_path / "t", "-o", tmp_path / "made")
-    assert ended.code == 2
-    assert "(data.max_length); give text with shorter sentences" in ended.err
+    refused(ended, "(data.max_length); give text with shorter sentences")
     assert not (tmp_path / "made").exists()

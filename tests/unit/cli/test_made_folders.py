@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
+from tests.unit.training.test_checkpoints import failing
 
 COMMANDS = {
     "export": ("export", "{model}", "{made}"),
@@ -24,26 +26,14 @@ def words(verb: str, model: Path, made: Path) -> Sequence[str]:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", COMMANDS)
-@pytest.mark.parametrize("failing", [1, 3, 6])
+@pytest.mark.parametrize("number", [1, 3, 6])
 def test_a_full_disk_leaves_nothing(
-    call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, failing: int
+    call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, number: int
 ) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    count = [0]
-
-    def fill(original: object) -> object:
-        def operation(*arguments: object, **keywords: object) -> object:
-            count[0] += 1
-            if count[0] >= failing:
-                raise OSError(28, "No space left on device")
-            return original(*arguments, **keywords)  # type: ignore[operator]
-
-        return operation
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fill(os.fsync))
-        patch.setattr(shutil, "copyfile", fill(shutil.copyfile))
+    operations = (os, "fsync"), (shutil, "copyfile")
+    with failing(number, OSError(28, "No space left on device"), monkeypatch, operations):
         ended = call(*words(verb, word_model, place / "made"))
     assert ended.code == 2
     assert ended.out.splitlines()[-1:] != [str(place / "made")]
@@ -59,11 +49,7 @@ def test_only_new_or_empty_folders_are_used(call: Call, word_model: Path, tmp_pa
     made = tmp_path / "made"
     made.mkdir()
     (made / "thesis.txt").write_text("years of work")
-    ended = call(*words(verb, word_model, made))
-    assert (ended.code, ended.err.splitlines()[-1]) == (
-        2,
-        f"econmt: error: {made}: exists already; use a new folder",
-    )
+    refused(call(*words(verb, word_model, made)), f"{made}: exists already; use a new folder")
     assert [path.name for path in made.iterdir()] == ["thesis.txt"]
     (made / "thesis.txt").unlink()
     assert call(*words(verb, word_model, made)).code == 0
@@ -78,10 +64,8 @@ def test_what_a_killed_command_left_is_removed(call: Call, word_model: Path, tmp
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_damaged_parameters_are_refused_by_every_command_that_reads_them(
-    call: Call, word_model: Path, tmp_path: Path, verb: str
+    call: Call, copy: Path, tmp_path: Path, verb: str
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(word_model, copy)
     for path in copy.glob("params.*.safetensors"):
         content = bytearray(path.read_bytes())
         content[-1] ^= 0x40

@@ -20,7 +20,7 @@ import econmt.engine.devices  # noqa: F401  which every command that computes im
 from econmt import __version__, elsewhere
 from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
-from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment
+from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
 
 OUT_OF_MEMORY = (
@@ -53,9 +53,7 @@ def fails_with(error: BaseException) -> Any:
     return action
 
 
-def test_a_failed_import_leaves_the_garbage_collector_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_import_leaves_the_garbage_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> ModuleType:
         assert not gc.isenabled()
         raise ImportError(name)
@@ -70,81 +68,43 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
     assert run_verb(lambda: print("results")) == (0, "results\n", "")
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
+BUG = "this is a bug in econmt: "
+AGAIN = " (run the command again with --debug for the traceback)"
+NO_SPACE = "No space left on device; free some space and run the same command again"
+TOO_LARGE = "File too large; allow larger files (ulimit -f) and run the same command again"
+
+
+def test_an_error_is_one_line_and_an_exit_code(run_verb: Any) -> None:
+    for error, code, line in (
         (InputError("text.en:3: not valid UTF-8"), 2, "text.en:3: not valid UTF-8"),
         (TrainingError("the loss is not finite"), 1, "the loss is not finite"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
-            1,
-            "runs/x: No space left on device; free some space and run the same command again",
-        ),
-        (
-            OSError(errno.EFBIG, "File too large", "runs/x"),
-            1,
-            "runs/x: File too large; allow larger files (ulimit -f) and run the same command again",
-        ),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "runs/x"),
-            1,
-            "runs/x: Permission denied; check the permissions",
-        ),
-        (
-            FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
-            1,
-            "x: No such file or directory",
-        ),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 1, f"runs/x: {NO_SPACE}"),
+        (OSError(errno.EFBIG, "File too large", "runs/x"), 1, f"runs/x: {TOO_LARGE}"),
+        (PermissionError(13, "Permission denied", "x"), 1, "x: Permission denied; check the permissions"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), 1, "x: No such file"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, "x: Is a directory"),
         (OSError(errno.EIO, "Input/output error", "x"), 1, "x: Input/output error"),
         (MemoryError(), 1, OUT_OF_MEMORY),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), 1, OUT_OF_MEMORY),
-        (
-            ValueError("shapes (1, 2)\nand (3,)"),
-            70,
-            "this is a bug in econmt: ValueError: shapes (1, 2) and (3,) "
-            "(run the command again with --debug for the traceback)",
-        ),
-        (
-            AssertionError(),
-            70,
-            "this is a bug in econmt: AssertionError (run the command again with --debug for the traceback)",
-        ),
-    ],
-)
-def test_an_error_is_one_line_and_an_exit_code(run_verb: Any, error: Exception, code: int, line: str) -> None:
-    assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
+        (ValueError("shapes (1, 2)\nand (3,)"), 70, f"{BUG}ValueError: shapes (1, 2) and (3,){AGAIN}"),
+        (AssertionError(), 70, f"{BUG}AssertionError{AGAIN}"),
+        (ImportError("no name 'x' in 'y'"), 70, f"{BUG}ImportError: no name 'x' in 'y'{AGAIN}"),
+        (InputError("one", "two"), 2, "one\neconmt: error: two"),
+    ):
+        assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
 
 
-def test_several_complaints_are_a_line_each(run_verb: Any) -> None:
-    assert run_verb(fails_with(InputError("one", "two")))[2] == "econmt: error: one\neconmt: error: two\n"
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_debug_shows_the_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: int
-) -> None:
-    words = ["recipes", "show", "nosuch"]
-    words.insert(place * 3, "--debug")
-    with pytest.raises(SystemExit) as left:
-        command.main(words)
-    assert left.value.code == 2
-    output = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in output
-    assert output.splitlines()[-1].startswith("econmt: error: nosuch: no such recipe")
-
-
-def test_a_bug_told_with_its_traceback_needs_no_other_option(run_verb: Any) -> None:
+def test_debug_shows_the_traceback(run_verb: Any, call: Call) -> None:
+    for line in ("--debug recipes show nosuch", "recipes show nosuch --debug"):
+        ended = call(line)
+        assert ended.code == 2
+        assert "Traceback (most recent call last)" in ended.err
+        assert ended.err.splitlines()[-1].startswith("econmt: error: nosuch: no such recipe")
     code, _, said = run_verb(fails_with(AssertionError("no such symbol")), "--debug")
     assert code == 70
     assert "Traceback (most recent call last)" in said
-    assert said.splitlines()[-1] == "econmt: error: this is a bug in econmt: AssertionError: no such symbol"
-
-
-def test_debug_after_two_dashes_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["recipes", "show", "--", "--debug"])
-    assert "--debug: no such recipe" in capsys.readouterr().err
+    assert said.splitlines()[-1] == f"econmt: error: {BUG}AssertionError: no such symbol"
+    assert "--debug: no such recipe" in call("recipes show -- --debug").err
 
 
 def test_interrupted_is_quiet_however_often(run_verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,37 +133,48 @@ def test_every_verb_is_a_module_and_every_module_a_verb() -> None:
         assert name not in names, f"econmt/cli/{name}.py has a verb that main.py does not list"
 
 
-def test_help_and_recipes_do_not_load_torch() -> None:
-    code = (
-        "import contextlib, sys\n"
-        "from econmt.cli.main import main\n"
-        "for words in (['--help'], ['recipes', 'list']):\n"
-        "    with contextlib.suppress(SystemExit):\n"
-        "        main(words)\n"
-        "print('torch' in sys.modules, 'matplotlib' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "False False"
+HELP_AND_RECIPES = """
+import contextlib
+from econmt.cli.main import main
+for words in (["--help"], ["recipes", "list"]):
+    with contextlib.suppress(SystemExit):
+        main(words)
+"""
+MEASURED_STEP = """
+import torch
+from econmt_memory.measure.tracker import Tracker
+weight = torch.ones(4, 4, requires_grad=True)
+tracker = Tracker(torch.device("cpu"))
+with tracker.recording():
+    tracker.begin("forward")
+    (weight @ weight).sum().backward()
+assert tracker.flops.total() > 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "avoided"),
+    [
+        (HELP_AND_RECIPES, "torch matplotlib"),
+        (
+            "import econmt.cli.train, econmt.cli.translate, econmt.cli.score",
+            "triton torch._dynamo torch._inductor matplotlib tensorboard",
+        ),
+        pytest.param(MEASURED_STEP, "sympy torch._dynamo triton", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_not_needed_is_not_loaded(code: str, avoided: str) -> None:
+    """Each takes time or tens of MB."""
+    code += f"\nimport sys\nprint('loaded', {set(avoided.split())} & set(sys.modules))"
+    done = run_python("-c", code, check=False)
+    assert done.stdout.splitlines()[-1:] == ["loaded set()"], done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     # The reader's end is closed before econmt starts, so the write fails for certain.
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])",
-        ],
-        env=econmt_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
+    code = "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], env=econmt_environment(), cwd=ROOT, **pipes)
     process.stdout.close()
     process.stdout = None
     _, errors = process.communicate("go\n", timeout=PATIENCE)
@@ -254,45 +225,25 @@ def test_too_little_address_space_is_one_clear_line() -> None:
 def test_a_library_for_which_there_is_no_memory_is_one_clear_line(
     run_verb: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise error
-
     advice = "while a library is loaded: allow more memory, or end other programs"
-    assert run_verb(fail)[::2] == (1, f"econmt: error: out of memory {advice}\n")
+    assert run_verb(fails_with(error))[::2] == (1, f"econmt: error: out of memory {advice}\n")
     monkeypatch.setattr(command, "_address_space", lambda: 1_500_000 * 1024)
     limit = "(this process may take 1,500,000 kB: ulimit -v)"
-    assert run_verb(fail)[::2] == (1, f"econmt: error: out of memory {limit} {advice}\n")
-
-
-def test_another_error_of_an_import_is_a_bug(run_verb: Any) -> None:
-    def fail() -> None:
-        raise ImportError("cannot import name 'x' from 'y'")
-
-    code, _, told = run_verb(fail)
-    assert code == 70
-    assert told.startswith(
-        "econmt: error: this is a bug in econmt: ImportError: cannot import name 'x' from 'y'"
-    )
+    assert run_verb(fails_with(error))[::2] == (1, f"econmt: error: out of memory {limit} {advice}\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no list of users to be missing from")
-def test_a_user_without_home_and_account_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("0\tone\n")
+def test_a_user_without_home_and_account_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import pwd, sys\ndef unknown(number):\n    raise KeyError(number)\npwd.getpwuid = unknown\n"
         "from econmt.cli.main import main\nmain(sys.argv[1:])"
     )
-    without = {"HOME", "XDG_CACHE_HOME", "ECONMT_CACHE", "MPLCONFIGDIR", "USER", "LOGNAME"}
-    environment = {name: value for name, value in econmt_environment().items() if name not in without}
+    for name in ("HOME", "XDG_CACHE_HOME", "ECONMT_CACHE", "MPLCONFIGDIR", "USER", "LOGNAME"):
+        monkeypatch.delenv(name, raising=False)
     arguments = ["train", "quickstart", "--dry-run", f"output={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**environment, "TMPDIR": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", code, *arguments, env={"TMPDIR": str(tmp_path)}, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / f"econmt-{os.geteuid()}"
     told = [line for line in done.stderr.splitlines() if line.startswith("econmt: warning: ")]
@@ -346,9 +297,7 @@ def test_ctrl_c_while_python_ends_changes_nothing() -> None:
         "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)])\n"
         "main(['--version'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", code, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"econmt {__version__}\n", "")
 
 
@@ -365,13 +314,7 @@ def test_ctrl_c_in_executed_text_is_no_death_by_signal(tmp_path: Path) -> None:
         "main()"
     )
     (tmp_path / "presses.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-m", "presses"],
-        cwd=tmp_path,
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    start = "import runpy; runpy.run_module('presses', run_name='__main__', alter_sys=True)"
+    done = run_python("-c", start, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert (tmp_path / "made").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -28,6 +27,8 @@ from econmt.options.search_options import (
     SearchedModels,
     SearchKeys,
 )
+
+USAGE = typer.BadParameter.__bases__[0]
 
 
 @dataclass(frozen=True)
@@ -59,69 +60,54 @@ def command(
     context.obj.append((text, group, search, types, batch))
 
 
-def run(*words: str) -> Any:
+def run(line: str) -> Any:
     app, said = typer.Typer(add_completion=False), list[Any]()
     app.command()(command)
-    app(list(words), standalone_mode=False, obj=said)
+    app(["words", *line.split()], standalone_mode=False, obj=said)
     return said[0]
 
 
 def test_a_group_is_made_of_its_options() -> None:
-    text, group, search, types, batch = run("words", "-n", "3")
+    text, group, search, types, batch = run("-n 3")
     assert (text, group, search, types, batch) == ("words", Group(3), {}, ["x", "y"], None)
     assert type(group.kind) is str
-    assert run("words", "-n", "3", "--quick")[1] == Group(3, quick=True)
-    with pytest.raises(typer.BadParameter.__bases__[0], match="--no-quick"):
-        run("words", "-n", "3", "--no-quick")
-    words = [
-        "-n",
-        "9",
-        "--kind",
-        "b",
-        "--share",
-        "2",
-        "--type",
-        "y",
-        "-b",
-        "4",
-        "--beam-search-stop",
-        "first",
-    ]
-    _, group, search, types, batch = run("words", *words, "--batch", "5")
+    assert run("-n 3 --quick")[1] == Group(3, quick=True)
+    with pytest.raises(USAGE, match="--no-quick"):
+        run("-n 3 --no-quick")
+    _, group, search, types, batch = run(
+        "-n 9 --kind b --share 2 --type y -b 4 --beam-search-stop first --batch 5"
+    )
     assert group == Group(9, "b", 2.0)
     assert search == {"beam_size": 4, "beam_search_stop": "first"}
     assert type(search["beam_search_stop"]) is str
     assert (types, batch) == (["y"], 5)
-    for name, most in (
-        ("-n", 9),
-        ("--seed", limits.SEED),
-        ("-b", limits.BEAM),
-        ("--batch", limits.TRANSLATED),
+    for name, most in {
+        "-n": 9,
+        "--seed": limits.SEED,
+        "-b": limits.BEAM,
+        "--batch": limits.TRANSLATED,
+    }.items():
+        run(f"-n 1 {name} {most}")
+        with pytest.raises(USAGE):
+            run(f"-n 1 {name} {most + 1}")
+
+
+def test_bounds_and_choices() -> None:
+    for line, message in (
+        ("-n 10", "Invalid value for '--count'"),
+        ("-n 1 --kind c", "'c' is not one of 'a', 'b'"),
+        ("-n 1 --share 0", "must be more than 0 and at most 2, found 0"),
+        ("-n 1 --share nan", "must be more than 0 and at most 2, found nan"),
+        ("-n 1 --seed -1", "Invalid value for '--seed'"),
+        ("-n 1 -b 0", "Invalid value for '--beam-size'"),
+        ("-n 1 --length-penalty-beta inf", "must be at least 0 and at most 1000, found inf"),
+        ("-n 1 --batch 0", "Invalid value for '--batch'"),
+        ("-n 1 --computed 1", "No such option"),
+        ("", "--count"),
     ):
-        run("words", "-n", "1", name, str(most))
-        with pytest.raises(typer.BadParameter.__bases__[0]):
-            run("words", "-n", "1", name, str(most + 1))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-n", "10"], "Invalid value for '--count'"),
-        (["-n", "1", "--kind", "c"], "'c' is not one of 'a', 'b'"),
-        (["-n", "1", "--share", "0"], "must be more than 0 and at most 2, found 0"),
-        (["-n", "1", "--share", "nan"], "must be more than 0 and at most 2, found nan"),
-        (["-n", "1", "--seed", "-1"], "Invalid value for '--seed'"),
-        (["-n", "1", "-b", "0"], "Invalid value for '--beam-size'"),
-        (["-n", "1", "--length-penalty-beta", "inf"], "must be at least 0 and at most 1000, found inf"),
-        (["-n", "1", "--batch", "0"], "Invalid value for '--batch'"),
-        (["-n", "1", "--computed", "1"], "No such option"),
-        ([], "--count"),
-    ],
-)
-def test_bounds_and_choices(words: Sequence[str], message: str) -> None:
-    with pytest.raises(typer.BadParameter.__bases__[0]) as refused:
-        run("words", *words)
-    assert message in refused.value.format_message()
+        with pytest.raises(USAGE) as refused:
+            run(line)
+        assert message in refused.value.format_message()
 
 
 def test_help_is_that_of_the_recipe() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,20 +19,34 @@ from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
-from tests.unit.cli.conftest import Call
+from tests.unit.cli.conftest import Call, Ended
+from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
 
 BUCKET = ("--bucket", "6x5", "--batch", 8)
+TECHNIQUES = [
+    "reference",
+    "+ decoder",
+    "+ encoder",
+    "+ output",
+    "all",
+    "reference, bfloat16",
+    "all, bfloat16",
+]
 
 
-def assert_nothing_but_progress(told: str) -> None:
-    """On a busy machine what takes long is said now and then, and nothing else."""
-    assert all(
-        re.match(
-            "econmt: (predicting|measuring|timing|kernels|tracing|bucket|working|.*: stash .*, peak )", line
-        )
-        for line in told.splitlines()
-    ), told
+def profiled(call: Call, *words: object) -> Ended:
+    """Profiles with success, and without talk but that of progress, which is told now and then on a busy machine."""
+    ended = call("profile", *words)
+    assert ended.code == 0, ended.err
+    progress = "econmt: (predicting|measuring|timing|kernels|tracing|bucket|working|.*: stash .*, peak )"
+    assert all(re.match(progress, line) for line in ended.err.splitlines()), ended.err
+    return ended
+
+
+def read(ended: Ended) -> Any:
+    """What was printed as JSON."""
+    return json.loads(ended.out)
 
 
 @pytest.fixture
@@ -41,36 +56,28 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
-    ended = call("profile", recipe, *BUCKET)
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
+    ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
-    assert " ".join(" ".join(ended.lines[:2]).split()) == (
+    title = (
         "reverse: 8 x 6 x 5 (sentence pairs x source x target positions), vocabulary 50 and 50, cpu, float32"
     )
+    assert " ".join(" ".join(ended.lines[:2]).split()) == title
     assert "Bytes and times: measured." in ended.lines
     for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
         assert words in ended.out
     assert "data.max_length" not in ended.out
-    short = "data.max_length=5"
-    assert json.loads(call("profile", recipe, short, "--estimate", "--json").out)["command"] == (
-        f"econmt profile {recipe} {short} --estimate --json"
-    )
+    words = f"profile {recipe} data.max_length=5 --estimate --json"
+    assert read(call(*words.split()))["command"] == f"econmt {words}"
 
 
 def test_json_holds_everything(call: Call, recipe: Path) -> None:
-    ended = call("profile", recipe, "ops.decoder=recompute", *BUCKET, "--json")
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
-    found = json.loads(ended.out)
+    ended = profiled(call, recipe, "ops.decoder=recompute", *BUCKET, "--json")
+    found = read(ended)
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
     assert found["command"] == f"econmt profile {recipe} ops.decoder=recompute --bucket 6x5 --batch 8 --json"
     (only,) = found["profiles"]
-    assert (only["technique"], only["bytes"], only["precision"]) == (
-        "as in the recipe",
-        "measured",
-        "float32",
-    )
+    told = [only[name] for name in ("technique", "bytes", "precision")]
+    assert told == ["as in the recipe", "measured", "float32"]
     assert only["ops"]["decoder"] == "recompute"
     assert sum(entry["bytes"] for entry in only["ledger"]["entries"]) == only["ledger"]["peak_bytes"]
     assert only["times"]["target_tokens_per_second"] > 0
@@ -80,14 +87,10 @@ def test_json_holds_everything(call: Call, recipe: Path) -> None:
 @pytest.mark.slow
 def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
-    ended = call("profile", recipe, *BUCKET, "--compare", "--measure", "--html", page, "--trace", trace)
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
-    techniques = ["reference", "+ decoder", "+ encoder", "+ output", "all"]
-    techniques += ["reference, bfloat16", "all, bfloat16"]
-    rows = [line for line in ended.lines if line.startswith((*techniques, "│"))]
+    ended = profiled(call, recipe, *BUCKET, "--compare", "--measure", "--html", page, "--trace", trace)
+    rows = [line for line in ended.lines if line.startswith((*TECHNIQUES, "│"))]
     names = [re.split(" {2,}|│", line.strip("│ "))[0].strip() for line in rows]
-    assert names == techniques * 2
+    assert names == TECHNIQUES * 2
     assert max(map(len, ended.lines[:-2])) <= 80
     for line in rows[1:5]:
         assert " less " in line or " more " in line or "the same" in line
@@ -104,10 +107,7 @@ def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(profiling, "Step", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ended = call("profile", recipe, *BUCKET, "--device", "cuda", "--estimate", "--json")
-    assert ended.code == 0, ended.err
-    assert_nothing_but_progress(ended.err)
-    found = json.loads(ended.out)
+    found = read(profiled(call, recipe, *BUCKET, "--device", "cuda", "--estimate", "--json"))
     (only,) = found["profiles"]
     assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
     assert only["times"] is None
@@ -119,14 +119,13 @@ def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.M
 
 
 def test_without_text_the_longest_pairs_are_profiled(call: Call, recipe: Path) -> None:
-    words = ("data.max_length=9", "training.batch.size=3", "--estimate", "--json")
-    found = json.loads(call("profile", recipe, *words).out)
+    given = ("profile --estimate --json", recipe, "data.max_length=9")
+    found = read(call(*given, "training.batch.size=3"))
     assert found["shape"] == {"rows": 3, "source": 9, "target": 9}
     assert found["vocabulary"] == {"source": 50, "target": 50}
     assert "data.max_length, 9, on both sides" in found["notes"][0]
     assert "may take up to 12" in found["notes"][0]
-    words = ("data.max_length=9", "training.batch={type: word, size: 40}", "--estimate", "--json")
-    assert json.loads(call("profile", recipe, *words).out)["shape"]["rows"] == 4
+    assert read(call(*given, "training.batch={type: word, size: 40}"))["shape"]["rows"] == 4
 
 
 @pytest.mark.slow
@@ -134,19 +133,17 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
     recipe = write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
     store = ("data.max_length=9", f"data.prepared={tmp_path / 'store'}")
     given = ("profile", recipe, *store, "--estimate", "--json")
-    assert "not prepared" in json.loads(call(*given).out)["notes"][1]
+    assert "not prepared" in read(call(*given))["notes"][1]
     ended = call(*given, "--data-dir", text)
-    found = json.loads(ended.out)
+    found = read(ended)
     assert found["shape"] == {"rows": 4, "source": 8, "target": 8}  # six letters and the end, in fours
     assert found["vocabulary"] == {"source": 12, "target": 12}
     assert "largest batch of the text" in found["notes"][0]
     rows = call("profile", recipe, *store, "--fit", "300kB").lines
-    assert [line.split("│")[1:3] for line in rows if line.startswith("│")] == [
-        [f"{source:>7} ", f"{target:>7} "] for source, target in ((4, 4), (8, 8))
-    ]
+    assert [line.split("│")[1:3] for line in rows if line[0] == "│"] == [[f"{n:>7} "] * 2 for n in (4, 8)]
     # It is prepared now, and found without being told; but not by a recipe that cuts text in another way.
-    assert json.loads(call(*given).out)["vocabulary"] == {"source": 12, "target": 12}
-    other = json.loads(call(*given, "data.max_length=5").out)
+    assert read(call(*given))["vocabulary"] == {"source": 12, "target": 12}
+    other = read(call(*given, "data.max_length=5"))
     assert other["vocabulary"] == {"source": 50, "target": 50}
 
 
@@ -158,43 +155,40 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
         return verb.Fit(*bucket, 7, 1000)
 
     monkeypatch.setattr("econmt.estimate.fit.fit", fake)
-    ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare")
+    given = ("profile --fit 1GiB", recipe, "data.max_length=9")
+    ended = call(*given, "--compare")
     assert ended.code == 0
     assert asked == [(9, 9), (8, 8), (4, 4)] * 4
-    ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare", "--json")
-    techniques = json.loads(ended.out)["fit"]["techniques"]
+    techniques = read(call(*given, "--compare", "--json"))["fit"]["techniques"]
     assert tuple(techniques) == verb.FITTED
     assert all([row["source"] for row in rows] == [4, 8, 9] for rows in techniques.values())
-    asked.clear()
     assert not any("outside of PyTorch" in line for line in ended.lines)
-    ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--device", "cuda")
-    assert "679 MiB of the 1 GiB are assumed to be outside of PyTorch" in ended.out
+    outside = "679 MiB of the 1 GiB are assumed to be outside of PyTorch"
+    assert outside in call(*given, "--device", "cuda").out
     asked.clear()
-    call("profile", recipe, "data.max_length=100", "--fit", "1GiB")
-    assert len(asked) == 12
-    assert asked[0] == (100, 100)
-    assert asked[-1] == (4, 4)
+    call(*given, "data.max_length=100")
+    assert (len(asked), asked[0], asked[-1]) == (12, (100, 100), (4, 4))
 
 
 def test_one_of_several_ranks_has_its_rows_and_its_share(call: Call, recipe: Path) -> None:
     alone, shared = (
-        json.loads(call("profile", recipe, *BUCKET, "--estimate", "--json", *more).out)
+        read(call("profile", recipe, *BUCKET, "--estimate", "--json", *more))
         for more in ((), ("--processes", 4, "parallel.shard_optimizer=true"))
     )
     assert shared["shape"]["rows"] == 2
     assert "Of one of 4 ranks, which has 2 of the 8 rows." in shared["notes"]
-    state = {}
-    for name, found in (("alone", alone), ("shared", shared)):
-        entries = found["profiles"][0]["ledger"]["entries"]
-        state[name] = sum(each["bytes"] for each in entries if each["category"] == "optimizer state")
-    assert 0.25 * state["alone"] < state["shared"] < 0.5 * state["alone"]
+    whole, share = (
+        sum(each["bytes"] for each in ledger["entries"] if each["category"] == "optimizer state")
+        for ledger in (found["profiles"][0]["ledger"] for found in (alone, shared))
+    )
+    assert 0.25 * whole < share < 0.5 * whole
     assert {each["rank"] for each in shared["ranks"]} >= {"rank 3 of 4"}
 
 
 @pytest.mark.slow
 def test_the_largest_batch_is_that_of_all_ranks(call: Call, recipe: Path) -> None:
     rows = [
-        json.loads(call("profile", recipe, *BUCKET[:2], "--fit", "1MB", "--json", *more).out)["fit"]
+        read(call("profile", recipe, *BUCKET[:2], "--fit", "1MB", "--json", *more))["fit"]
         for more in ((), ("--processes", 4))
     ]
     one, four = (found["techniques"]["as in the recipe"][0]["rows"] for found in rows)
@@ -203,20 +197,18 @@ def test_the_largest_batch_is_that_of_all_ranks(call: Call, recipe: Path) -> Non
 
 def test_every_stage_of_a_pipeline_is_told(call: Call, recipe: Path) -> None:
     deep = ("model.encoder.layers=2", "model.decoder.layers=2", "model.decoder.input_feeding=false")
-    ended = call("profile", recipe, *BUCKET, *deep, "parallel.pipeline=2")
+    deep = (*deep, "parallel.pipeline=2")
+    ended = call("profile", recipe, *BUCKET, *deep)
     assert ended.code == 0, ended.err
     assert max(map(len, ended.lines)) <= 80
     assert "what each rank holds at its peak" in ended.out
     assert re.search(r"target tokens, rank [01] of 2\)", ended.out)
     assert [line.split()[0] for line in ended.lines if re.match(r" +[01] ", line)] == ["0", "1"]
-    assert call("profile", recipe, *BUCKET, *deep, "parallel.pipeline=2", "--processes", 3).err == (
+    assert call("profile --processes 3", recipe, *BUCKET, *deep).err == (
         "econmt: error: parallel.pipeline 2: 3 processes cannot be divided into pipelines of 2; use --processes 2, or "
         "a multiple of it, or parallel.pipeline=1\n"
     )
-    assert (
-        "leave out --measure and --trace"
-        in call("profile", recipe, *deep, "parallel.pipeline=2", "--measure").err
-    )
+    assert "leave out --measure and --trace" in call("profile --measure", recipe, *deep).err
 
 
 def test_nothing_to_trace_where_no_step_fits(
@@ -226,14 +218,20 @@ def test_nothing_to_trace_where_no_step_fits(
     ended = call("profile", recipe, *BUCKET)
     assert ended.code == 0
     assert "Bytes: estimated with fake tensors; no step fits the free memory." in ended.lines
-    ended = call("profile", recipe, *BUCKET, "--trace", tmp_path / "t.json")
-    assert ended.code == 2
-    assert "there is no step to trace" in ended.err
+    refused(call("profile", recipe, *BUCKET, "--trace", tmp_path / "t.json"), "there is no step to trace")
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_what_is_measured_is_printed_when_the_user_interrupts(
-    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+@pytest.mark.parametrize(
+    ("fault", "as_json"),
+    [
+        (KeyboardInterrupt(), False),
+        (KeyboardInterrupt(), True),
+        pytest.param(AssertionError("no value for symbol s23"), False, marks=pytest.mark.thorough),
+        (AssertionError("no value for symbol s23"), True),
+    ],
+)
+def test_what_was_measured_is_printed_when_the_user_interrupts_or_a_technique_fails(
+    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, as_json: bool
 ) -> None:
     """Rows appear on standard error as they are measured; an interrupt before the first ends without a table."""
     real = profiling.Step.measure
@@ -241,31 +239,37 @@ def test_what_is_measured_is_printed_when_the_user_interrupts(
 
     def measure(step: profiling.Step) -> Ledger:
         if len(measured) == most:
-            raise KeyboardInterrupt
+            raise fault
         measured.append(real(step))
         return measured[-1]
 
     monkeypatch.setattr(profiling.Step, "measure", measure)
-    most = 2
+    stopped = isinstance(fault, KeyboardInterrupt)
+    most = 2 if stopped else 6
     ended = call("profile", recipe, *BUCKET, "--compare", "--measure", *(["--json"] if as_json else []))
-    assert ended.code == 130
     told = [line for line in ended.err.splitlines() if ": stash " in line]
-    assert [line.split(": ")[1] for line in told] == ["reference", "+ decoder"]
+    assert [line.split(": ")[1] for line in told] == TECHNIQUES[:most]
     assert f"peak {format_bytes(measured[0].peak)}, " in told[0]
     note = "Interrupted; these are the figures until then."
+    if not stopped:
+        note = f"Not measured: {TECHNIQUES[most]} (AssertionError: {fault})."
+        bug = f"econmt: error: this is a bug in econmt: AssertionError: {fault}"
+        assert ended.err.splitlines()[-1].startswith(bug)
+    assert ended.code == (130 if stopped else 70)
     if as_json:
-        found = json.loads(ended.out)
-        peaks = [each["ledger"]["peak_bytes"] for each in found["profiles"]]
-        assert peaks == [ledger.peak for ledger in measured]
+        found = read(ended)
+        peaks = [(each["technique"], each["ledger"]["peak_bytes"]) for each in found["profiles"]]
+        assert peaks == [(name, ledger.peak) for name, ledger in zip(TECHNIQUES, measured, strict=False)]
         assert note in found["notes"]
     else:
         assert note in ended.lines
-        assert len([line for line in ended.lines if line.startswith("+ decoder ")]) == 2
-        assert not [line for line in ended.lines if line.startswith("+ encoder")]
+        assert len([line for line in ended.lines if line.startswith(f"{TECHNIQUES[most - 1]} ")]) == 2
+        assert not [line for line in ended.lines if line.startswith(TECHNIQUES[most])]
     most = 0
     measured.clear()
-    ended = call("profile", recipe, *BUCKET, "--compare", "--measure")
-    assert (ended.code, ended.out) == (130, "")
+    if stopped:
+        ended = call("profile", recipe, *BUCKET, "--compare", "--measure")
+        assert (ended.code, ended.out) == (130, "")
 
 
 def test_compiled_techniques_on_request(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +280,8 @@ def test_compiled_techniques_on_request(call: Call, recipe: Path, monkeypatch: p
         return [Technique("reference", Implementations.definitions(), NAMED["float32"])]
 
     monkeypatch.setattr(verb, "techniques", techniques)
-    for given in ((), ("ops.output=compiled",), ("ops.output=compiled", "--estimate")):
-        assert call("profile", recipe, *BUCKET, "--compare", *given).code == 0
+    for given in ("", "ops.output=compiled", "ops.output=compiled --estimate"):
+        assert call("profile --compare", recipe, *BUCKET, *given.split()).code == 0
     assert asked == [False, True, False]
 
 
@@ -288,36 +292,6 @@ def test_one_batch_has_one_peak(call: Call, recipe: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows // 4)
     part = call("profile", recipe, *BUCKET)
     assert "Times: measured with 2 of 8 rows" in " ".join(part.out.split())
-
-
-@pytest.mark.parametrize("as_json", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_techniques_that_were_measured_are_printed_when_another_fails(
-    call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
-) -> None:
-    real = profiling.Step.measure
-
-    def measure(step: profiling.Step) -> Ledger:
-        bfloat16 = step.training.precision.dtype == torch.bfloat16
-        if bfloat16 and step.training.implementations != Implementations.definitions():
-            raise AssertionError("no value for symbol s23")
-        return real(step)
-
-    monkeypatch.setattr(profiling.Step, "measure", measure)
-    ended = call("profile", recipe, *BUCKET, "--compare", "--measure", *(["--json"] if as_json else []))
-    assert ended.code == 70
-    assert ended.err.splitlines()[-1].startswith(
-        "econmt: error: this is a bug in econmt: AssertionError: no value for symbol s23"
-    )
-    note = "Not measured: all, bfloat16 (AssertionError: no value for symbol s23)."
-    if as_json:
-        found = json.loads(ended.out)
-        names = [each["technique"] for each in found["profiles"]]
-        assert names == ["reference", "+ decoder", "+ encoder", "+ output", "all", "reference, bfloat16"]
-        assert note in found["notes"]
-    else:
-        assert note in ended.lines
-        assert [line for line in ended.lines if line.startswith("reference ")]
-        assert not [line for line in ended.lines if line.startswith("all, bfloat16")]
 
 
 _OF_A_TEST = {
@@ -371,3 +345,20 @@ def check_estimate(call: Call, name: str, overrides: list[str], batch: int) -> N
     assert (one["ops"], one["precision"]) == (other["ops"], other["precision"])
     most, peak = (each["ledger"]["peak_bytes"] for each in (one, other))
     assert 0.98 * peak <= most <= 1.1 * peak
+
+
+def test_what_changed_between_two_profiles_or_accounts(call: Call, tmp_path: Path) -> None:
+    def written(name: str, entries: list[tuple[str, str, int]]) -> Path:
+        rows = [{"category": category, "layer": layer, "bytes": size} for category, layer, size in entries]
+        (tmp_path / name).write_text(json.dumps({"ledger": {"entries": rows}}))
+        return tmp_path / name
+
+    one = written("a.json", [("weights", "head", 4_000), ("workspace", "other", 500)])
+    two = written("b.json", [("weights", "head", 9_000), ("feature maps", "body", 700)])
+    ended = call("profile", "--diff", one, two)
+    assert ended.code == 0, ended.err
+    cells = [" ".join(re.sub("[│┃]", " ", line).split()) for line in ended.lines]
+    assert "head weights 4.0 kB 9.0 kB +5.0 kB" in cells
+    assert "outside of modules workspace 500 B 0 B -500 B" in cells
+    assert "all 4.5 kB 9.7 kB +5.2 kB" in cells
+    assert "No such file" in call("profile", "--diff", one, tmp_path / "c.json").err

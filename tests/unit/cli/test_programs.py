@@ -19,24 +19,21 @@ from econmt.decoding.translator import Translator
 from econmt.options.search_options import WordLists
 
 
-def test_a_saved_model_is_described_without_loading_it(word_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(word_model, folder)
-    saved, model = SavedModel(folder), econmt.load(folder)
+def test_a_saved_model_is_described_without_loading_it(copy: Path) -> None:
+    saved, model = SavedModel(copy), econmt.load(copy)
     assert saved.languages == model.languages == ("src", "trg")
-    assert saved.recipe is not None
     assert saved.recipe.name == model.recipe.name
-    assert saved.size == (folder / "params.best.safetensors").stat().st_size
+    assert saved.size == (copy / "params.best.safetensors").stat().st_size
     assert saved.metrics["update"] > 0
     assert saved.metrics["bleu"] >= 0.0
     before = saved.version
-    assert before == SavedModel(folder).version
-    shutil.copyfile(folder / "params.best.safetensors", folder / "other")
-    (folder / "other").replace(folder / "params.best.safetensors")
+    assert before == SavedModel(copy).version
+    shutil.copyfile(copy / "params.best.safetensors", copy / "other")
+    (copy / "other").replace(copy / "params.best.safetensors")
     assert saved.version != before
-    (folder / "metrics.tsv").unlink()
+    (copy / "metrics.tsv").unlink()
     assert set(saved.metrics) == {"update"}
-    (folder / "params.best.safetensors").unlink()
+    (copy / "params.best.safetensors").unlink()
     assert saved.version is None
     with pytest.raises(InputError, match=r"params\.best|no checkpoint"):
         _ = saved.size
@@ -70,7 +67,6 @@ def test_word_lists_are_read(tmp_path: Path) -> None:
     (tmp_path / "avoid").write_text("A\n\nB C\n", encoding="utf-8")
     (tmp_path / "terms").write_text("a = B\n", encoding="utf-8")
     avoid, glossary = WordLists(tmp_path / "avoid", tmp_path / "terms").read()
-    assert glossary is not None
     assert (avoid, glossary.terms) == (("A", "B C"), {"a": "B"})
 
 
@@ -93,7 +89,6 @@ def test_a_translator_divides_lines_by_a_given_function(word_model: Path) -> Non
 def test_the_example_of_a_command_runs(word_model: Path) -> None:
     text = str(commands.__doc__)
     example = re.search(r"it::\n\n(.*?)\n\n``", text, re.DOTALL)
-    assert example is not None
     code, _, last = textwrap.dedent(example[1]).rpartition("\n")
     assert last == "typer.run(with_option_groups(shout))"
     names = {**vars(commands), "Path": Path}

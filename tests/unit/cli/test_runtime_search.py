@@ -17,6 +17,7 @@ from econmt_runtime.text import BOS, EOS
 
 WORDS = 6  # four special ones, of which <unk> can be translated, and two
 TRANSLATED = [1, 4, 5]
+Scored = tuple[float, tuple[int, ...]]
 
 
 class TableState(NamedTuple):
@@ -81,17 +82,14 @@ def test_a_beam_that_holds_all_translations_finds_the_best(nbest: int, alpha: fl
             best = sorted(every, key=lambda ids: -scores[ids])[:nbest]
             assert [tuple(each.ids) for each in found] == best
             assert [each.score for each in found] == pytest.approx([scores[ids] for ids in best], abs=1e-5)
-            assert [each.log_probability for each in found] == pytest.approx(
-                [likely[ids] for ids in best], abs=1e-5
-            )
+            log_probabilities = pytest.approx([likely[ids] for ids in best], abs=1e-5)
+            assert [each.log_probability for each in found] == log_probabilities
 
 
-def naive(
-    model: TableModel, sentence: int, limit: int, options: Options
-) -> list[tuple[float, tuple[int, ...]]]:
+def naive(model: TableModel, sentence: int, limit: int, options: Options) -> list[Scored]:
     """Beam search by its definition: K continuations a step, of which finished ones give up their place."""
-    rows: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    ended: list[tuple[float, tuple[int, ...]]] = []
+    rows: list[Scored] = [(0.0, ())]
+    ended: list[Scored] = []
     free = options.beam_size
     for position in range(1, limit + 2):
         grown: list[tuple[float, tuple[int, ...], int]] = []

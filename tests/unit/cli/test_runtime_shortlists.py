@@ -14,7 +14,7 @@ from econmt.export.runtime import export_runtime
 from econmt_runtime.arrays import Table
 from econmt_runtime.text import EOS
 from econmt_runtime.translator import RuntimeTranslator
-from tests.ops.test_native import LEVELS, Use, use  # noqa: F401
+from tests.ops.test_native import LEVELS, Use
 from tests.unit.cli.test_runtime import random_model
 
 LINES = ["a b c", "h g", "d d d e a b c h g f e d c b a", "b", "e f a", "g c"]
@@ -41,19 +41,14 @@ def load(made: Path, beam: int) -> RuntimeTranslator:
     return translator
 
 
-def load_with_lexicon(made: Path, beam: int) -> RuntimeTranslator:
-    """Loads a runtime with a lexicon of three words for each source word, and of all words for "h"."""
+@pytest.mark.parametrize("beam", [1, 3])
+def test_translations_are_those_of_an_output_layer_without_the_other_words(made: Path, beam: int) -> None:
     translator = load(made, beam)
+    # Three words for each source word, and all words for "h".
     few = np.random.default_rng(1).integers(0, translator._size, (translator._source.size, 3))
     few[:4] = 0
     translator._lexicon = np.resize(few.T, (translator._size, len(few))).T.copy()
     translator._lexicon[translator._encode(["h g"], 1)[0][0]] = np.arange(translator._size)
-    return translator
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_translations_are_those_of_an_output_layer_without_the_other_words(made: Path, beam: int) -> None:
-    translator = load_with_lexicon(made, beam)
     lists = [translator._allowed(np.array([[*ids, EOS]])) for ids in translator._encode(LINES, 1)]
     counts = [int(allowed.sum()) for allowed in lists if allowed is not None]
     assert len(set(counts)) > 3
@@ -61,7 +56,6 @@ def test_translations_are_those_of_an_output_layer_without_the_other_words(made:
     together = translator.translate(LINES)
     for line, allowed, found in zip(LINES, lists, together, strict=True):
         whole = load(made, beam)
-        assert allowed is not None
         whole._model._output_bias = np.where(allowed[0], whole._model._output_bias, np.float32(-math.inf))
         expected = whole.translate([line])[0]
         assert [entry.text for entry in found.nbest] == [entry.text for entry in expected.nbest]
@@ -70,7 +64,7 @@ def test_translations_are_those_of_an_output_layer_without_the_other_words(made:
     assert len({each.text for each in together}) > 4
 
 
-def test_logits_are_those_of_float64(made: Path, use: Use) -> None:  # noqa: F811
+def test_logits_are_those_of_float64(made: Path, use: Use) -> None:
     random = np.random.default_rng(2)
     weight, bias = random.normal(size=(77, 66)).astype(np.float32), random.normal(size=77).astype(np.float32)
     left, steps = random.normal(size=(6, 66)).astype(np.float32), None
@@ -89,7 +83,6 @@ def test_logits_are_those_of_float64(made: Path, use: Use) -> None:  # noqa: F81
     for level in LEVELS:
         use(level)
         output = model.output_layer(allowed)
-        assert output.words is not None
         assert output.size == 77
         found = output.product(left, owners)
         assert found.shape == (6, 77)

@@ -22,36 +22,29 @@ from econmt_serve.command import _proxies
 from econmt_serve.server import Server
 from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.serving.conftest import folder as folder
 
 
 def test_what_cannot_be_served_is_told(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = call("serve", "-m", tmp_path / "nosuch", "--port", 0)
-    assert missing.code == 2
-    assert missing.err.startswith(f"econmt: error: {tmp_path / 'nosuch'}: no such model folder")
-    (tmp_path / "keys").write_text("\n")
-    empty = call("serve", "-m", tmp_path, "--port", 0, "--api-keys", tmp_path / "keys")
-    assert (empty.code, empty.err.count("\n")) == (2, 1)
-    assert "no key in it" in empty.err
+    missing, keys = tmp_path / "nosuch", tmp_path / "keys"
+    refused(call("serve --port 0 -m", missing), f"{missing}: no such model folder")
+    keys.write_text("\n")
+    refused(call("serve --port 0 -m", tmp_path, "--api-keys", keys), "no key in it")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        taken = call("serve", "-m", tmp_path, "--port", port)
-    assert taken.code == 2
-    assert f"127.0.0.1:{port} cannot be listened on (Address already in use); give another" in taken.err
+        taken = call("serve -m", tmp_path, "--port", port)
+    refused(taken, f"127.0.0.1:{port} cannot be listened on (Address already in use); give another")
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else real(name))
-    lacking = call("serve", "-m", tmp_path)
-    assert (
-        lacking.err
-        == "econmt: error: econmt serve needs the package uvicorn; pip install starlette uvicorn prometheus-client\n"
-    )
+    lacking = "econmt serve needs the package uvicorn; pip install starlette uvicorn prometheus-client"
+    assert call("serve -m", tmp_path).err == f"econmt: error: {lacking}\n"
 
 
 @pytest.mark.parametrize("given", ["nonsense", "*", "10.0.0.1/8", "127.0.0.1, x" * 1000])
 def test_proxies_are_addresses_or_networks(call: Call, tmp_path: Path, given: str) -> None:
-    said = call("serve", "-m", tmp_path, "--port", 0, "--forwarded-allow-ips", given)
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert said.err.startswith("econmt: error: --forwarded-allow-ips: '")
+    said = call("serve --port 0 -m", tmp_path, "--forwarded-allow-ips", given)
+    refused(said, "econmt: error: --forwarded-allow-ips: '")
     assert said.err.endswith("' is no address and no network; name the proxies, as 127.0.0.1 or 10.0.0.0/8\n")
 
 
@@ -68,7 +61,6 @@ def test_proxies_of_ipv4_are_known_by_a_socket_of_ipv6() -> None:
 def test_the_documented_unit_is_one(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     found = re.search(r"```ini\n(.*?)```", text, re.DOTALL)
-    assert found is not None
     assert "--api-keys ${CREDENTIALS_DIRECTORY}/keys" in found[1]
     assert "\nLoadCredential=keys:/" in found[1]
     unit = tmp_path / "econmt.service"
@@ -112,14 +104,14 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
 
 
 @pytest.mark.parametrize(
-    ("refused", "said"),
+    ("count", "said"),
     [(0, "all requests are answered"), (1, "1 request was refused"), (2, "2 requests were refused")],
 )
 def test_its_last_line_tells_what_it_refused(
-    call: Call, folder: Path, refused: int, said: str, monkeypatch: pytest.MonkeyPatch
+    call: Call, folder: Path, count: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Server, "run", lambda server, _: setattr(server._service, "refused", refused))
-    ended = call("serve", "-m", folder, "--port", 0)
+    monkeypatch.setattr(Server, "run", lambda server, _: setattr(server._service, "refused", count))
+    ended = call("serve --port 0 -m", folder)
     assert (ended.code, ended.err.splitlines()[-1]) == (0, f"econmt: stopped; {said}")
 
 
@@ -128,27 +120,10 @@ def test_its_last_line_tells_what_it_refused(
     ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]
 )
 def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Signals, code: int) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "econmt",
-            "serve",
-            "-m",
-            folder,
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            "--wait-ms",
-            "1000",
-        ],
-        env=econmt_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    options = ["--port", "0", "--threads", "1", "--wait-ms", "1000"]
+    command = [sys.executable, "-m", "econmt", "serve", "-m", folder, *options]
+    process = subprocess.Popen(command, env=econmt_environment(), stderr=subprocess.PIPE, text=True)
     with process:
-        assert process.stderr is not None
         line = process.stderr.readline()
         found = re.fullmatch(r"econmt: listening on http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends\)\n", line)
         if found is None:
@@ -158,9 +133,8 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
 
         def ask() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
-            connection.request(
-                "POST", "/translate", json.dumps({"q": "a b c\nd e"}), {"Content-Type": "application/json"}
-            )
+            body = json.dumps({"q": "a b c\nd e"})
+            connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
             asked.set()
             response = connection.getresponse()
             answers.append((response.status, json.loads(response.read())["translatedText"]))

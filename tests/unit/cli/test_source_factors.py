@@ -19,7 +19,7 @@ from econmt.model import TranslationModel
 from econmt_serve.models import Served
 from econmt_serve.settings import Settings
 from tests.unit.cli.conftest import Call
-from tests.unit.training.tiny import Run, snapshot
+from tests.unit.training.tiny import Run, assert_parts_are_the_whole
 
 TASK = (
     "data.source_factors=[case]",
@@ -40,10 +40,8 @@ def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Letters, of which the factor alone says whether their translation is a capital or has a 2 behind it."""
     folder, draw = tmp_path_factory.mktemp("factors"), random.Random(3)
     for name, count in (("train", 200), ("valid", 20)):
-        rows = [
-            [(draw.choice("abcdef"), draw.choice("ud")) for _ in range(draw.randint(1, 3))]
-            for _ in range(count)
-        ]
+        sizes = (draw.randint(1, 3) for _ in range(count))
+        rows = [[(draw.choice("abcdef"), draw.choice("ud")) for _ in range(size)] for size in sizes]
         columns = {
             "src": [" ".join(letter for letter, _ in row) for row in rows],
             "case": [" ".join(factor for _, factor in row) for row in rows],
@@ -57,8 +55,7 @@ def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(factored_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = ("training.max_updates=100", "training.checkpoint_interval=100", "training.decode_and_evaluate=0")
-    run = Run(factored_text, tmp_path_factory.mktemp("factored") / "run", (*TASK, *CONCAT, *more))
-    run.train()
+    run = Run(factored_text, tmp_path_factory.mktemp("factored") / "run", (*TASK, *CONCAT, *more)).trained()
     return run.folder.path
 
 
@@ -78,14 +75,11 @@ def test_a_translation_has_the_score_that_scoring_gives(
     factors = ["--source-factors", factored_text / "valid.case", "--precision", "float32"]
     scored = [float(line) for line in call("score", "-m", model, *given, *factors).lines]
     assert scored == pytest.approx([answer["log_probability"] for answer in answers], abs=1e-4)
-    rows = zip(
-        *((factored_text / f"valid.{name}").read_text().split("\n") for name in ("src", "case")), strict=True
-    )
-    lines = "".join(
-        json.dumps({"text": text, "factors": [case]}) + "\n" if text else "\n" for text, case in rows
-    )
+    columns = ((factored_text / f"valid.{name}").read_text().splitlines() for name in ("src", "case"))
+    rows = zip(*columns, strict=True)
+    lines = "".join(json.dumps({"text": text, "factors": [case]}) + "\n" for text, case in rows)
     inside = call("translate", "-m", model, "--json-input", "--precision", "float32", text=lines)
-    assert [line for line in inside.lines if line] == [answer["translation"] for answer in answers]
+    assert inside.lines == [answer["translation"] for answer in answers]
 
 
 def test_from_python(model: Path) -> None:
@@ -107,69 +101,64 @@ def test_from_python(model: Path) -> None:
 def test_factors_that_do_not_fit(
     call: Call, model: Path, word_model: Path, factored_text: Path, files: list[object], tmp_path: Path
 ) -> None:
-    def refused(*arguments: object, text: str = "") -> str:
-        ended = call(*arguments, text=text)
-        assert ended.code != 0
-        return ended.err.splitlines()[-1]
-
     source = factored_text / "valid.src"
     lines = (factored_text / "valid.case").read_text().splitlines()
     words = source.read_text().splitlines()[3].split()
-    wrong, short, long = (tmp_path / name for name in ("wrong", "short", "long"))
-    wrong.write_text("\n".join([*lines[:3], "u " * 5, *lines[4:]]) + "\n")
-    short.write_text("\n".join(lines[:4]) + "\n")
-    long.write_text("\n".join([*lines, "u"]) + "\n")
-    count = f"5 source factors for {len(words)} word{'s' if len(words) != 1 else ''} of {source}:4; give one for each"
-    assert f"{wrong}:4: {count}" in refused("translate", "-m", model, "-i", source, "--input-factors", wrong)
-    score = ("score", "-m", model, "-s", source, "-t", factored_text / "valid.trg", "--source-factors")
-    assert f"{wrong}:4: {count}" in refused(*score, wrong)
-    for command in (("translate", "-m", model, "-i", source, "--input-factors"), score):
-        assert f"{short} has 4 lines, and {source} has more" in refused(*command, short)
-        assert f"{long} has more than the 20 lines of {source}" in refused(*command, long)
-    unknown = tmp_path / "unknown"
-    unknown.write_text(re.sub(r"[^ \n]+", "other", "\n".join(lines)) + "\n")
-    for command in (("translate", "-m", model, "-i", source, "--input-factors"), score):
+    files_of = {
+        "wrong": [*lines[:3], "u " * 5, *lines[4:]],
+        "short": lines[:4],
+        "long": [*lines, "u"],
+        "unknown": [re.sub(r"[^ ]+", "other", line) for line in lines],
+    }
+    for name, content in files_of.items():
+        (tmp_path / name).write_text("\n".join(content) + "\n")
+    wrong, short, long, unknown = (tmp_path / name for name in files_of)
+    translate = ("translate -m", model, "-i", source, "--input-factors")
+    score = ("score -m", model, "-s", source, "-t", factored_text / "valid.trg", "--source-factors")
+    plural = "s" if len(words) != 1 else ""
+    count = f"5 source factors for {len(words)} word{plural} of {source}:4; give one for each"
+    given = json.dumps({"text": "a b", "factors": ["u"]})
+    other = "the model expects no source factors, and the number of files given is 1; leave"
+    json_input = ("translate --json-input -m", model)
+    none = "expects source factors (case), and the number of files given is 0; give --inp"
+    few = "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1"
+    cases: list[tuple[tuple[object, ...], str, str]] = [
+        (("translate -m", model), "", none),
+        (score[:-1], "", "give --source-factors FILE"),
+        (("translate -m", word_model, *files), "", other),
+        (json_input, given, few),
+        (json_input, '{"text": "a"}', "0 streams of source factors, but the model has 1"),
+        (("translate --json-input -m", word_model), given, "the model has none"),
+        ((*json_input, *files[2:]), given, "have their own"),
+    ]
+    for command in (translate, score):
+        cases += [
+            ((*command, wrong), "", f"{wrong}:4: {count}"),
+            ((*command, short), "", f"{short} has 4 lines, and {source} has more"),
+            ((*command, long), "", f"{long} has more than the 20 lines of {source}"),
+        ]
         doubt = f"warning: {unknown}:1: the model's stream 1 of source factors knows none of its tokens"
         assert doubt in call(*command, unknown).err
-    missing = refused("translate", "-m", model, text="a\n")
-    assert (
-        "the model expects source factors (case), and the number of files given is 0; give --input-factors"
-        in missing
-    )
-    assert "give --source-factors FILE" in refused(*score[:-1])
-    assert "the model expects no source factors, and the number of files given is 1; leave" in refused(
-        "translate", "-m", word_model, *files
-    )
-    given = json.dumps({"text": "a b", "factors": ["u"]})
-    assert "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1" in refused(
-        "translate", "-m", model, "--json-input", text=given
-    )
-    assert "0 streams of source factors, but the model has 1" in refused(
-        "translate", "-m", model, "--json-input", text='{"text": "a"}'
-    )
-    assert "the model has none" in refused("translate", "-m", word_model, "--json-input", text=given)
-    assert "have their own" in refused("translate", "-m", model, "--json-input", *files[2:])
+    for command, text, message in cases:
+        ended = call(*command, text=text)
+        assert ended.code != 0
+        assert message in ended.err.splitlines()[-1]
 
 
 def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: Path) -> None:
     assert "factors      concat: 6 of width 4" in call("info", model).lines
-    assert (
-        "the runtime does not support data.source_factors"
-        in call("export", model, tmp_path / "runtime", "--runtime").err
-    )
+    ended = call("export --runtime", model, tmp_path / "runtime")
+    assert "the runtime does not support data.source_factors" in ended.err
     with pytest.raises(InputError, match="reads source factors, which no request to a server has"):
         Served([model], Settings())
-    for command in (
-        ("export", model, tmp_path / "lean"),
-        ("quantize", "-m", model, "-o", tmp_path / "small"),
-    ):
+    lean, small = tmp_path / "lean", tmp_path / "small"
+    for folder, command in ((lean, ("export", model, lean)), (small, ("quantize -m", model, "-o", small))):
         assert call(*command).code == 0
-        folder = command[-1]
-        assert (Path(str(folder)) / "vocab.factor1.txt").is_file()
+        assert (folder / "vocab.factor1.txt").is_file()
         line = '{"text": "a c", "factors": ["u d"]}'
         assert call("translate", "-m", folder, "--json-input", text=line).lines == ["A c2"]
-    (tmp_path / "lean" / "vocab.factor1.txt").unlink()
-    assert "vocabulary" in call("translate", "-m", tmp_path / "lean", text="a").err
+    (lean / "vocab.factor1.txt").unlink()
+    assert "vocabulary" in call("translate -m", lean, text="a").err
 
 
 @pytest.mark.parametrize(
@@ -178,17 +167,13 @@ def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: P
 def test_a_run_goes_on_after_a_stop(factored_text: Path, tmp_path: Path, combine: tuple[str, ...]) -> None:
     text = Path(shutil.copytree(factored_text, tmp_path / "text"))
 
-    def run(name: str, updates: int) -> Run:
-        more = ("model.dropout=0.2", f"training.max_updates={updates}", "training.checkpoint_interval=2")
-        return Run(text, tmp_path / name, (*TASK, *combine, *more))
+    def make_run(*more: str, name: str) -> Run:
+        return Run(text, tmp_path / name, (*TASK, *combine, "model.dropout=0.2", *more))
 
-    run("whole", 4).train()
-    run("parts", 2).train()
-    run("parts", 4).train()
-    assert snapshot(run("whole", 4).folder) == snapshot(run("parts", 4).folder)
+    assert_parts_are_the_whole(make_run, ends=(2, 4))
     (text / "train.case").write_text((text / "train.case").read_text().replace("u", "x", 1))
     with pytest.raises(InputError, match=r"vocab\.factor1\.txt: the run began with another vocabulary"):
-        run("parts", 6).train()
+        make_run("training.max_updates=6", name="parts").train()
 
 
 def test_tuning_with_other_factors_takes_over_the_rows_of_those_that_stay(
@@ -202,10 +187,8 @@ def test_tuning_with_other_factors_takes_over_the_rows_of_those_that_stay(
     assert isinstance(trainer.model, TranslationModel)
     before = econmt.load(model, device="cpu").models[0].source_factor_embeddings[0].weight
     after = trainer.model.source_factor_embeddings[0].weight
-    theirs, ours = (
-        [*load_vocabularies(folder).factors[0].tokens(range(size))]
-        for folder, size in ((model, len(before)), (text / "prepared", len(after)))
-    )
+    folders = (model, len(before)), (text / "prepared", len(after))
+    theirs, ours = ([*load_vocabularies(each).factors[0].tokens(range(size))] for each, size in folders)
     assert len(after) == len(before) + 3
     for token in ("u", "d"):
         assert torch.equal(after[ours.index(token)], before[theirs.index(token)])

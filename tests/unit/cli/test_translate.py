@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,32 +51,17 @@ def test_files_in_and_out(call: Call, word_model: Path, tmp_path: Path) -> None:
 
 
 def test_lines_without_translation_count_no_tokens(call: Call, word_model: Path) -> None:
-    ended = call(
-        "translate", "-m", word_model, "--long-lines", "skip", "--max-input-length", 2, text="\na b c\n"
-    )
+    ended = call("translate --long-lines skip --max-input-length 2 -m", word_model, text="\na b c\n")
     assert ended.out == "\n\n"
     assert "2 lines, 0 target tokens in" in ended.err
     assert "econmt: 1 line, 0 target tokens in" in call("translate", "-m", word_model, text="\n").err
 
 
-def test_attention_is_a_distribution_over_the_source(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_attention_is_drawn(call: Call, word_model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
-    ended = call(
-        "translate",
-        "-m",
-        word_model,
-        "--output-type",
-        "attention",
-        "--attention-picture",
-        picture,
-        text="\na b c\n",
-    )
-    blank, found = (json.loads(line) for line in ended.lines)
-    assert blank["attention"] == []
-    assert len(found["attention"]) == len(found["tokens"]) + 1
-    for row in found["attention"]:
-        assert len(row) == 4
-        assert sum(row) == pytest.approx(1.0, abs=1e-4)
+    options = ("--output-type", "attention", "--attention-picture", picture)
+    ended = call("translate -m", word_model, *options, text="\na b c\n")
+    assert [bool(json.loads(line)["attention"]) for line in ended.lines] == [False, True]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -120,9 +104,8 @@ def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path,
     failure(call("translate", "-m", word_model, text=b"a\0b\n"), "standard input:1", "NUL")
     (tmp_path / "in").write_bytes(b"a\nb\xc3\n")
     (tmp_path / "out").write_text("old")
-    failure(
-        call("translate", "-m", word_model, "-i", tmp_path / "in", "-o", tmp_path / "out"), "in:2", "UTF-8"
-    )
+    ended = call("translate -m", word_model, "-i", tmp_path / "in", "-o", tmp_path / "out")
+    failure(ended, "in:2", "UTF-8")
     assert (tmp_path / "out").read_text() == "old"  # nothing of the chunk was translated
 
 
@@ -134,25 +117,16 @@ def test_several_translations_are_listed_as_moses_does(call: Call, word_model: P
     objects = call(*several, "--output-type", "json", text=text).lines
     found = [json.loads(line)["nbest"] for line in objects]
     assert [row[1] for row in rows if row[0] == "0"] == [each["translation"] for each in found[0]]
-    assert float(rows[0][2].removeprefix("logprob= ")) == pytest.approx(
-        found[0][0]["log_probability"], abs=1e-5
-    )
-    assert float(rows[0][3]) == pytest.approx(found[0][0]["score"], abs=1e-5)
+    likely, score = float(rows[0][2].removeprefix("logprob= ")), float(rows[0][3])
+    assert likely == pytest.approx(found[0][0]["log_probability"], abs=1e-5)
+    assert score == pytest.approx(found[0][0]["score"], abs=1e-5)
     assert rows[2][1:] == ["", "logprob= 0.000000", "0.000000"]
 
 
 def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Path) -> None:
     command = [sys.executable, "-m", "econmt", "translate", "-m", str(word_model), "--threads", "1"]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=econmt_environment(),
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=econmt_environment(), **pipes) as process:
         # The answer comes while the input is still open.
         for line in (b"a b\n", b"c d\n"):
             process.stdin.write(line)
@@ -172,9 +146,7 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
 
 @pytest.mark.slow
 def test_a_word_of_a_megabyte_is_not_even_cut_into_tokens(call: Call, subword_model: Path) -> None:
-    ended = call(
-        "translate", "-m", subword_model, "--max-input-length", "3", text="a" * 1_000_000 + "\na b\n"
-    )
+    ended = call("translate --max-input-length 3 -m", subword_model, text="a" * 1_000_000 + "\na b\n")
     assert ended.code == 0
     assert len(ended.lines) == 2
     assert "standard input:1: 1,000,000 characters, more than a source of 3 tokens may have" in ended.err
@@ -189,14 +161,12 @@ def test_a_pipe_of_a_shell_is_read(call: Call, word_model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "params.best.safetensors", "vocab.source.txt"])
-def test_a_pipe_in_a_model_folder_is_refused(call: Call, word_model: Path, tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(word_model, folder)
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    ended = call("translate", "-m", folder, text="a\n")
+def test_a_pipe_in_a_model_folder_is_refused(call: Call, copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    ended = call("translate", "-m", copy, text="a\n")
     assert (ended.code, ended.out) == (2, "")
-    assert f"{folder / name}: a named pipe, not a file" in ended.err
+    assert f"{copy / name}: a named pipe, not a file" in ended.err
 
 
 def test_a_terminal_is_told_how_many_lines_are_done(

@@ -73,25 +73,34 @@ def make_recipe() -> Callable[..., Recipe]:
     return make
 
 
+def write_store(
+    folder: Path, pairs: Sequence[tuple[list[int], list[int]]], vocabulary: int = 1 << 20
+) -> TokenStore:
+    """A store of these ids of both sides."""
+    writer = TokenStoreWriter(folder, "train", vocabulary)
+    writer.begin_file(Path("text.en"), Path("text.de"))
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    writer.add(*sides, list(range(1, len(pairs) + 1)))
+    description = writer.finish()
+    writer.close()
+    return TokenStore(folder, "train", description)
+
+
+def store_of(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
+    """A store whose pair i has the given lengths and ids that tell pair, side and place apart."""
+    pairs = [
+        tuple(
+            [begin + 100 * i + place for place in range(n)]
+            for begin, n in zip((1000, 500_000), pair, strict=True)
+        )
+        for i, pair in enumerate(lengths)
+    ]
+    return write_store(folder, pairs)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def make_store() -> Callable[[Path, Sequence[tuple[int, int]]], TokenStore]:
-    """A store whose pair i has the given lengths and ids that tell pair, side and place apart."""
-
-    def make(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
-        writer = TokenStoreWriter(folder, "train", 1 << 20)
-        writer.begin_file(Path("text.en"), Path("text.de"))
-        sources = [
-            [1000 + 100 * i + place for place in range(source)] for i, (source, _) in enumerate(lengths)
-        ]
-        targets = [
-            [500_000 + 100 * i + place for place in range(target)] for i, (_, target) in enumerate(lengths)
-        ]
-        writer.add(sources, targets, list(range(1, len(lengths) + 1)))
-        description = writer.finish()
-        writer.close()
-        return TokenStore(folder, "train", description)
-
-    return make
+    return store_of
 
 
 @pytest.fixture

@@ -30,15 +30,18 @@ from econmt.decoding.terms import annotated_source, plain_source
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 SENTENCE = "(The hot dog), a dog."
+Prepare = Callable[..., PreparedData]
 TERMS = [Occurrence("Wurst", 5, 12), Occurrence("Hund", 17, 20)]
 
 
 def test_a_term_is_replaced_by_its_translation_between_tags() -> None:
-    annotation = annotate(SENTENCE, TERMS)
-    assert annotation.text == ("(The <term> Wurst </term>), a <term> Hund </term>.")
-    assert annotate("dog", [Occurrence("Hund", 0, 3)]).text == "<term> Hund </term>"
-    assert annotate("(dog)", [Occurrence("Hund", 1, 4)]).text == "( <term> Hund </term>)"
-    assert annotate(SENTENCE, []).text == SENTENCE
+    for sentence, terms, annotated in (
+        (SENTENCE, TERMS, "(The <term> Wurst </term>), a <term> Hund </term>."),
+        ("dog", [Occurrence("Hund", 0, 3)], "<term> Hund </term>"),
+        ("(dog)", [Occurrence("Hund", 1, 4)], "( <term> Hund </term>)"),
+        (SENTENCE, [], SENTENCE),
+    ):
+        assert annotate(sentence, terms).text == annotated
 
 
 def test_each_character_of_an_annotated_sentence_stands_for_some_of_the_sentence() -> None:
@@ -162,36 +165,40 @@ def test_the_share_of_annotated_pairs_and_their_tags() -> None:
     assert len(draw_terms(terms, 1.0, 1, many, "")) == MOST_TERMS
 
 
+SUBWORDS = {"type": "bpe", "size": 60, "joint": True}
+
+
 @pytest.fixture
-def run(tmp_path: Path, make_recipe: Callable[..., Recipe]) -> Callable[..., PreparedData]:
+def run(tmp_path: Path, make_recipe: Callable[..., Recipe]) -> Prepare:
+    """Prepares text of which a term of the glossary is in every pair."""
     pairs = [(f"a dog {source}", f"{target} der Hund") for source, target in made_up_pairs(60)]
     write_pairs(tmp_path / "corpus", "train", pairs)
     for name in ("valid", "test"):
         write_pairs(tmp_path / "corpus", name, pairs[:5])
+    (tmp_path / "corpus" / "terms").write_text("# mine\ndog = Hund\n", encoding="utf-8")
 
-    def run(**changes: object) -> PreparedData:
-        return prepare(make_recipe(**changes), tmp_path / "store", [tmp_path / "corpus"], show_progress=False)
+    def run(share: float = 0.5, **changes: object) -> PreparedData:
+        recipe = make_recipe(
+            annotate_terms={"share": share, "glossary": "terms"}, subwords=SUBWORDS, **changes
+        )
+        return prepare(recipe, tmp_path / "store", [tmp_path / "corpus"], show_progress=False)
 
     return run
 
 
-SUBWORDS = {"type": "bpe", "size": 60, "joint": True}
-
-
 def test_training_sources_are_annotated_and_others_are_not(
-    run: Callable[..., PreparedData],
+    run: Prepare,
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "corpus" / "terms").write_text("# mine\ndog = Hund\n", encoding="utf-8")
-    settings = {"share": 0.5, "glossary": "terms"}
-    prepared = run(annotate_terms=settings, subwords=SUBWORDS)
+    prepared = run()
     source = prepared.vocabularies.source
     texts = [source.decode(prepared.train.pair(n)[0].tolist()) for n in range(60)]
     count = sum(text.startswith("a <term> Hund </term> ") for text in texts)
     assert prepared.statistics["train"]["annotated"] == count
     assert 15 < count < 45
+    settings = {"share": 0.5, "glossary": "terms"}
     told = report(make_recipe(annotate_terms=settings, subwords=SUBWORDS), prepared)
     assert f"terms       annotated in {count} of 60 training pairs" in told
     assert all(text.startswith("a dog ") for text in texts if "<" not in text)
@@ -200,19 +207,16 @@ def test_training_sources_are_annotated_and_others_are_not(
         assert store is not None
         assert not {*term_tag_ids(source)} & {int(i) for n in range(5) for i in store.pair(n)[0]}
     capsys.readouterr()
-    run(annotate_terms=settings, subwords=SUBWORDS)
+    run()
     assert "again" not in capsys.readouterr().err
     (tmp_path / "corpus" / "terms").write_text("a dog = Hund\n", encoding="utf-8")
-    assert run(annotate_terms=settings, subwords=SUBWORDS).statistics["train"]["annotated"]
+    assert run().statistics["train"]["annotated"]
     assert f"{tmp_path / 'corpus' / 'terms'} has changed" in capsys.readouterr().err
 
 
-def test_a_pair_that_would_be_too_long_is_not_annotated(
-    run: Callable[..., PreparedData], tmp_path: Path
-) -> None:
-    (tmp_path / "corpus" / "terms").write_text("dog = Hund\n", encoding="utf-8")
+def test_a_pair_that_would_be_too_long_is_not_annotated(run: Prepare) -> None:
     longest = 22
-    prepared = run(annotate_terms={"share": 0.99, "glossary": "terms"}, subwords=SUBWORDS, max_length=longest)
+    prepared = run(share=0.99, max_length=longest)
     tags = {*term_tag_ids(prepared.vocabularies.source)}
     lengths = {True: [0], False: [0]}
     for number in range(len(prepared.train)):
@@ -222,9 +226,8 @@ def test_a_pair_that_would_be_too_long_is_not_annotated(
     assert max(lengths[False]) > longest - 10
 
 
-def test_noise_leaves_annotated_pairs_unchanged(run: Callable[..., PreparedData], tmp_path: Path) -> None:
-    (tmp_path / "corpus" / "terms").write_text("dog = Hund\n", encoding="utf-8")
-    prepared = run(annotate_terms={"share": 0.5, "glossary": "terms"}, subwords=SUBWORDS)
+def test_noise_leaves_annotated_pairs_unchanged(run: Prepare) -> None:
+    prepared = run()
     maker = NoiseMaker(Noise(upper=0.5), prepared.vocabularies, [], prepared.train)
     chosen = np.arange(len(prepared.train))
     before = prepared.train.gather(chosen)
@@ -236,11 +239,8 @@ def test_noise_leaves_annotated_pairs_unchanged(run: Callable[..., PreparedData]
     assert not any(same[at] for at, has_tags in enumerate(annotated) if not has_tags and after.lists()[0][at])
 
 
-def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(
-    run: Callable[..., PreparedData], tmp_path: Path
-) -> None:
-    (tmp_path / "corpus" / "terms").write_text("dog = Hund\n", encoding="utf-8")
-    source = run(annotate_terms={"share": 0.5, "glossary": "terms"}, subwords=SUBWORDS).vocabularies.source
+def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(run: Prepare) -> None:
+    source = run().vocabularies.source
     terms = [Occurrence("Hund", 2, 5)]
     found = annotated_source("a dog de ☃ mo.", terms, source)
     assert found.text == "a <term> Hund </term> de ☃ mo."

@@ -21,8 +21,9 @@ from econmt.data.batching.bpe_dropout import BpeDropout
 from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.store import PreparedData, prepare
-from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
+from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.vocabulary import BOS, EOS, PAD
+from tests.unit.data.conftest import store_of
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 RandomLengths = Callable[..., list[tuple[int, int]]]
@@ -31,11 +32,17 @@ WORDS = BatchSize(type="word", size=60)
 
 
 def iterator(
-    store: TokenStore | PreparedData,
-    batch: BatchSize = SENTENCES,
-    seed: int = 1,
+    store: TokenStore | PreparedData, batch: BatchSize = SENTENCES, seed: int = 1, rule: int | Derived = 4
 ) -> BatchIterator:
-    return BatchIterator(store, batch, 4, seed, max_length=60)
+    return BatchIterator(store, batch, rule, seed, max_length=60)
+
+
+def sentences(size: int) -> BatchSize:
+    return BatchSize(type="sentence", size=size)
+
+
+def shape_of(batch: Batch) -> tuple[int, int]:
+    return batch.source.shape[1], batch.target_output.shape[1]
 
 
 def epoch_of(stream: BatchIterator) -> list[Batch]:
@@ -56,9 +63,11 @@ def pairs_of(batches: list[Batch]) -> list[int]:
     return [index for batch in batches for index in batch.indices.tolist() if index >= 0]
 
 
+NAMES = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
+
+
 def same(first: Batch, second: Batch) -> bool:
-    names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
-    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
+    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in NAMES)
 
 
 @pytest.fixture
@@ -69,19 +78,19 @@ def store(tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths) 
 def check_batch(batch: Batch, lengths: Sequence[tuple[int, int]]) -> None:
     """Every tensor against the ids that ``make_store`` writes."""
     for row, index in enumerate(batch.indices.tolist()):
-        source = [1000 + 100 * index + place for place in range(lengths[index][0])]
-        target = [500_000 + 100 * index + place for place in range(lengths[index][1])]
-        rest = (
-            [PAD] * (batch.source.shape[1] - len(source) - 1),
-            [PAD] * (batch.target_output.shape[1] - len(target) - 1),
+        source, target = (
+            [begin + 100 * index + place for place in range(length)]
+            for begin, length in zip((1000, 500_000), lengths[index], strict=True)
         )
-        assert batch.source[row].tolist() == [*source, EOS, *rest[0]]
-        assert batch.target_output[row].tolist() == [*target, EOS, *rest[1]]
-        assert batch.target_input[row].tolist() == [BOS, *target, *rest[1]]
-        assert (int(batch.source_lengths[row]), int(batch.target_lengths[row])) == (
-            len(source) + 1,
-            len(target) + 1,
+        rest, more = (
+            [PAD] * (width - len(ids) - 1)
+            for width, ids in zip(shape_of(batch), (source, target), strict=True)
         )
+        assert batch.source[row].tolist() == [*source, EOS, *rest]
+        assert batch.target_output[row].tolist() == [*target, EOS, *more]
+        assert batch.target_input[row].tolist() == [BOS, *target, *more]
+        assert int(batch.source_lengths[row]) == len(source) + 1
+        assert int(batch.target_lengths[row]) == len(target) + 1
     assert batch.target_tokens == int((batch.target_output != PAD).sum())
     assert batch.source_tokens == int((batch.source != PAD).sum())
 
@@ -106,7 +115,7 @@ def test_every_pair_once_an_epoch_over_all_ranks(
 ) -> None:
     """In fixed buckets, or in as few shapes as derived ones may have."""
     with tempfile.TemporaryDirectory() as folder:
-        store = write_store(Path(folder), lengths)
+        store = store_of(Path(folder), lengths)
         stream = BatchIterator(store, size, rule, seed, max_length=25)
         shapes = {shape[:2] for shape in stream.shapes()}
         assert isinstance(rule, int) or len(shapes) <= rule.most
@@ -124,19 +133,6 @@ def test_every_pair_once_an_epoch_over_all_ranks(
                     check_batch(real(part), lengths)
 
 
-def write_store(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
-    writer = TokenStoreWriter(folder, "train", 1 << 20)
-    writer.begin_file(Path("text.en"), Path("text.de"))
-    sources = [[1000 + 100 * i + place for place in range(source)] for i, (source, _) in enumerate(lengths)]
-    targets = [
-        [500_000 + 100 * i + place for place in range(target)] for i, (_, target) in enumerate(lengths)
-    ]
-    writer.add(sources, targets, list(range(1, len(lengths) + 1)))
-    description = writer.finish()
-    writer.close()
-    return TokenStore(folder, "train", description)
-
-
 @settings(max_examples=30)
 @given(
     lengths_of_pairs, batch_sizes, st.sampled_from([4, Derived(3, PairFlops(2, 5, 1))]), st.integers(0, 60)
@@ -145,17 +141,13 @@ def test_restored_in_the_middle_it_goes_on_the_same(
     lengths: list[tuple[int, int]], size: BatchSize, rule: int | Derived, taken: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = write_store(Path(folder), lengths)
+        store = store_of(Path(folder), lengths)
         stream, again = (BatchIterator(store, size, rule, 3, max_length=60) for _ in range(2))
         for _ in range(taken):
             next(stream)
         again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
         assert again.epoch == taken // again.batches_per_epoch
         assert all(same(next(again), next(stream)) for _ in range(2 * stream.batches_per_epoch))
-
-
-def test_the_same_seed_gives_the_same_batches(store: TokenStore) -> None:
-    assert all(same(a, b) for a, b in zip(epoch_of(iterator(store)), epoch_of(iterator(store)), strict=True))
 
 
 def test_another_seed_gives_another_order(store: TokenStore) -> None:
@@ -189,10 +181,8 @@ def test_the_rows_of_all_ranks_are_the_batch_of_one(store: TokenStore) -> None:
 def test_a_share_may_have_more_rows_than_it_needs(store: TokenStore) -> None:
     batch = next(iterator(store))
     parts = [batch.share(rank, 2, 3) for rank in range(2)]
-    assert [part.indices.tolist() for part in parts] == [
-        batch.indices.tolist()[:3],
-        [*batch.indices.tolist()[3:], -1, -1],
-    ]
+    indices = batch.indices.tolist()
+    assert [part.indices.tolist() for part in parts] == [indices[:3], [*indices[3:], -1, -1]]
     assert batch.share(0, 1) is batch
 
 
@@ -208,9 +198,8 @@ def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_
 
 def test_remainders_share_batches(tmp_path: Path, make_store: MakeStore) -> None:
     lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
-    stream = iterator(make_store(tmp_path, lengths), BatchSize(type="sentence", size=8))
-    sizes = Counter(len(batch.indices) for batch in epoch_of(stream))
-    assert sizes == {8: 15}
+    stream = iterator(make_store(tmp_path, lengths), sentences(8))
+    assert Counter(len(batch.indices) for batch in epoch_of(stream)) == {8: 15}
 
 
 @pytest.mark.parametrize("batch", [SENTENCES, WORDS])
@@ -221,14 +210,14 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(
     target = draw.integers(1, 30, 2000)
     source = np.clip(target + draw.integers(-8, 9, 2000), 1, 30)
     store = make_store(tmp_path, list(zip(source.tolist(), target.tolist(), strict=True)))
-    stream = BatchIterator(store, batch, Derived(60, PairFlops(1, 2, 0), price=20), 1, max_length=60)
+    stream = iterator(store, batch, rule=Derived(60, PairFlops(1, 2, 0), price=20))
     shapes = {shape[:2]: shape.rows for shape in stream.shapes()}
     assert len(shapes) > 40
     for _ in range(2):
         batches = epoch_of(stream)
         assert sorted(pairs_of(batches)) == list(range(2000))
         sizes = [len(each.indices) for each in batches]
-        full = [shapes[each.source.shape[1], each.target_output.shape[1]] for each in batches]
+        full = [shapes[shape_of(each)] for each in batches]
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
 
 
@@ -252,7 +241,7 @@ def test_another_batch_size_goes_on_at_the_same_share(store: TokenStore) -> None
     stream = iterator(store)
     for _ in range(stream.batches_per_epoch + stream.batches_per_epoch // 2):
         next(stream)
-    other = iterator(store, BatchSize(type="sentence", size=8))
+    other = iterator(store, sentences(8))
     other.load_state_dict(stream.state_dict())
     state = other.state_dict()
     assert state["epoch"] == 1
@@ -297,10 +286,7 @@ class TestDropout:
         return prepare(recipe, tmp_path / "store", [corpus], show_progress=False)
 
     def stream(
-        self,
-        prepared: PreparedData,
-        size: BatchSize = SENTENCES,
-        rule: int | Derived = 4,
+        self, prepared: PreparedData, size: BatchSize = SENTENCES, rule: int | Derived = 4
     ) -> BatchIterator:
         dropout = BpeDropout(prepared.vocabularies, 0.3)
         return BatchIterator(prepared.train, size, rule, 1, max_length=40, dropout=dropout)
@@ -316,9 +302,8 @@ class TestDropout:
     def test_cuts_change_with_the_epoch_and_the_text_does_not(self, prepared: PreparedData) -> None:
         stream = self.stream(prepared)
         first, second = epoch_of(stream), epoch_of(stream)
-        plain = {
-            i: prepared.vocabularies.source.decode(prepared.train.pair(i)[0].tolist()) for i in range(200)
-        }
+        decode = prepared.vocabularies.source.decode
+        plain = {index: decode(prepared.train.pair(index)[0].tolist()) for index in range(200)}
         assert self.texts(prepared, first) == self.texts(prepared, second) == plain
         tokens = [sum(batch.source_tokens for batch in batches) for batches in (first, second)]
         assert tokens[0] != tokens[1]
@@ -349,24 +334,27 @@ class TestDropout:
         stream = self.stream(prepared)
         shapes = stream.shapes()
         for batch in epoch_of(stream):
-            rows, source = batch.source.shape
-            target = batch.target_output.shape[1]
-            assert any(s.source >= source and s.target >= target and s.rows >= rows for s in shapes)
+            needed = (*shape_of(batch), len(batch.source))
+            assert any(
+                all(have >= need for have, need in zip(shape[:3], needed, strict=True)) for shape in shapes
+            )
 
     def test_derived_buckets_hold_the_cuts_and_no_shape_is_new(self, prepared: PreparedData) -> None:
-        stream = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, PairFlops(2, 5, 0)))
+        stream, again = (
+            self.stream(prepared, BatchSize(type="word", size=120), Derived(5, PairFlops(2, 5, 0)))
+            for _ in range(2)
+        )
         shapes = {tuple(shape) for shape in stream._buckets.shapes.tolist()}
         smaller = 0
         for _ in range(2):
             for (_, planned), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
-                shape = batch.source.shape[1], batch.target_output.shape[1]
+                shape = shape_of(batch)
                 assert shape in shapes
                 assert shape[0] <= planned[0]
                 assert shape[1] <= planned[1]
                 smaller += shape != planned
                 assert batch.target_output.numel() <= 120 or len(batch.indices) == 1
         assert smaller > 0
-        again = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, PairFlops(2, 5, 0)))
         again.load_state_dict(stream.state_dict())
         assert all(same(next(again), next(stream)) for _ in range(5))
 
@@ -374,28 +362,13 @@ class TestDropout:
 def test_split_gives_the_fewest_even_parts_of_the_same_rows(
     tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths
 ) -> None:
-    (batch,) = epoch_of(
-        iterator(make_store(tmp_path, random_lengths(11)), BatchSize(type="sentence", size=11))
-    )
+    (batch,) = epoch_of(iterator(make_store(tmp_path, random_lengths(11)), sentences(11)))
     assert len(batch.indices) == 11
-    for rows, sizes in (
-        (11, [11]),
-        (20, [11]),
-        (10, [6, 5]),
-        (4, [4, 4, 3]),
-        (3, [3, 3, 3, 2]),
-        (1, [1] * 11),
-    ):
+    parts_of = {11: [11], 20: [11], 10: [6, 5], 4: [4, 4, 3], 3: [3, 3, 3, 2], 1: [1] * 11}
+    for rows, sizes in parts_of.items():
         parts = batch.split(rows)
         assert [len(part.indices) for part in parts] == sizes
-        for name in (
-            "source",
-            "source_lengths",
-            "target_input",
-            "target_output",
-            "target_lengths",
-            "indices",
-        ):
+        for name in NAMES:
             joined = torch.cat([getattr(part, name) for part in parts])
             assert torch.equal(joined, getattr(batch, name))
         assert sum(part.target_tokens for part in parts) == batch.target_tokens
@@ -420,20 +393,13 @@ def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize) -> Non
     stream = iterator(store, size)
     found: dict[tuple[int, int], list[int]] = {}
     for batch in epoch_of(stream):
-        shape = batch.source.shape[1], batch.target_output.shape[1]
-        found.setdefault(shape, []).append(len(batch.indices))
-    shapes = stream.shapes()
-    assert {shape[:2]: shape[2:] for shape in shapes} == {
-        key: (max(rows), len(rows)) for key, rows in found.items()
-    }
+        found.setdefault(shape_of(batch), []).append(len(batch.indices))
+    shapes, rows_of = stream.shapes(), {shape: (max(rows), len(rows)) for shape, rows in found.items()}
+    assert {shape[:2]: shape[2:] for shape in shapes} == rows_of
     assert [shape[1::-1] for shape in shapes] == sorted(shape[1::-1] for shape in shapes)
     for source, target, rows, _ in shapes:
         batch = stream.largest_batch(source, target)
-        assert (len(batch.indices), batch.source.shape[1], batch.target_output.shape[1]) == (
-            rows,
-            source,
-            target,
-        )
+        assert (len(batch.indices), *shape_of(batch)) == (rows, source, target)
 
 
 DERIVED = Derived(3, PairFlops(2, 5, 1))
@@ -441,9 +407,7 @@ DERIVED = Derived(3, PairFlops(2, 5, 1))
 
 def test_derived_batches_are_full_but_one(tmp_path: Path, make_store: MakeStore) -> None:
     lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
-    stream = BatchIterator(
-        make_store(tmp_path, lengths), BatchSize(type="sentence", size=7), DERIVED, 1, max_length=60
-    )
+    stream = iterator(make_store(tmp_path, lengths), sentences(7), rule=DERIVED)
     assert Counter(len(batch.indices) for batch in epoch_of(stream)) == {7: 17, 1: 1}
 
 
@@ -451,13 +415,10 @@ def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(
     tmp_path: Path, make_store: MakeStore
 ) -> None:
     draw = np.random.default_rng(1)
-    lengths = [
-        (int(n), int(max(1, n + d)))
-        for n, d in zip(draw.integers(1, 40, 3000), draw.integers(-2, 3, 3000), strict=True)
-    ]
-    stream = BatchIterator(
-        make_store(tmp_path, lengths), BatchSize(type="sentence", size=16), DERIVED, 1, max_length=60
-    )
+    source = draw.integers(1, 40, 3000)
+    target = np.maximum(source + draw.integers(-2, 3, 3000), 1)
+    lengths = list(zip(source.tolist(), target.tolist(), strict=True))
+    stream = iterator(make_store(tmp_path, lengths), sentences(16), rule=DERIVED)
     first, second = epoch_of(stream), epoch_of(stream)
     together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
     assert len(together[0] & together[1]) < len(first) // 50
@@ -475,9 +436,7 @@ def test_trimmed_is_the_same_pairs_without_columns_of_padding(
     tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths
 ) -> None:
     lengths = random_lengths(40)
-    stream = BatchIterator(
-        make_store(tmp_path, lengths), BatchSize(type="sentence", size=5), 16, 1, max_length=60
-    )
+    stream = iterator(make_store(tmp_path, lengths), sentences(5), rule=16)
     for batch in epoch_of(stream):
         cut = batch.trimmed()
         check_batch(cut, lengths)
@@ -495,7 +454,7 @@ def test_trimming_a_row_that_stands_in_leaves_a_position(tmp_path: Path, make_st
 
 
 def test_the_plan_of_an_epoch_is_what_it_gives(store: TokenStore) -> None:
-    stream = BatchIterator(store, WORDS, DERIVED, 1, max_length=60)
+    stream = iterator(store, WORDS, rule=DERIVED)
     for (pairs, shape), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
         assert pairs.tolist() == batch.indices.tolist()
-        assert shape == (batch.source.shape[1], batch.target_output.shape[1])
+        assert shape == shape_of(batch)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from econmt.config.recipe import Data
 from econmt.data.batching.bpe_dropout import BpeDropout, BpeSampler, dropout_capacity, gaps_between_skips
 from econmt.data.batching.token_store import PairIds
 from econmt.data.text.subwords import train_vocabularies
 from econmt.data.text.vocabulary import UNK, SentencePieceVocabulary, Vocabularies
+from tests.unit.data.test_subwords import data
 
 WORDS = [
     "lower",
@@ -40,13 +41,14 @@ def text(count: int) -> list[tuple[str, str]]:
     return [(" ".join(draw.choices(WORDS, k=8)), " ".join(draw.choices(WORDS, k=6))) for _ in range(count)]
 
 
+def gaps_of(seed: int, p: float) -> Iterator[int]:
+    return gaps_between_skips(np.random.Generator(np.random.PCG64(seed)), p)
+
+
 @pytest.fixture(scope="module")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
-    subwords = {"type": "bpe", "size": 80}
-    data = Data.model_validate(
-        {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
-    )
-    return train_vocabularies(data, lambda: iter(text(60)), tmp_path_factory.mktemp("bpe"))
+    kind = data(type="bpe", size=80)
+    return train_vocabularies(kind, lambda: iter(text(60)), tmp_path_factory.mktemp("bpe"))
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +67,15 @@ def test_without_skips_it_is_sentencepiece(vocabulary: SentencePieceVocabulary) 
         assert sampler.cut(ids, ()).ids == ids, word
 
 
-def test_the_starting_cut_does_not_matter(vocabulary: SentencePieceVocabulary) -> None:
+def test_the_starting_cut_does_not_matter_and_all_merges_skipped_leave_letters(
+    vocabulary: SentencePieceVocabulary,
+) -> None:
     sampler = BpeSampler(vocabulary, 0.1)
     whole = tuple(vocabulary.encode("slowest"))
     letters = tuple(vocabulary.processor.PieceToId(letter) for letter in "\u2581slowest")
     assert len(letters) > len(whole)
     assert sampler.cut(letters, ()).ids == whole
-
-
-def test_all_merges_skipped_leaves_letters(vocabulary: SentencePieceVocabulary) -> None:
-    sampler = BpeSampler(vocabulary, 0.1)
-    cut = sampler.cut(tuple(vocabulary.encode("widest")), tuple(range(50)))
-    assert vocabulary.tokens(cut.ids) == list("\u2581widest")
+    assert sampler.cut(whole, tuple(range(50))).ids == letters
 
 
 def exact_distribution(sampler: BpeSampler, word: tuple[int, ...], p: float) -> Counter[tuple[int, ...]]:
@@ -114,7 +113,7 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     assert all(sum(distribution.values()) == pytest.approx(1.0) for distribution in expected)
     assert all(len(distribution) > 4 for distribution in expected)
     sentence = list(itertools.chain(*words))
-    gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(11)), p)
+    gaps = gaps_of(11, p)
     found: list[Counter[tuple[int, ...]]] = [Counter() for _ in words]
     for _ in range(8_000):
         cut = sampler.sample(sentence, gaps)
@@ -133,8 +132,7 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
 
 
 def test_sampled_text_reads_the_same(vocabulary: SentencePieceVocabulary) -> None:
-    sampler = BpeSampler(vocabulary, 0.4)
-    gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(2)), 0.4)
+    sampler, gaps = BpeSampler(vocabulary, 0.4), gaps_of(2, 0.4)
     for source, _ in text(30):
         ids = vocabulary.encode(source)
         cut = sampler.sample(ids, gaps)
@@ -143,26 +141,20 @@ def test_sampled_text_reads_the_same(vocabulary: SentencePieceVocabulary) -> Non
 
 
 def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> None:
-    sampler = BpeSampler(vocabulary, 0.5)
+    sampler, gaps = BpeSampler(vocabulary, 0.5), gaps_of(3, 0.5)
+    assert sampler.sample([], gaps) == []
     ids = vocabulary.encode("slower 漢字 漢low")
-    gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(3)), 0.5)
     for _ in range(20):
         cut = sampler.sample(ids, gaps)
         assert cut.count(UNK) == ids.count(UNK) == 2
         assert vocabulary.decode(cut) == "slower <unk> <unk>low"
 
 
-def test_empty_sentence(vocabulary: SentencePieceVocabulary) -> None:
-    sampler = BpeSampler(vocabulary, 0.5)
-    assert sampler.sample([], gaps_between_skips(np.random.Generator(np.random.PCG64(3)), 0.5)) == []
-
-
 def test_the_memory_of_cuts_does_not_change_results(
     vocabulary: SentencePieceVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> list[list[int]]:
-        sampler = BpeSampler(vocabulary, 0.3)
-        gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(4)), 0.3)
+        sampler, gaps = BpeSampler(vocabulary, 0.3), gaps_of(4, 0.3)
         return [sampler.sample(vocabulary.encode(source), gaps) for source, _ in text(20)]
 
     with_memory = run()
@@ -171,18 +163,15 @@ def test_the_memory_of_cuts_does_not_change_results(
 
 
 class TestBatch:
-    def rows(
-        self, vocabularies: Vocabularies, count: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def rows(self, vocabularies: Vocabularies) -> PairIds:
+        """Twelve pairs."""
         sides = []
         for column, vocabulary in enumerate(vocabularies.sides):
-            rows = [vocabulary.encode(pair[column]) for pair in text(count)]
+            rows = [vocabulary.encode(pair[column]) for pair in text(12)]
             lengths = np.array([len(row) for row in rows])
-            ids = np.zeros((count, lengths.max()), dtype=np.int64)
-            for row, values in zip(ids, rows, strict=True):
-                row[: len(values)] = values
+            ids = np.array([row + [0] * (lengths.max() - len(row)) for row in rows])
             sides += [ids, lengths]
-        return sides[0], sides[1], sides[2], sides[3]
+        return PairIds(*sides)
 
     def resample(
         self,
@@ -191,16 +180,10 @@ class TestBatch:
         seed: tuple[int, int],
         room: tuple[int, int] = (99, 99),
     ) -> list[tuple[list[int], list[int]]]:
-        arrays = self.rows(vocabularies, 12)
-        picked = [array[chosen] for array in arrays]
-        dropout = BpeDropout(vocabularies, 0.3)
-        source, source_lengths, target, target_lengths = dropout.resample(
-            np.array(chosen), PairIds(*picked), room, seed
-        )
-        return [
-            (source[row, : source_lengths[row]].tolist(), target[row, : target_lengths[row]].tolist())
-            for row in range(len(chosen))
-        ]
+        picked = PairIds(*(array[chosen] for array in self.rows(vocabularies)))
+        found = BpeDropout(vocabularies, 0.3).resample(np.array(chosen), picked, room, seed)
+        rows = zip(*found, strict=True)
+        return [(source[:own].tolist(), target[:other].tolist()) for source, own, target, other in rows]
 
     def test_a_pair_depends_on_seed_epoch_and_index_alone(self, vocabularies: Vocabularies) -> None:
         together = self.resample(vocabularies, [0, 3, 5, 7], (1, 0))
@@ -208,14 +191,12 @@ class TestBatch:
         assert together == alone
 
     def test_other_epoch_or_seed_other_cuts(self, vocabularies: Vocabularies) -> None:
-        first, epoch, seed = (
-            self.resample(vocabularies, list(range(12)), key) for key in ((1, 0), (1, 1), (2, 0))
-        )
-        assert first != epoch
-        assert first != seed
+        keys = (1, 0), (1, 1), (2, 0)
+        first, epoch, seed = (self.resample(vocabularies, list(range(12)), key) for key in keys)
+        assert epoch != first != seed
 
     def test_cuts_fit_their_bucket(self, vocabularies: Vocabularies) -> None:
-        _, source_lengths, _, target_lengths = self.rows(vocabularies, 12)
+        _, source_lengths, _, target_lengths = self.rows(vocabularies)
         room = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
         for seed in range(5):
             for source, target in self.resample(vocabularies, list(range(12)), (seed, 0), room):
@@ -223,17 +204,13 @@ class TestBatch:
                 assert len(target) <= room[1]
 
     def test_separate_vocabularies(self, tmp_path: Path) -> None:
-        subwords = {"type": "bpe", "size": 60, "joint": False}
-        data = Data.model_validate(
-            {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
-        )
+        kind = data(type="bpe", size=60, joint=False)
         pairs = [(source, target.replace("l", "k")) for source, target in text(60)]
-        separate = train_vocabularies(data, lambda: iter(pairs), tmp_path)
+        separate = train_vocabularies(kind, lambda: iter(pairs), tmp_path)
         ids = [vocabulary.encode(side) for vocabulary, side in zip(separate.sides, pairs[0], strict=True)]
-        arrays = list(itertools.chain.from_iterable((np.array([row]), np.array([len(row)])) for row in ids))
-        source, _, target, _ = BpeDropout(separate, 0.3).resample(
-            np.array([0]), PairIds(*arrays), (99, 99), (1, 1)
-        )
+        arrays = itertools.chain.from_iterable((np.array([row]), np.array([len(row)])) for row in ids)
+        dropout, pair = BpeDropout(separate, 0.3), PairIds(*arrays)
+        source, _, target, _ = dropout.resample(np.array([0]), pair, (99, 99), (1, 1))
         assert separate.source.decode(source[0]) == pairs[0][0]
         assert separate.target.decode(target[0]) == pairs[0][1]
 

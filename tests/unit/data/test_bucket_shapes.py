@@ -100,6 +100,11 @@ def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
     assert padded_work(counts, found, work) <= padded_work(counts, fixed, work)
 
 
+def counted(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Counts of pairs by the lengths of their sides."""
+    return np.histogram2d(source, target, [range(source.max() + 2), range(target.max() + 2)])[0].astype(int)
+
+
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[np.ndarray, Derived]:
     """Lengths of up to 30 positions that resemble each other, and a rule with a price."""
@@ -107,9 +112,9 @@ def rules(draw: st.DrawFn) -> tuple[np.ndarray, Derived]:
     random = np.random.default_rng(draw(st.integers(0, 99)))
     target = random.integers(1, size + 1, draw(st.integers(1, 3000)))
     source = np.clip(target + random.integers(-5, 6, len(target)), 1, size)
-    counts = np.zeros((size + 1, size + 1), dtype=np.int64)
-    np.add.at(counts, (source, target), 1)
-    return counts, Derived(draw(st.integers(13, 60)), draw(works), draw(st.integers(1, 2000)))
+    return counted(source, target), Derived(
+        draw(st.integers(13, 60)), draw(works), draw(st.integers(1, 2000))
+    )
 
 
 @settings(max_examples=25)
@@ -131,9 +136,7 @@ def test_the_number_of_shapes_follows_their_price() -> None:
     draw = np.random.default_rng(4)
     target = draw.integers(1, 61, 20_000)
     source = np.clip(target + draw.integers(-9, 10, 20_000), 1, 60)
-    counts = np.zeros((61, 61), dtype=np.int64)
-    np.add.at(counts, (source, target), 1)
-    work = PairFlops(2, 9, 1)
+    counts, work = counted(source, target), PairFlops(2, 9, 1)
     real = float(sum(counts[s, t] * (2 * s + 9 * t + s * t) for s, t in np.argwhere(counts).tolist()))
     numbers, padded = [], []
     for price in (real, real / 500, real / 5000, 1):
@@ -158,9 +161,7 @@ def test_more_shapes_never_cost_more() -> None:
     draw = np.random.default_rng(4)
     source = draw.integers(1, 40, 5000)
     target = np.clip(source + draw.integers(-4, 5, 5000), 1, 40)
-    counts = np.zeros((41, 41), dtype=np.int64)
-    np.add.at(counts, (source, target), 1)
-    work = PairFlops(2, 9, 1)
+    counts, work = counted(source, target), PairFlops(2, 9, 1)
     costs = [padded_work(counts, derive_shapes(counts, Derived(most, work)), work) for most in range(1, 14)]
     assert all(before > after for before, after in itertools.pairwise(costs))
 
@@ -175,10 +176,8 @@ def test_a_costlier_side_is_padded_less() -> None:
 
 def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(2)
-    counts = np.zeros((301, 261), dtype=np.int64)
     lengths = np.exp(draw.normal(3, 0.6, (20_000, 2))).astype(int) + 1
-    np.add.at(counts, (np.minimum(lengths[:, 0], 300), np.minimum(lengths[:, 1], 260)), 1)
-    counts[300, 260] += 1
+    counts = counted(np.append(lengths[:, 0].clip(max=300), 300), np.append(lengths[:, 1].clip(max=260), 260))
     monkeypatch.setattr(module, "_MOST_LENGTHS", 20)
     rule = Derived(5, PairFlops(1, 3, 0))
     few = nested_shapes(counts, rule)

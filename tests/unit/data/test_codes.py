@@ -14,7 +14,6 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from econmt.checkpoint.checkpoints import load_task
-from econmt.config.recipe import load_recipe
 from econmt.data.batching.store import prepare
 from econmt.data.text.own_vocabulary import MergeCodes, read_codes, read_kept
 from econmt.data.text.source_factors import word_numbers
@@ -22,7 +21,7 @@ from econmt.data.text.subwords import load_vocabularies
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, CodesVocabulary
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
-from tests.unit.data.test_own_vocabulary import LINES
+from tests.unit.data.test_own_vocabulary import LINES, prepare_subwords
 from tests.unit.training.tiny import Run
 
 
@@ -46,6 +45,11 @@ def learnt(path: Path, merges: int, version: int = 2, text: Sequence[str] = ()) 
     path.write_text(text_of)
 
 
+def their_codes(path: Path, kept: set[str] | None = None) -> BPE:
+    with path.open(encoding="utf-8") as file:
+        return BPE(file, vocab=kept)
+
+
 def counted(path: Path, codes: BPE) -> dict[str, int]:
     """Writes the vocabulary of get-vocab for some of the text, and returns it."""
     counts = Counter(piece for word in words_of(2, 60) for piece in codes.segment(word).split(" "))
@@ -57,10 +61,8 @@ def counted(path: Path, codes: BPE) -> dict[str, int]:
 @pytest.mark.parametrize("threshold", [None, 1, 3, 1000])
 def test_words_are_divided_as_by_subword_nmt(tmp_path: Path, version: int, threshold: int | None) -> None:
     learnt(tmp_path / "codes", 60, version)
-    with (tmp_path / "codes").open(encoding="utf-8") as file:
-        theirs = BPE(file)
+    theirs, kept = their_codes(tmp_path / "codes"), None
     vocabulary = counted(tmp_path / "vocab", theirs)
-    kept = None
     if threshold is not None:
         frequent = {piece for piece, count in vocabulary.items() if count >= threshold}
         if not frequent:
@@ -69,8 +71,7 @@ def test_words_are_divided_as_by_subword_nmt(tmp_path: Path, version: int, thres
             return
         kept = read_kept(tmp_path / "vocab", threshold)
         assert kept == sorted(frequent)
-        with (tmp_path / "codes").open(encoding="utf-8") as file:
-            theirs = BPE(file, vocab=frequent)
+        theirs = their_codes(tmp_path / "codes", frequent)
     ours = MergeCodes(*read_codes(tmp_path / "codes"), kept)
     divided = 0
     for word in [*words_of(3, 500), *words_of(1, 100), "a", "aaaaaaa", "</w>", "low</w>", "é"]:
@@ -83,19 +84,17 @@ def test_words_are_divided_as_by_subword_nmt(tmp_path: Path, version: int, thres
 def test_equal_rules_and_several_ways_to_a_subword(tmp_path: Path) -> None:
     rules = "#version: 0.2\nb c\na b\na bc\nab c\nb c\nabc d</w>\nc d</w>\n"
     (tmp_path / "codes").write_text(rules)
-    with (tmp_path / "codes").open() as file:
-        plain, kept = BPE(file), {"a@@", "b@@", "d"}
-    with (tmp_path / "codes").open() as file:
-        limited = BPE(file, vocab=kept)
+    kept = {"a@@", "b@@", "d"}
+    plain, limited = their_codes(tmp_path / "codes"), their_codes(tmp_path / "codes", kept)
     read = read_codes(tmp_path / "codes")
     for word in ("abcd", "abc", "bcd", "ab", "abcabcd", "cd"):
         assert " ".join(MergeCodes(*read).cut(word)) == plain.segment(word).replace("@@", "")
         assert " ".join(MergeCodes(*read, kept).cut(word)) == limited.segment(word).replace("@@", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_codes_that_cannot_be_used(tmp_path: Path) -> None:
+    codes, vocab = tmp_path / "codes", tmp_path / "vocab"
+    for text, message in (
         ("#version: 0.3\na b\n", r"codes:1: codes of an unknown format, '#version: 0.3'"),
         (
             "#version: 0.2\na b\nabc\n",
@@ -103,21 +102,23 @@ def test_equal_rules_and_several_ways_to_a_subword(tmp_path: Path) -> None:
         ),
         ("a b c\n", r"codes:1: expected two symbols"),
         ("#version: 0.2\n", "codes: has no merge"),
-    ],
-)
-def test_codes_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "codes").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_codes(tmp_path / "codes")
-    (tmp_path / "vocab").write_text("a 3\nb\n")
-    with pytest.raises(InputError, match=r"vocab:2: expected a subword and its count, found 'b'"):
-        read_kept(tmp_path / "vocab", 1)
-    for line in (f"b {'9' * 5000}", "b ٣", "b -1", " 3", "b 3 4"):
-        (tmp_path / "vocab").write_text(f"a 3\n{line}\n", encoding="utf-8")
-        with pytest.raises(InputError, match=r"vocab:2: expected a subword and its count, found"):
-            read_kept(tmp_path / "vocab", 1)
-    (tmp_path / "vocab").write_text("a 3\nb 2\nc 4\n")
-    assert read_kept(tmp_path / "vocab", 3) == ["a", "c"]
+    ):
+        codes.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_codes(codes)
+    for line, found in (
+        ("b", "'b'"),
+        (f"b {'9' * 5000}", ""),
+        ("b ٣", ""),
+        ("b -1", ""),
+        (" 3", ""),
+        ("b 3 4", ""),
+    ):
+        vocab.write_text(f"a 3\n{line}\n", encoding="utf-8")
+        with pytest.raises(InputError, match=f"vocab:2: expected a subword and its count, found {found}"):
+            read_kept(vocab, 1)
+    vocab.write_text("a 3\nb 2\nc 4\n")
+    assert read_kept(vocab, 3) == ["a", "c"]
 
 
 def test_tokens_keep_the_beginnings_of_words(tmp_path: Path) -> None:
@@ -134,9 +135,8 @@ def test_tokens_keep_the_beginnings_of_words(tmp_path: Path) -> None:
     numbers = word_numbers(vocabulary.tokens(ids), vocabulary)
     assert numbers[-1] == 4
     assert numbers == word_numbers(pieces, vocabulary)
-    assert (
-        vocabulary.decode([2, *ids, 3, 0]) == "".join(vocabulary.tokens(ids)).replace(WORD_START, " ").strip()
-    )
+    joined = "".join(vocabulary.tokens(ids)).replace(WORD_START, " ").strip()
+    assert vocabulary.decode([2, *ids, 3, 0]) == joined
     assert vocabulary.encode("<unk> </s>")[-2:] != [UNK, 3]
     assert vocabulary.written("a▁b") == vocabulary.written("a b")
 
@@ -165,13 +165,11 @@ def test_a_run_with_codes(tmp_path: Path) -> None:
     run = Run(text, tmp_path / "run", (f"data.subwords={subwords}", "training.max_updates=2"))
     run_recipe(run.recipe, [text], console=run.console)
     source, target = load_task(run.folder.path).vocabularies.sides
-    with (text / "codes.src").open() as file:
-        theirs = BPE(file)
+    theirs = their_codes(text / "codes.src")
     line = (text / "train.src").read_text().splitlines()[7]
     expected = [piece.removesuffix("@@") for piece in theirs.segment(line).split()]
-    assert [
-        token.removeprefix(WORD_START) for token in source.written(line) if token != WORD_START
-    ] == expected
+    written = [token.removeprefix(WORD_START) for token in source.written(line) if token != WORD_START]
+    assert written == expected
     assert source.decode(source.encode(line)) == line
     assert UNK not in source.encode(line)
     assert UNK in target.encode(line)
@@ -193,13 +191,8 @@ def test_a_joint_vocabulary_is_one(tmp_path: Path) -> None:
     assert isinstance(both.source, CodesVocabulary)
     assert both.source.codes.kept == {"a@@", "a\u00a0b"}
     damaged = json.loads((tmp_path / "p" / "subwords.json").read_text())
-    for key, value in (
-        ("rules", [1]),
-        ("pieces", ["a"]),
-        ("version", 7),
-        ("rules", ["a b c"]),
-        ("kept", "x"),
-    ):
+    faults = {"rules": [1], "pieces": ["a"], "version": 7, "kept": "x"}
+    for key, value in (*faults.items(), ("rules", ["a b c"])):
         (tmp_path / "p" / "subwords.json").write_text(json.dumps({**damaged, key: value}))
         with pytest.raises(InputError, match=r"subwords\.json: damaged vocabulary of codes"):
             load_vocabularies(tmp_path / "p")
@@ -219,21 +212,13 @@ def test_prepared_text_with_codes_is_prepared_again(tmp_path: Path, joint: str) 
     assert any(name.endswith(".json") for name in again.checksums)
 
 
-@pytest.mark.parametrize(
-    ("subwords", "message"),
-    [
+def test_wrong_settings_are_told(tmp_path: Path) -> None:
+    text = letters(tmp_path)
+    for subwords, message in (
         ("{type: codes}", "files"),
         ("{type: codes, files: [a, b]}", "files has 2 files and joint is true"),
         ("{type: codes, files: [a], vocabularies: [v, w]}", "vocabularies has 2 files and joint is true"),
         ("{type: codes, files: [nowhere.codes]}", "nowhere.codes"),
-    ],
-)
-def test_wrong_settings_are_told(tmp_path: Path, subwords: str, message: str) -> None:
-    run = Run(letters(tmp_path), tmp_path / "run")
-
-    def try_it() -> None:
-        recipe = load_recipe(tmp_path / "run.yaml", [f"data.subwords={subwords}"])
-        prepare(recipe, tmp_path / "p", [run.text], show_progress=False)
-
-    with pytest.raises(InputError, match=message):
-        try_it()
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare_subwords(text, tmp_path, subwords)

@@ -47,10 +47,8 @@ def test_finds_both_sides(tmp_path: Path, endings: tuple[str, str]) -> None:
 
 
 def test_first_folder_wins_and_a_half_does_not_count(tmp_path: Path) -> None:
-    put(tmp_path / "a" / "train.en", b"x\n")
-    for name in ("b", "c"):
-        put(tmp_path / name / "train.en", b"x\n")
-        put(tmp_path / name / "train.de", b"x\n")
+    for name in ("a/train.en", "b/train.en", "b/train.de", "c/train.en", "c/train.de"):
+        put(tmp_path / name, b"x\n")
     found = find_corpus("train", "en", "de", [tmp_path / name for name in "abc"], progress=False)
     assert found.source == tmp_path / "b" / "train.en"
 
@@ -63,16 +61,11 @@ def test_table_of_both_sides(tmp_path: Path, name: str) -> None:
     assert list(read_pairs(found)) == [("ein Haus", "a house"), ("ein Ei", "an egg")]
 
 
-def test_prefix_with_a_dot_keeps_it(tmp_path: Path) -> None:
-    put(tmp_path / "v1.2.en", b"x\n")
-    put(tmp_path / "v1.2.de", b"y\n")
-    assert find_corpus("v1.2", "en", "de", [tmp_path], progress=False).source.name == "v1.2.en"
-
-
-def test_absolute_prefix(tmp_path: Path) -> None:
-    put(tmp_path / "t.en", b"x\n")
-    put(tmp_path / "t.de", b"y\n")
-    assert find_corpus(str(tmp_path / "t"), "en", "de", [], progress=False).target == tmp_path / "t.de"
+def test_prefixes_with_a_dot_and_absolute_ones(tmp_path: Path) -> None:
+    for name in ("v1.2", "t"):
+        source, target = put(tmp_path / f"{name}.en", b"x\n"), put(tmp_path / f"{name}.de", b"y\n")
+        for prefix, folders in ((name, [tmp_path]), (str(tmp_path / name), [])):
+            assert find_corpus(prefix, "en", "de", folders, progress=False) == Corpus(source, target)
 
 
 def test_not_found_names_every_place(tmp_path: Path) -> None:
@@ -87,12 +80,9 @@ def test_not_found_names_every_place(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_known_data_set_without_that_split() -> None:
+def test_the_catalog_has_no_such_split_or_is_not_asked_without_leave(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the catalog's multi30k has train\.en, train\.de, valid\.en"):
         find_corpus("multi30k/dev", "en", "de", [], progress=False)
-
-
-def test_catalog_is_not_asked_without_leave(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not found"):
         find_corpus("number-words/valid", "en", "de", [tmp_path], progress=False, fetch=False)
 
@@ -105,9 +95,8 @@ def test_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.txt", "t.txt.gz"])
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
+def test_only_newlines_end_lines(tmp_path: Path, name: str) -> None:
+    for content, lines in (
         (b"a\nb\n", ["a", "b"]),
         (b"a\nb", ["a", "b"]),
         (b"a\r\nb\r\n", ["a", "b"]),
@@ -116,29 +105,22 @@ def test_one_file(tmp_path: Path) -> None:
         ("a\u2028b\x0bc\x85d\x1ce\n".encode(), ["a\u2028b\x0bc\x85d\x1ce"]),
         (b"a\rb\n", ["a\rb"]),
         (b"a\r\r\n", ["a\r"]),
-    ],
-)
-def test_only_newlines_end_lines(tmp_path: Path, name: str, content: bytes, lines: list[str]) -> None:
-    assert list(read_lines(put(tmp_path / name, content))) == lines
+    ):
+        assert list(read_lines(put(tmp_path / name, content))) == lines
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_bad_content(tmp_path: Path) -> None:
+    packed = r"t\.txt: is compressed with gzip; unpack it, or give a file's name the ending \.gz"
+    for content, message in (
         (b"ok\nB\xe4r\n", r"t\.txt:2: not valid UTF-8 \(byte 0xe4 at column 2\)"),
         (b"\xed\xa0\x80\n", r"t\.txt:1: not valid UTF-8"),
-        (
-            gzip.compress(b"ok\n", mtime=0),
-            r"t\.txt: is compressed with gzip; unpack it, or give a file's name the ending \.gz",
-        ),
+        (gzip.compress(b"ok\n", mtime=0), packed),
         (b"ok\n\x1f\x8b\n", r"t\.txt:2: not valid UTF-8"),
         (b"ok\nok\na\0b\n", r"t\.txt:3: NUL byte at column 2"),
         (b"", r"t\.txt: the file is empty"),
-    ],
-)
-def test_bad_content(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        list(read_lines(put(tmp_path / "t.txt", content)))
+    ):
+        with pytest.raises(InputError, match=message):
+            list(read_lines(put(tmp_path / "t.txt", content)))
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
@@ -148,20 +130,14 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         list(read_lines(tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "plain"])
-def test_corrupt_gzip(tmp_path: Path, damage: str) -> None:
-    whole = bytearray(gzip.compress(b"".join(b"line %d\n" % (i * i) for i in range(20_000))))
-    if damage == "cut":
-        content = bytes(whole[:-9])
-    elif damage == "flipped":
-        whole[len(whole) // 2] ^= 0xFF
-        content = bytes(whole)
-    else:
-        content = b"just text\n"
-    file = tmp_path / "t.gz"
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=r"t\.gz: corrupt gzip file after line \d+"):
-        list(read_lines(file))
+def test_corrupt_gzip(tmp_path: Path) -> None:
+    whole, file = gzip.compress(b"".join(b"line %d\n" % (i * i) for i in range(20_000))), tmp_path / "t.gz"
+    flipped, middle = bytearray(whole), len(whole) // 2
+    flipped[middle] ^= 0xFF
+    for content in (whole[:-9], bytes(flipped), b"just text\n"):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"t\.gz: corrupt gzip file after line \d+"):
+            list(read_lines(file))
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 5), (5, 3), (2, 1)])

@@ -1,15 +1,23 @@
-"""Downloads against a server on this machine: whole, resumed, refused, cut off, and wrong."""
+"""Downloads against a server on this machine: whole, resumed, refused, cut off, and with every fault of a network.
+
+Each fault ends in one line, and what arrived is kept.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
-import http.server
+import io
+import itertools
 import re
+import socket
+import struct
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,72 +27,90 @@ from econmt.data.text.catalog import DataSet, RemoteFile, download
 from econmt.data.text.corpus import find_corpus, find_text
 from econmt.errors import InputError
 
-CONTENT = b"".join(b"line %d\n" % i for i in range(40_000))
+CONTENT = bytes(range(256)) * 400
+
+Play = Callable[[socket.socket, "Server"], None]
 
 
-@dataclass
+def answers(connection: socket.socket, server: Server) -> None:
+    """Sends the file that was asked for, from the byte that was asked for, as far as the connection holds."""
+    content = server.files.get(server.requests[-1].split()[1].decode().lstrip("/"))
+    if content is None:
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+        return
+    wanted = server.wanted[-1] if server.ranges else ""
+    first, whole = int(wanted.removeprefix("bytes=").removesuffix("-") or 0), len(content)
+    status, place = "200 OK", ""
+    if wanted:
+        status = "206 Partial Content" if first < whole else "416 Range Not Satisfiable"
+        place = f"Content-Range: bytes {f'{first}-{whole - 1}' if first < whole else '*'}/{whole}\r\n"
+    body = content[first:]
+    connection.sendall(f"HTTP/1.1 {status}\r\n{place}Content-Length: {len(body)}\r\n\r\n".encode())
+    connection.sendall(body[: server.cut_after.pop(0)] if server.cut_after else body)
+
+
 class Server:
-    """What the server has and how it behaves."""
+    """A listening socket; each connection plays the next of ``plays``, the last one again and again.
 
-    url: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    ranges: bool = True
-    cut_after: list[int] = field(default_factory=list)
-    """Bytes after which the connection of each of the next answers breaks."""
-    requests: list[tuple[str, str | None]] = field(default_factory=list)
+    Attributes:
+        files: What `answers` sends, by path.
+        ranges: Whether it knows them.
+        cut_after: Bytes after which the connection of each of the next answers breaks.
+        requests: What was asked.
+        arrived: Set by tests that wait for a part of an answer.
+    """
+
+    def __init__(self) -> None:
+        self.plays: list[Play] = [answers]
+        self.files = {"text": CONTENT}
+        self.ranges, self.cut_after = True, list[int]()
+        self.requests: list[bytes] = []
+        self.arrived = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            connection, _ = self._listening.accept()
+            with connection:
+                request = b""
+                while b"\r\n\r\n" not in request and (block := connection.recv(65536)):
+                    request += block
+                if request == b"stop":
+                    return
+                self.requests.append(request)
+                with contextlib.suppress(ConnectionError):  # the client has seen enough
+                    self.plays[min(number, len(self.plays) - 1)](connection, self)
+
+    def stop(self) -> None:
+        with socket.create_connection(self._listening.getsockname()) as connection:
+            connection.sendall(b"stop")
+        self._thread.join()
+        self._listening.close()
+
+    @property
+    def wanted(self) -> list[str]:
+        """The Range header of each request, or nothing."""
+        lines = [request.decode().split("\r\n") for request in self.requests]
+        return ["".join(line[7:] for line in each if line.startswith("Range: ")) for each in lines]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            wanted = self.headers.get("Range")
-            state.requests.append((self.path, wanted))
-            content = state.files.get(self.path.lstrip("/"))
-            if content is None:
-                self.send_error(404)
-                return
-            first = 0
-            if wanted is not None and state.ranges:
-                first = int(wanted.removeprefix("bytes=").removesuffix("-"))
-                if first >= len(content):
-                    self.send_response(416)
-                    self.send_header("Content-Range", f"bytes */{len(content)}")
-                    self.end_headers()
-                    return
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-            else:
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(content) - first))
-            self.end_headers()
-            body = content[first:]
-            if state.cut_after:
-                body = body[: state.cut_after.pop(0)]
-                self.close_connection = True
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        state.url = f"http://127.0.0.1:{running.server_port}"
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield state
-        running.shutdown()
-        thread.join()
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(catalog, "_TIMEOUT_SECONDS", 10.0)
+    running = Server()
+    yield running
+    running.stop()
 
 
 def sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def remote(server: Server, content: bytes = CONTENT, checksum: str | None = "right") -> RemoteFile:
-    server.files["text"] = content
-    return RemoteFile(f"{server.url}/text", sha256(content) if checksum == "right" else checksum)
+def remote(server: Server, checksum: str | None = sha256(CONTENT)) -> RemoteFile:
+    return RemoteFile(f"{server.url}/text", checksum)
 
 
 def test_whole(server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -97,38 +123,26 @@ def test_whole(server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert captured.err == f"econmt: downloading {server.url}/text\n"
 
 
-def test_resumed(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "text.part").write_bytes(CONTENT[:1000])
+@pytest.mark.parametrize(
+    ("before", "ranges", "cuts", "wanted"),
+    [
+        (CONTENT[:1000], True, [], ["bytes=1000-"]),
+        (b"something old", False, [], ["bytes=13-"]),
+        (CONTENT, True, [], [f"bytes={len(CONTENT)}-"]),
+        (CONTENT + b"longer", True, [], [f"bytes={len(CONTENT) + 6}-", ""]),
+        (None, True, [60_000, 30_000], ["", "bytes=60000-", "bytes=90000-"]),
+    ],
+    ids=["a part", "no ranges", "all of it", "it became smaller on the server", "broken connections"],
+)
+def test_what_is_there_is_gone_on_with(
+    server: Server, tmp_path: Path, before: bytes | None, ranges: bool, cuts: list[int], wanted: list[str]
+) -> None:
+    server.ranges, server.cut_after = ranges, cuts
+    if before is not None:
+        (tmp_path / "text.part").write_bytes(before)
     download(remote(server), tmp_path / "text", progress=False)
     assert (tmp_path / "text").read_bytes() == CONTENT
-    assert server.requests == [("/text", "bytes=1000-")]
-
-
-def test_server_that_knows_no_ranges(server: Server, tmp_path: Path) -> None:
-    server.ranges = False
-    (tmp_path / "text.part").write_bytes(b"something old")
-    download(remote(server), tmp_path / "text", progress=False)
-    assert (tmp_path / "text").read_bytes() == CONTENT
-
-
-def test_all_of_it_was_there(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "text.part").write_bytes(CONTENT)
-    download(remote(server), tmp_path / "text", progress=False)
-    assert (tmp_path / "text").read_bytes() == CONTENT
-
-
-def test_file_became_smaller_on_the_server(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "text.part").write_bytes(CONTENT + b"longer than before")
-    download(remote(server), tmp_path / "text", progress=False)
-    assert (tmp_path / "text").read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.requests] == [f"bytes={len(CONTENT) + 18}-", None]
-
-
-def test_broken_connections_are_gone_on_with(server: Server, tmp_path: Path) -> None:
-    server.cut_after = [100_000, 70_000]
-    download(remote(server), tmp_path / "text", progress=False)
-    assert (tmp_path / "text").read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.requests] == [None, "bytes=100000-", "bytes=170000-"]
+    assert server.wanted == wanted
 
 
 def test_a_connection_that_keeps_breaking_keeps_what_came(server: Server, tmp_path: Path) -> None:
@@ -140,7 +154,7 @@ def test_a_connection_that_keeps_breaking_keeps_what_came(server: Server, tmp_pa
         caught.value
     )
     download(remote(server), tmp_path / "text", progress=False)
-    assert server.requests[-1] == ("/text", "bytes=40000-")
+    assert server.wanted[-1] == "bytes=40000-"
     assert (tmp_path / "text").read_bytes() == CONTENT
 
 
@@ -184,8 +198,8 @@ def test_refused_by_the_server(server: Server, tmp_path: Path) -> None:
 
 
 def test_no_network(tmp_path: Path) -> None:
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as closed:
-        port = closed.server_port
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
     with pytest.raises(
         InputError,
         match=r"cannot download \(.*refused.*\); no network\? put text into .*/set by hand, or set",
@@ -235,3 +249,177 @@ def test_through_the_catalog(server: Server, tmp_path: Path, monkeypatch: pytest
     asked = len(server.requests)
     assert find_corpus("tiny/train", "de", "en", [], progress=False) == found
     assert len(server.requests) == asked
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+WHOLE = OK + b"Content-Length: %d\r\n\r\n" % len(CONTENT) + CONTENT
+
+
+def says(answer: bytes) -> Play:
+    """Sends bytes as they are and closes the connection."""
+    return lambda connection, _: connection.sendall(answer)
+
+
+def resets(answer: bytes) -> Play:
+    """Sends bytes, waits until a part of them has been read, and resets the connection."""
+
+    def play(connection: socket.socket, server: Server) -> None:
+        connection.sendall(answer)
+        server.arrived.wait(20)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    return play
+
+
+def stalls(answer: bytes) -> Play:
+    """Sends bytes and then nothing, until the client has left."""
+
+    def play(connection: socket.socket, _: Server) -> None:
+        connection.sendall(answer)
+        connection.recv(1)
+
+    return play
+
+
+def fetch(server: Server, folder: Path, *plays: Play, checksum: bool = True) -> str:
+    """Downloads while the server plays; the error's line, or nothing if the file arrived."""
+    server.plays = list(plays)
+    try:
+        download(remote(server) if checksum else remote(server, None), folder / "text", progress=False)
+    except InputError as error:
+        (line,) = error.lines
+        return line.replace(f"{server.url}/text", "URL").replace(str(folder), "FOLDER")
+    assert (folder / "text").read_bytes() == CONTENT
+    return ""
+
+
+BY_HAND = "put text into FOLDER by hand, or set ECONMT_DATA to a folder that has"
+UNREADABLE = [
+    (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH-2.0-OpenSSH_9.6"),
+    (b"\x16\x03\x01\x00\xff\xfe\r\n\r\n", r"\x16\x03\x01\x00"),
+    (b"HTTP/1.1 " + b"9" * 60_000 + b"\r\n\r\n", "HTTP/1.1 9999"),
+    (b"HTTP/1.1 " + b"9" * 100_000 + b"\r\n\r\n", "got more than 65536 bytes when reading status line"),
+    (OK + b"X: " + b"x" * 100_000 + b"\r\n\r\n", "got more than 65536 bytes when reading header line"),
+    (OK + b"X: x\r\n" * 200 + b"\r\n", "got more than 100 headers"),
+    (OK + b"Content-Length: abc\r\n\r\n" + CONTENT, "Content-Length is 'abc'"),
+    (OK + b"Content-Length: -1\r\n\r\n" + CONTENT, "Content-Length is '-1'"),
+    (b"HTTP/1.1 302 Found\r\nLocation: http://[x/\r\n\r\n", "Invalid IPv6 URL"),
+    (b"HTTP/1.1 302 Found\r\nLocation: http://x:y/\r\n\r\n", "nonnumeric port: 'y'"),
+]
+
+
+@pytest.mark.parametrize(("answer", "why"), UNREADABLE, ids=[why[:30] for _, why in UNREADABLE])
+def test_an_answer_that_is_not_http(server: Server, tmp_path: Path, answer: bytes, why: str) -> None:
+    said = fetch(server, tmp_path, says(answer))
+    assert said.startswith("URL: the server's answer cannot be read (")
+    assert why in said
+    assert f"); try again later, or {BY_HAND}" in said
+    assert len(said) < 600
+    assert list(tmp_path.iterdir()) == []
+
+
+FOUND = b"HTTP/1.1 302 Found\r\n"
+SAID = {
+    "closed without an answer": (
+        b"",
+        "the connection broke (Remote end closed connection without response); nothing was received; "
+        f"try again later, or {BY_HAND}",
+    ),
+    "a length that never comes": (
+        OK + b"Content-Length: 102401\r\n\r\n" + CONTENT,
+        "the connection broke (102,400 of 102,401 bytes arrived); 102,400 bytes are kept",
+    ),
+    "a length that is too short": (
+        OK + b"Content-Length: 1000\r\n\r\n" + CONTENT,
+        "the checksum of text does not match: expected sha256 ",
+    ),
+    "a redirect loop": (
+        FOUND + b"Location: /text\r\nContent-Length: 0\r\n\r\n",
+        "the server answers 302 The HTTP server returned a redirect error that would",
+    ),
+    "a redirect to a file of this machine": (
+        FOUND + b"Location: file:///etc/passwd\r\n\r\n",
+        "the server answers 302 Found - Redirection to url 'file:///etc/passwd' is not allowed",
+    ),
+    "a long reason": (
+        b"HTTP/1.1 503 " + b"no " * 20_000 + b"\r\n\r\n",
+        "the server answers 503 no no no",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_faults(server: Server, tmp_path: Path, name: str) -> None:
+    answer, why = SAID[name]
+    said = fetch(server, tmp_path, says(answer))
+    assert said.startswith(f"URL: {why}")
+    assert len(said) < 600
+    assert BY_HAND in said or " are kept" in said or "checksum" in why
+    kept = ["text.part"] if " are kept" in said else []
+    assert [path.name for path in tmp_path.iterdir()] == kept
+
+
+@pytest.mark.parametrize("body", [b"5\r\nhel", b"zz\r\nhello\r\n0\r\n\r\n", b"-5\r\nhello\r\n"])
+def test_chunks_that_are_none(server: Server, tmp_path: Path, body: bytes) -> None:
+    said = fetch(server, tmp_path, says(OK + b"Transfer-Encoding: chunked\r\n\r\n" + body))
+    assert said.startswith("URL: the connection broke (")
+
+
+def test_a_reset_within_the_body(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def clock() -> float:
+        if next(calls):  # not the call before the first block
+            server.arrived.set()
+        return 0.0
+
+    monkeypatch.setattr(catalog, "_clock", clock)
+    said = fetch(server, tmp_path, resets(WHOLE[:1000]))
+    assert "the connection broke (" in said
+    assert "reset by peer" in said
+    assert "bytes are kept in FOLDER/text.part; run the same command again" in said
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 200", OK + b"Content-Length: 9\r\n\r\n"])
+def test_a_server_that_falls_silent(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(catalog, "_TIMEOUT_SECONDS", 0.05)
+    said = fetch(server, tmp_path, stalls(before))
+    assert said.startswith(
+        "URL: the connection broke (timed out); nothing was received; try again later, or "
+    )
+
+
+def test_a_server_that_sends_a_byte_now_and_then(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(0.0, 20.0)
+    monkeypatch.setattr(catalog, "_clock", lambda: next(seconds))
+
+    def trickles(connection: socket.socket, _: Server) -> None:
+        connection.sendall(OK + b"Content-Length: 100000\r\n\r\n")
+        while True:
+            connection.sendall(b"x")
+
+    said = fetch(server, tmp_path, trickles)
+    assert "the connection broke (only " in said
+    assert " bytes in 60 s); " in said
+
+
+def test_a_server_that_becomes_slow_after_a_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each minute counts for itself."""
+    seconds, blocks = itertools.count(0.0, 61.0), iter([b"x" * catalog._SLOW_BYTES, b"y", b"z"])
+    monkeypatch.setattr(catalog, "_clock", lambda: next(seconds))
+    answer: Any = SimpleNamespace(read1=lambda _: next(blocks))
+    stream = io.BytesIO()
+    with pytest.raises(catalog._BrokenConnectionError, match=r"^only 1 bytes in 60 s$"):
+        catalog._copy(answer, stream, 0, None, lambda _: None)
+    assert stream.getvalue() == b"x" * catalog._SLOW_BYTES + b"y"
+
+
+def test_another_part_than_the_one_requested(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "text.part").write_bytes(CONTENT[:500])
+    other = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 100-102399/102400\r\nContent-Length: 102300\r\n\r\n"
+    assert fetch(server, tmp_path, says(other + CONTENT[100:]), says(WHOLE), checksum=False) == ""
+    assert server.wanted == ["bytes=500-", ""]

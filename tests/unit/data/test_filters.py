@@ -15,6 +15,7 @@ from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 Make = Callable[..., Recipe]
+Kept = Callable[..., tuple[list[int], PreparedData]]
 
 
 def prepared(recipe: Recipe, folder: Path) -> PreparedData:
@@ -22,7 +23,7 @@ def prepared(recipe: Recipe, folder: Path) -> PreparedData:
 
 
 @pytest.fixture
-def kept(corpus: Path, make_recipe: Make) -> Callable[..., tuple[list[int], PreparedData]]:
+def kept(corpus: Path, make_recipe: Make) -> Kept:
     """Lines of the training text that are left, of 8 pairs worth a filter and 40 that are not, and the store."""
     plain = [pair for pair in made_up_pairs(60, seed=4) if len(pair[0]) > 8 < len(pair[1])][:40]
     first = [
@@ -62,29 +63,24 @@ def kept(corpus: Path, make_recipe: Make) -> Callable[..., tuple[list[int], Prep
         ({"min_words": 3, "duplicates": "target", "identical": "drop"}, [3, 4, 7]),
     ],
 )
-def test_what_is_left(
-    kept: Callable[..., tuple[list[int], PreparedData]], filters: dict[str, object], left: list[int]
-) -> None:
+def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -> None:
     lines, store = kept(**filters)
     assert lines == left
-    counts = store.statistics["train"]
-    dropped = sum(
-        counts[name]
-        for name in counts
-        if name in ("few_words", "many_words", "ratio", "repeats", "identical", "duplicate")
+    counts, reasons = (
+        store.statistics["train"],
+        ["few_words", "many_words", "ratio", "repeats", "identical", "duplicate"],
     )
+    dropped = sum(counts.get(name, 0) for name in reasons)
     assert counts["pairs"] + dropped == counts["lines"] == 48
 
 
-def test_a_vocabulary_is_learnt_from_what_is_left(
-    kept: Callable[..., tuple[list[int], PreparedData]],
-) -> None:
+def test_a_vocabulary_is_learnt_from_what_is_left(kept: Kept) -> None:
     everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
     assert everything.source.decode(everything.source.encode("QQQ")) == "QQQ"
     assert less.source.decode(less.source.encode("QQQ")) == "<unk>"
 
 
-def test_the_report_names_reasons_and_examples(kept: Callable[..., tuple[list[int], PreparedData]]) -> None:
+def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     _, store = kept(duplicates="target", identical="drop", max_length_ratio=2.5)
     lines = report_lines(store.folder)
     assert lines[0].split() == ["left", "out", "share", "training", "pairs"]
@@ -96,17 +92,15 @@ def test_the_report_names_reasons_and_examples(kept: Callable[..., tuple[list[in
     examples = [line.rpartition(":")[2] for line in lines[place + 1 : place + 7 : 3]]
     assert examples == ["5", "6"], "each has its place, source and target"
     assert all(len(line) <= 80 for line in lines)
-    assert open_prepared(store.folder).statistics["train"]["duplicate"] == 2, (
-        "it is one of the store's own files"
-    )
+    again = open_prepared(store.folder)  # the report is one of its own files
+    assert again.statistics["train"]["duplicate"] == 2
 
 
 def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
-    data = make_recipe().pairs
-    left_out.write(tmp_path, data, 10)
+    left_out.write(tmp_path, make_recipe().pairs, 10)
     _, reason, *examples = map(str.strip, report_lines(tmp_path))
     assert reason.startswith("5")
     assert examples == [line for n in (1, 2, 3) for line in (f"train.en:{n}", f"source {n}", f"target {n}")]
@@ -143,21 +137,10 @@ def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recip
 
 def test_language(corpus: Path, make_recipe: Make) -> None:
     pytest.importorskip("py3langid")
-    pairs = [
-        (
-            "The committee will discuss the new proposal tomorrow.",
-            "Der Ausschuss wird morgen über den Vorschlag reden.",
-        ),
-        (
-            "Le comité discutera demain de la nouvelle proposition.",
-            "Die Kinder spielen im Garten hinter dem Haus.",
-        ),
-        (
-            "The children are playing in the garden behind the house.",
-            "The house has a garden, where they are playing.",
-        ),
-    ]
-    write_pairs(corpus, "train", pairs)
+    english = "The committee will discuss the new proposal tomorrow."
+    german = "Der Ausschuss wird morgen über den Vorschlag reden."
+    french = "Le comité discutera demain de la nouvelle proposition."
+    write_pairs(corpus, "train", [(english, german), (french, german), (english, english)])
     recipe = make_recipe(filters={"language_certainty": 0.5}, subwords={"type": "words"})
     found = prepared(recipe, corpus)
     assert (len(found.train), found.statistics["train"]["language"]) == (1, 2)
@@ -180,9 +163,8 @@ def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytes
 
 
 def test_nothing_left_is_told(corpus: Path, make_recipe: Make) -> None:
-    with pytest.raises(
-        InputError, match=r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
-    ):
+    message = r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
+    with pytest.raises(InputError, match=message):
         prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)
 
 
@@ -203,28 +185,23 @@ def test_a_certainty_that_is_just_reached_is_enough(
     corpus: Path, make_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certainties = {"ba": 0.75, "de": 0.7}
-    monkeypatch.setattr(
-        "econmt.data.text.filters.language_classifier",
-        lambda languages: lambda text: ("xx", certainties[text]),
-    )
+    classifier = "econmt.data.text.filters.language_classifier"
+    monkeypatch.setattr(classifier, lambda languages: lambda text: ("xx", certainties[text]))
     pairs = make_recipe(filters={"language_certainty": 0.75}, subwords={"type": "words"}).pairs
     selection = Selection(pairs, [])
     assert [selection._reason(text, text) for text in certainties] == ["language", None]
 
 
-@pytest.mark.parametrize(
-    ("text", "times"),
-    [
-        ("a dog runs", 1),
-        ("the the the dog", 3),
-        ("no , no , no , no !", 3),
-        ("a b c d e f g h a b c d e f g h", 2),
-        ("a b c d e f g h i a b c d e f g h i", 1),
-        (". . . . . .", 1),
-        ("1 000 000 000", 1),
-        ("我喜欢我喜欢我喜欢猫我喜欢我喜欢我喜欢我喜欢", 4),
-        ("", 1),
-    ],
-)
-def test_repeated_words_are_counted(text: str, times: int) -> None:
-    assert repeats(text) == times
+def test_repeated_words_are_counted() -> None:
+    expected = {
+        "a dog runs": 1,
+        "the the the dog": 3,
+        "no , no , no , no !": 3,
+        "a b c d e f g h a b c d e f g h": 2,
+        "a b c d e f g h i a b c d e f g h i": 1,
+        ". . . . . .": 1,
+        "1 000 000 000": 1,
+        "我喜欢我喜欢我喜欢猫我喜欢我喜欢我喜欢我喜欢": 4,
+        "": 1,
+    }
+    assert {text: repeats(text) for text in expected} == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,6 @@ from econmt.data.text.corpus import Corpus, find_corpus, read_pairs
 from econmt.errors import InputError
 
 HEAD = '<?xml version="1.0" encoding="{}"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
-PAIRS = [("A dog\u2028runs & barks.", "Ein Hund läuft & bellt."), ("Two", "Zwei")]
 
 
 def unit(**sides: str) -> str:
@@ -44,11 +44,8 @@ def test_units_become_pairs(tmp_path: Path, encoding: str) -> None:
         unit(en_GB="colour", en="color", de="Farbe", de_CH="Color"),
     )
     corpus = memory(tmp_path / "m.tmx", *units, encoding=encoding)
-    assert list(read_pairs(corpus)) == [
-        ("A dog runs & barks.", "Ein Hund läuft & bellt."),
-        ("Two", "Zwei"),
-        ("color", "Farbe"),
-    ]
+    first = "A dog runs & barks.", "Ein Hund läuft & bellt."
+    assert list(read_pairs(corpus)) == [first, ("Two", "Zwei"), ("color", "Farbe")]
 
 
 def test_long_memories_are_streamed(tmp_path: Path) -> None:
@@ -58,35 +55,24 @@ def test_long_memories_are_streamed(tmp_path: Path) -> None:
     assert len(list(pairs)) == 4999
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_memories_are_told(tmp_path: Path) -> None:
+    head = HEAD.format("utf-8")
+    for text, message in (
+        (head.replace('"tmx14.dtd">', '"d" [<!ENTITY a "aaaa">]>'), "m.tmx:2: declares the entity 'a'"),
         (
-            HEAD.format("utf-8").replace('"tmx14.dtd">', '"d" [<!ENTITY a "aaaa">]>'),
-            "m.tmx:2: declares the entity 'a'",
-        ),
-        (
-            HEAD.format("utf-8").replace(
-                '"tmx14.dtd">', '"d" [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]>'
-            ),
+            head.replace('"tmx14.dtd">', '"d" [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]>'),
             "m.tmx:2: declares the entity 'p'",
         ),
-        (HEAD.format("utf-8") + "<tu><seg>", "m.tmx:4: not valid XML: no element found"),
+        (head + "<tu><seg>", "m.tmx:4: not valid XML: no element found"),
         ("no XML\n", "m.tmx:1: not valid XML: syntax error"),
-        (
-            HEAD.format("utf-8") + unit(fr="a", it="b") + "</body></tmx>",
-            "no unit has both en and de; its languages: fr, it",
-        ),
+        (head + unit(fr="a", it="b") + "</body></tmx>", "no unit has both en and de; its languages: fr, it"),
         ("", "m.tmx:1: not valid XML"),
         (HEAD.format("utf-8c"), "m.tmx:1: cannot be decoded: unknown encoding: utf-8c"),
         (HEAD.format("gb2312"), "m.tmx:1: cannot be decoded: multi-byte encodings are not supported"),
-    ],
-)
-def test_bad_memories_are_told(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "m.tmx").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError) as refused:
-        list(read_pairs(Corpus(tmp_path / "m.tmx", None, ("en", "de"))))
-    assert message in str(refused.value)
+    ):
+        (tmp_path / "m.tmx").write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=re.escape(message)):
+            list(read_pairs(Corpus(tmp_path / "m.tmx", None, ("en", "de"))))
 
 
 def test_external_entities_are_not_fetched(tmp_path: Path) -> None:
@@ -97,21 +83,21 @@ def test_external_entities_are_not_fetched(tmp_path: Path) -> None:
 
 
 def write_table(path: Path, pairs: list[tuple[str, str]], nested: bool) -> None:
-    columns = {
-        side: pa.array([pair[i] for pair in pairs], pa.string()) for i, side in enumerate(("en", "de"))
-    }
+    sides = [pa.array([pair[side] for pair in pairs], pa.string()) for side in (0, 1)]
+    columns = dict(zip(("en", "de"), sides, strict=True))
     if nested:
-        columns = {
-            "id": pa.array(range(len(pairs))),
-            "translation": pa.StructArray.from_arrays(list(columns.values()), list(columns)),
-        }
+        translation = pa.StructArray.from_arrays(sides, list(columns))
+        columns = {"id": pa.array(range(len(pairs))), "translation": translation}
     parquet.write_table(pa.table(columns), path)
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_tables_become_pairs(tmp_path: Path, nested: bool) -> None:
-    pairs = [("A\ndog", "Ein\r\nHund"), ("x\u2028y", "z"), (None, "q")] + [
-        (str(i), f"-{i}") for i in range(2000)
+    pairs = [
+        ("A\ndog", "Ein\r\nHund"),
+        ("x\u2028y", "z"),
+        (None, "q"),
+        *((str(i), f"-{i}") for i in range(2000)),
     ]
     write_table(tmp_path / "t.parquet", pairs, nested)  # type: ignore[arg-type]
     corpus = find_corpus("t", "en", "de", [tmp_path], progress=False)

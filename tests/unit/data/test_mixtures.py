@@ -21,11 +21,13 @@ from econmt.data.batching.mixtures import Mixture
 from econmt.data.batching.noise import EMOJI, MARKUP, TITLE, TYPOS, UPPER, NoiseMaker, changed_text, mistyped
 from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.store import PreparedData, prepare
+from econmt.data.batching.token_store import PairIds
 from econmt.data.text.vocabulary import UNK
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 Make = Callable[..., Recipe]
+Prepare = Callable[..., tuple[Recipe, PreparedData]]
 
 
 def mixture(firsts: list[int], pairs: int, **settings: Any) -> Mixture:
@@ -33,20 +35,17 @@ def mixture(firsts: list[int], pairs: int, **settings: Any) -> Mixture:
 
 
 def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
-    mixed = mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16)
+    mixed, again = (
+        mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16) for _ in range(2)
+    )
     assert [mixed.counts(epoch) for epoch in (0, 4, 5, 99)] == [[5, 11], [5, 11], [16, 0], [16, 0]]
     seen = [mixed.pairs(epoch).tolist() for epoch in range(9)]
     assert all(len(epoch) == 16 for epoch in seen)
-    for first, end, own in (
-        (0, 10, [p for e in seen for p in e if p < 10]),
-        (10, 17, [p for e in seen for p in e if p >= 10]),
-    ):
+    for first, end in ((0, 10), (10, 17)):
+        own = [pair for epoch in seen for pair in epoch if first <= pair < end]
         for begin in range(0, len(own) - (end - first) + 1, end - first):
             assert sorted(own[begin : begin + end - first]) == list(range(first, end))
-    assert (
-        mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16).pairs(7).tolist()
-        == seen[7]
-    )
+    assert again.pairs(7).tolist() == seen[7]
     assert seen[0] != seen[2]
 
 
@@ -63,7 +62,7 @@ def test_an_empty_corpus_must_have_no_weight() -> None:
 
 
 @pytest.fixture
-def run(corpus: Path, make_recipe: Make) -> Callable[..., tuple[Recipe, PreparedData]]:
+def run(corpus: Path, make_recipe: Make) -> Prepare:
     """A recipe over two corpora, the second with a tag, and its store."""
     write_pairs(corpus, "back", made_up_pairs(60, seed=21))
 
@@ -92,7 +91,7 @@ ALL_NOISE = {"upper": 0.2, "title": 0.2, "typos": 0.3, "emoji": 0.2, "markup": 0
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_stream_goes_on_exactly_anywhere(run: Callable[..., Any], dropout: float) -> None:
+def test_a_stream_goes_on_exactly_anywhere(run: Prepare, dropout: float) -> None:
     mixing = {"weights": [[1, 1], [0, 1]], "epochs": [2], "epoch_pairs": 150}
     recipe, prepared = run(
         mixing=mixing, noise=ALL_NOISE, subwords={"type": "bpe", "size": 90, "dropout": dropout}
@@ -111,7 +110,7 @@ def test_a_stream_goes_on_exactly_anywhere(run: Callable[..., Any], dropout: flo
                 assert torch.equal(getattr(one, name), getattr(other, name))
 
 
-def test_epochs_have_the_corpora_of_their_stage_with_their_tag(run: Callable[..., Any]) -> None:
+def test_epochs_have_the_corpora_of_their_stage_with_their_tag(run: Prepare) -> None:
     recipe, prepared = run(mixing={"weights": [[1, 3], [1, 0]], "epochs": [1], "epoch_pairs": 200})
     stream = training_batches(recipe, prepared)
     first = take(stream, stream.batches_per_epoch)
@@ -133,7 +132,7 @@ def test_epochs_have_the_corpora_of_their_stage_with_their_tag(run: Callable[...
 @pytest.mark.parametrize(
     "subwords", [{"type": "bpe", "size": 60}, {"type": "unigram", "size": 90}, {"type": "words"}]
 )
-def test_a_tag_is_one_token_and_text_stays_text(run: Callable[..., Any], subwords: dict[str, Any]) -> None:
+def test_a_tag_is_one_token_and_text_stays_text(run: Prepare, subwords: dict[str, Any]) -> None:
     _, prepared = run(subwords=subwords)
     source = prepared.vocabularies.source
     ids = source.encode("<BT> ba de")
@@ -142,17 +141,17 @@ def test_a_tag_is_one_token_and_text_stays_text(run: Callable[..., Any], subword
     assert source.decode(ids) == "<BT> ba de"
 
 
-def test_bpe_dropout_leaves_tags_whole(run: Callable[..., Any]) -> None:
+def test_bpe_dropout_leaves_tags_whole(run: Prepare) -> None:
     recipe, prepared = run(
         subwords={"type": "bpe", "size": 90, "dropout": 0.9}, mixing={"weights": [[0, 1]]}, max_length=300
     )
-    rows = [
+    firsts = {
         row for batch in take(training_batches(recipe, prepared), 5) for row in batch.source[:, 0].tolist()
-    ]
-    assert set(rows) == {prepared.vocabularies.source.encode("<BT>")[0]}
+    }
+    assert firsts == {prepared.vocabularies.source.encode("<BT>")[0]}
 
 
-def test_shapes_are_those_of_all_epochs(run: Callable[..., Any]) -> None:
+def test_shapes_are_those_of_all_epochs(run: Prepare) -> None:
     recipe, prepared = run(
         mixing={"weights": [[1, 0], [0, 1]], "epochs": [1]}, noise=ALL_NOISE, max_length=40
     )
@@ -173,7 +172,7 @@ def test_shapes_are_those_of_all_epochs(run: Callable[..., Any]) -> None:
     assert volume == max(count * s * t for (s, t), count in rows.items())
 
 
-def test_every_noise_is_drawn_as_often_as_it_says(run: Callable[..., Any]) -> None:
+def test_every_noise_is_drawn_as_often_as_it_says(run: Prepare) -> None:
     """By itself, but capitals of both kinds exclude each other; and nothing of it is in the store."""
     plain = run()[1]
     recipe, prepared = run(noise=ALL_NOISE)
@@ -191,20 +190,25 @@ def test_every_noise_is_drawn_as_often_as_it_says(run: Callable[..., Any]) -> No
     assert not np.array_equal(kinds, maker.draw(20000, (3, 2)))
 
 
-def test_what_cannot_be_written_is_unknown_on_both_sides(run: Callable[..., Any]) -> None:
+def applied(
+    maker: NoiseMaker, prepared: PreparedData, kind: int, places: Any, room: tuple[int, int]
+) -> PairIds:
+    """Pairs with noise of one kind."""
+    kinds = np.full(len(places), kind, dtype=np.uint8)
+    return maker.apply(kinds, places, prepared.train.gather(places), room, (1, 2))
+
+
+def test_what_cannot_be_written_is_unknown_on_both_sides(run: Prepare) -> None:
     _, prepared = run(subwords={"type": "bpe", "size": 60, "character_coverage": 1.0})
     recipe, _ = run(noise={"emoji": 0.99})
     maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, [], prepared.train)
     for kind in (EMOJI, MARKUP):
-        pairs = prepared.train.gather(np.arange(20))
-        after = maker.apply(np.full(20, kind, dtype=np.uint8), np.arange(20), pairs, (400, 400), (1, 2))
+        after = applied(maker, prepared, kind, np.arange(20), (400, 400))
         for side in (after.source, after.target):
             assert all(UNK in row.tolist() for row in side)
 
 
-def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_tag(
-    run: Callable[..., Any],
-) -> None:
+def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_tag(run: Prepare) -> None:
     recipe, prepared = run(noise=ALL_NOISE)
     stream = training_batches(recipe, prepared)
     for _ in range(2):
@@ -216,6 +220,8 @@ def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_ta
 
 
 def test_what_each_noise_does() -> None:
+    assert len(set(noises._EMOJI)) == len(noises._EMOJI) == 40
+    assert not any(sign.isalnum() or sign.isspace() for sign in noises._EMOJI)
     draw = np.random.Generator(np.random.PCG64(5))
     assert changed_text(UPPER, "a dog", "ein süßer Hund", draw) == ("A DOG", "EIN SÜSSER HUND")
     assert changed_text(TITLE, "it's a  dOg", "ein Hund", draw) == ("It's A  DOg", "Ein Hund")
@@ -277,24 +283,21 @@ def test_typing_errors() -> None:
     assert mistyped("an ok 12 ...", np.random.default_rng(1)) == "an ok 12 ..."
 
 
-def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Callable[..., Any]) -> None:
+def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -> None:
     recipe, prepared = run(subwords={"type": "words", "source": 12})
     maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, recipe.pairs.tags, prepared.train)
     pairs = prepared.train.gather(np.arange(260))
-    kinds = np.full(260, MARKUP, dtype=np.uint8)
-    after = maker.apply(kinds, np.arange(260), pairs, (10, 10), (1, 2))
+    after = applied(maker, prepared, MARKUP, np.arange(260), (10, 10))
     unknown = [UNK in row.tolist() for row in pairs.source]
-    same = [
-        bool((a[:n] == b[:n]).all())
-        for a, b, n in zip(after.source, pairs.source, pairs.source_lengths, strict=True)
-    ]
+    rows = zip(after.source, pairs.source, pairs.source_lengths, strict=True)
+    same = [bool((new[:length] == old[:length]).all()) for new, old, length in rows]
     assert all(left for row, left in enumerate(same) if unknown[row])
     assert not all(same)
-    small = maker.apply(kinds, np.arange(260), pairs, (0, 0), (1, 2))
+    small = applied(maker, prepared, MARKUP, np.arange(260), (0, 0))
     assert np.array_equal(small.source, pairs.source)
 
 
-def test_tags_stay_before_noise(run: Callable[..., Any]) -> None:
+def test_tags_stay_before_noise(run: Prepare) -> None:
     _, prepared = run()
     recipe, _ = run(noise={"upper": 0.99})
     maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, ["<BT>"], prepared.train)
@@ -303,21 +306,15 @@ def test_tags_stay_before_noise(run: Callable[..., Any]) -> None:
     assert after[0] == source[0]
 
 
-def test_a_pair_gets_the_same_in_any_batch(run: Callable[..., Any]) -> None:
+def test_a_pair_gets_the_same_in_any_batch(run: Prepare) -> None:
     recipe, prepared = run()
     maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, [], prepared.train)
     found = []
     for places in (np.arange(40), np.arange(40)[::-1].copy()):
-        kinds = np.full(40, TYPOS | EMOJI, dtype=np.uint8)
-        after = maker.apply(kinds, places, prepared.train.gather(places), (400, 400), (1, 2))
+        after = applied(maker, prepared, TYPOS | EMOJI, places, (400, 400))
         rows = zip(places.tolist(), after.source, after.source_lengths, strict=True)
         found.append({place: row[:end].tolist() for place, row, end in rows})
     assert found[0] == found[1]
-
-
-def test_emoji_are_single_characters() -> None:
-    assert len(set(noises._EMOJI)) == len(noises._EMOJI) == 40
-    assert not any(sign.isalnum() or sign.isspace() for sign in noises._EMOJI)
 
 
 @pytest.mark.parametrize(
@@ -339,11 +336,7 @@ def test_what_does_not_fit_is_refused(make_recipe: Make, changes: dict[str, Any]
 
 
 def test_a_recipe_is_written_as_it_is_read(make_recipe: Make) -> None:
-    recipe = make_recipe(
-        train=["a", "b"],
-        tags=["", "<BT>"],
-        mixing={"weights": [[1, 2], [1, 0]], "epochs": [3]},
-        noise={"typos": 0.1},
-    )
+    mixing = {"weights": [[1, 2], [1, 0]], "epochs": [3]}
+    recipe = make_recipe(train=["a", "b"], tags=["", "<BT>"], mixing=mixing, noise={"typos": 0.1})
     assert parse_recipe(recipe_text(recipe), "here") == recipe
     assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,7 @@ from econmt.errors import InputError
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.tasks.translation import TranslationTask
-
-WORDS = ("lower", "lowest", "newer", "newest", "wide", "wider", "slowly", "größer", "eins", "zwei")
-SUBWORDS = "data.subwords={type: bpe, size: 60}"
-WHOLE = "data.subwords={type: words, source: 50, target: 50}"
+from tests.unit.data.test_source_factors import SUBWORDS, WHOLE, WORDS, MakeRecipe
 
 
 def put(folder: Path, split: str, count: int, seed: int) -> None:
@@ -53,9 +49,6 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
-MakeRecipe = Callable[..., Recipe]
-
-
 @pytest.fixture
 def make_recipe(text: Path) -> MakeRecipe:
     def make(*overrides: str) -> Recipe:
@@ -76,9 +69,8 @@ def expected(text: Path) -> dict[tuple[str, str], tuple[set[tuple[int, int]], fl
     """Links and weight of each pair of texts."""
     found = {}
     for split in ("train", "more"):
-        columns = [
-            (text / f"{split}.{name}").read_text().split("\n") for name in ("src", "trg", "align", "weights")
-        ]
+        names = ("src", "trg", "align", "weights")
+        columns = [(text / f"{split}.{name}").read_text().split("\n") for name in names]
         for source, target, links, weight in zip(*columns, strict=True):
             if source:
                 pairs = {(int(a), int(b)) for a, b in (each.split("-") for each in links.split())}
@@ -183,10 +175,9 @@ def test_left_out_pairs_take_their_guides_along(make_recipe: MakeRecipe, text: P
     lines = (text / "train.src").read_text().split("\n")
     lines[0], lines[3] = "", "lower " * 200
     (text / "train.src").write_text("\n".join(lines))
-    for split, name in (("train", "align"), ("train", "weights")):
-        each = (text / f"{split}.{name}").read_text().split("\n")
-        each[0] = "" if name == "align" else "0.125"
-        (text / f"{split}.{name}").write_text("\n".join(each))
+    for name, first in (("align", ""), ("weights", "0.125")):
+        _, *rest = (text / f"train.{name}").read_text().split("\n")
+        (text / f"train.{name}").write_text("\n".join([first, *rest]))
     recipe = make_recipe(SUBWORDS, "data.empty_lines=skip", "data.filters={duplicates: pairs}")
     prepared = made(recipe, text)
     assert len(prepared.train) < 59
@@ -214,21 +205,18 @@ def test_links_are_parsed() -> None:
         300_000, 1_100_000, 2_300_000, 8_700_000, 1, 0, 3_000_000, 3_000_000_000,
     ]  # fmt: skip
     for text in ("4000.0000001", "4001", "-1", "4e3000", "1e", ".", "1 2", "inf", "+1", "\u0663"):
-        with pytest.raises(
-            InputError, match=re.escape(f"f:1: expected a weight from 0 to 4000, found {text!r}")
-        ):
+        message = re.escape(f"f:1: expected a weight from 0 to 4000, found {text!r}")
+        with pytest.raises(InputError, match=message):
             parse_weight(text, "f:1")
     many = [(source, target) for source in range(20) for target in range(20)]
     assert parse_links(" ".join(f"{a}-{b}" for a, b in reversed(many)), "f:1", 20, 20) == many
     assert parse_links("2-1", "f:1", 3, 2) == [(2, 1)]
-    with pytest.raises(
-        InputError, match="f:1: 3-0 names source word 3, but the sentence has 3 words between spaces"
+    for link, word in (
+        ("3-0", "source word 3, but the sentence has 3"),
+        ("0-2", "target word 2, but the sentence has 2"),
     ):
-        parse_links("2-1 3-0", "f:1", 3, 2)
-    with pytest.raises(
-        InputError, match="f:1: 0-2 names target word 2, but the sentence has 2 words between spaces"
-    ):
-        parse_links("2-1 0-2", "f:1", 3, 2)
+        with pytest.raises(InputError, match=f"f:1: {link} names {word} words between spaces"):
+            parse_links(f"2-1 {link}", "f:1", 3, 2)
 
 
 def test_words_of_tokens_are_those_of_the_text() -> None:
@@ -241,34 +229,29 @@ def test_words_of_tokens_are_those_of_the_text() -> None:
             check_words(vocabulary.encode("a b x"), vocabulary, words, "f:1")
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "message"),
-    [
+def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
+    for name, line, message in (
         ("align", "0-9", "train.align:1: 0-9 names target word 9, but the sentence has"),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),
-    ],
-)
-def test_lines_that_are_wrong(
-    make_recipe: MakeRecipe, text: Path, name: str, line: str, message: str
-) -> None:
-    path = text / f"train.{name}"
-    path.write_text("\n".join([line, *path.read_text().split("\n")[1:]]))
-    with pytest.raises(InputError, match=re.escape(message)):
-        made(make_recipe(SUBWORDS), text)
+    ):
+        path = text / f"train.{name}"
+        before = path.read_text()
+        path.write_text("\n".join([line, *before.split("\n")[1:]]))
+        with pytest.raises(InputError, match=re.escape(message)):
+            made(make_recipe(SUBWORDS), text)
+        path.write_text(before)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"), [(39, "has 39 lines but"), (41, "has 41 lines but"), (None, "not found")]
-)
-def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path, lines: int | None, message: str) -> None:
+def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     path = text / "train.weights"
-    path.unlink()
-    if lines is not None:
-        path.write_text("1\n" * lines)
-    with pytest.raises(InputError, match=message):
-        made(make_recipe(SUBWORDS), text)
+    for lines, message in ((39, "has 39 lines but"), (41, "has 41 lines but"), (None, "not found")):
+        path.unlink()
+        if lines is not None:
+            path.write_text("1\n" * lines)
+        with pytest.raises(InputError, match=message):
+            made(make_recipe(SUBWORDS), text)
 
 
 def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe, text: Path) -> None:
@@ -282,7 +265,7 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
         assert all((batch.alignment is not None) == are_aligned for batch in batches)
 
 
-@pytest.mark.parametrize("suffix", ["src", "align"])
-def test_a_suffix_of_two_kinds_of_files_is_refused(make_recipe: MakeRecipe, suffix: str) -> None:
-    with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
-        make_recipe(f"data.weights={suffix}")
+def test_a_suffix_of_two_kinds_of_files_is_refused(make_recipe: MakeRecipe) -> None:
+    for suffix in ("src", "align"):
+        with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
+            make_recipe(f"data.weights={suffix}")

@@ -15,7 +15,7 @@ import torch
 
 from econmt.bench.training import vocabulary_sizes
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.data.batching.batches import training_batches, valid_batches
+from econmt.data.batching.batches import Batch, training_batches, valid_batches
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import token_type
 from econmt.data.text.corpus import Corpus, find_companions
@@ -107,13 +107,16 @@ def check(vocabularies: Vocabularies, ids: Sequence[int], sentence: Sequence[str
         assert vocabulary.tokens(own.tolist()) == [TAGS[said[number]][stream] for number in numbers]
 
 
+def check_rows(vocabularies: Vocabularies, batch: Batch) -> None:
+    for row, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
+        check(vocabularies, row[: length - 1])
+
+
 def test_numbers_there_and_back() -> None:
     sizes = (11, 5, 7)
     parts = [torch.randint(0, size, (3, 4)) for size in sizes]
     whole = joined_ids(parts[0], parts[1:], sizes)
-    assert all(
-        torch.equal(found, part) for found, part in zip(separate_ids(whole, sizes), parts, strict=True)
-    )
+    assert all(map(torch.equal, separate_ids(whole, sizes), parts))
     assert int(whole.max()) < 11 * 5 * 7
     assert joined_ids(10, [4, 6], sizes) == 11 * 5 * 7 - 1
     assert separate_ids(9, (11,)) == [9]
@@ -121,12 +124,8 @@ def test_numbers_there_and_back() -> None:
 
 
 def test_types_of_the_store() -> None:
-    assert [token_type(size).str for size in (1 << 16, (1 << 16) + 1, 1 << 32, (1 << 32) + 1)] == [
-        "<u2",
-        "<u4",
-        "<u4",
-        "<u8",
-    ]
+    sizes = {1 << 16: "<u2", (1 << 16) + 1: "<u4", 1 << 32: "<u4", (1 << 32) + 1: "<u8"}
+    assert {size: token_type(size).str for size in sizes} == sizes
     large = WordVocabulary([str(number) for number in range(3000)])
     with pytest.raises(InputError, match=r"data\.source_factors: vocabularies of .* are too large together"):
         count_of_ids(Vocabularies(large, large, (large,) * 5))
@@ -144,8 +143,8 @@ def test_every_token_has_the_factors_of_its_word(make_recipe: MakeRecipe, text: 
     ]
     assert len(prepared.test_text.factors) == 2
     (batch,) = valid_batches(prepared.valid, 16)
+    check_rows(prepared.vocabularies, batch)
     for row, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
-        check(prepared.vocabularies, row[: length - 1])
         assert row[length - 1] == EOS
         assert not any(row[length:])
 
@@ -154,13 +153,10 @@ def test_bpe_dropout_cuts_anew_and_keeps_factors(make_recipe: MakeRecipe) -> Non
     recipe = make_recipe("data.subwords={type: bpe, size: 60, dropout: 0.3}")
     prepared = prepared_of(recipe)
     batches = training_batches(recipe, prepared)
-    lengths = set()
+    lengths: set[tuple[int, int]] = set()
     for batch in itertools.islice(batches, 2 * batches.batches_per_epoch):
-        for index, row, length in zip(
-            batch.indices.tolist(), batch.source.tolist(), batch.source_lengths.tolist(), strict=True
-        ):
-            check(prepared.vocabularies, row[: length - 1])
-            lengths.add((index, length))
+        check_rows(prepared.vocabularies, batch)
+        lengths |= {*zip(batch.indices.tolist(), batch.source_lengths.tolist(), strict=True)}
     assert len(lengths) > len(prepared.train), "cuts change"
 
 
@@ -174,46 +170,32 @@ def test_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe) -> None:
     assert prepared.statistics["train"]["few_words"] > 0
     batches = training_batches(recipe, prepared)
     for batch in itertools.islice(batches, batches.batches_per_epoch):
-        for row, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
-            check(prepared.vocabularies, row[: length - 1])
+        check_rows(prepared.vocabularies, batch)
 
 
-@pytest.mark.parametrize(
-    ("split", "name", "change", "message"),
-    [
+def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
+    places = {"more": (sentences(40, 2)[3], 4), "test": (sentences(5, 4)[0], 1), "train": ([], 1)}
+    for name, change, message in (
         (
-            "more",
-            "first",
+            "more.first",
             lambda lines: [*lines[:3], "l n", *lines[4:]],
             "{0}/more.first:4: 2 source factors for {1}",
         ),
         (
-            "train",
-            "len",
+            "train.len",
             lambda lines: [*lines, "long"],
             "{0}/train.len has 61 lines but {0}/train.src has 60; line n",
         ),
-        ("test", "len", lambda lines: [""] * len(lines), "{0}/test.len:1: 0 source factors for {1}"),
-    ],
-)
-def test_a_file_that_does_not_fit(
-    make_recipe: MakeRecipe,
-    text: Path,
-    split: str,
-    name: str,
-    change: Callable[[list[str]], list[str]],
-    message: str,
-) -> None:
-    file = text / f"{split}.{name}"
-    lines = change(file.read_text().split("\n")[:-1])
-    file.write_text("".join(line + "\n" for line in lines))
-    row = (sentences(40, 2)[3] if split == "more" else sentences(5, 4)[0]) if split != "train" else []
-    number = 4 if split == "more" else 1
-    counted = (
-        f"{len(row)} word{'s' if len(row) != 1 else ''} of {text}/{split}.src:{number}; give one for each"
-    )
-    with pytest.raises(InputError, match=re.escape(message.format(text, counted))):
-        prepared_of(make_recipe(WHOLE))
+        ("test.len", lambda lines: [""] * len(lines), "{0}/test.len:1: 0 source factors for {1}"),
+    ):
+        file, split = text / name, name.partition(".")[0]
+        before, (row, number) = file.read_text(), places[split]
+        file.write_text("".join(line + "\n" for line in change(before.split("\n")[:-1])))
+        words = f"{len(row)} word{'s' if len(row) != 1 else ''}"
+        counted = f"{words} of {text}/{split}.src:{number}; give one for each"
+        with pytest.raises(InputError, match=re.escape(message.format(text, counted))):
+            prepared_of(make_recipe(WHOLE))
+        file.write_text(before)
 
 
 def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, text: Path) -> None:
@@ -226,45 +208,42 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
         prepared_of(make_recipe(WHOLE))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_what_does_not_go_together(make_recipe: MakeRecipe) -> None:
+    for override, message in (
         (
             "model.source_factors_num_embed=[2]",
             "data.source_factors has 2 entries but model.source_factors_num_embed has 1",
         ),
         (
             "model.source_factors_combine=sum",
-            "source_factors_combine: sum adds embeddings, so each width must equal",
+            "source_factors_combine: sum adds embeddings, so each width must",
         ),
         ("data.source_factors=[len, src]", "source_factors: 'src' is also the suffix of other files"),
-    ],
-)
-def test_what_does_not_go_together(make_recipe: MakeRecipe, override: str, message: str) -> None:
-    with pytest.raises(InputError) as error:
-        make_recipe(override)
-    assert message in str(error.value)
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            make_recipe(override)
+
+
+def place(number: int, stream: int | None) -> str:
+    return f"t:{number + 1}" if stream is None else f"f{stream}:{number + 1}"
 
 
 class TestEncoding:
     """Of texts with their factors."""
 
-    def place(self, number: int, stream: int | None) -> str:
-        return f"t:{number + 1}" if stream is None else f"f{stream}:{number + 1}"
-
     def test_blank_texts_and_unknown_factors(self, make_recipe: MakeRecipe) -> None:
         vocabularies = prepared_of(make_recipe(WHOLE)).vocabularies
-        found = encode_sources(vocabularies, ["", " ", "wide"], [(), ("", ""), ("new", "w")], self.place)
+        found = encode_sources(vocabularies, ["", " ", "wide"], [(), ("", ""), ("new", "w")], place)
         assert found[:2] == [[], []]
         sizes = vocabularies.source.size, *vocabularies.factor_sizes
         assert separate_ids(found[2][0], sizes)[1] == UNK
         with pytest.raises(
             InputError, match=r"t:1: 0 streams of source factors, but the model has 2; give each"
         ):
-            encode_sources(vocabularies, ["wide"], [()], self.place)
+            encode_sources(vocabularies, ["wide"], [()], place)
         plain = vocabularies._replace(factors=())
         with pytest.raises(InputError, match=r"t:1: 1 stream of source factors, but the model has none"):
-            encode_sources(plain, ["wide"], [("long",)], self.place)
+            encode_sources(plain, ["wide"], [("long",)], place)
 
     def test_subwords_of_any_text(self, make_recipe: MakeRecipe) -> None:
         """Blanks of all kinds, letters that are unknown, and SentencePiece's own sign for a blank."""
@@ -274,7 +253,7 @@ class TestEncoding:
         text = "  wide   漢字 \u00a0lower\u2581newest "
         # "\u00a0" within the line is no space between words, and U+2581 is one.
         lines = ("long long long long", "w ? l n")
-        (ids,) = encode_sources(vocabularies, [text], [lines], self.place)
+        (ids,) = encode_sources(vocabularies, [text], [lines], place)
         sizes = source.size, *vocabularies.factor_sizes
         words, _, firsts = zip(*(separate_ids(token, sizes) for token in ids), strict=True)
         numbers = word_numbers(source.tokens(words), source)
@@ -282,20 +261,20 @@ class TestEncoding:
             ["w", "<unk>", "l", "n"][number] for number in numbers
         ]
         with pytest.raises(InputError, match="remove the character U\\+2581"):
-            encode_sources(vocabularies, ["wide \u2581 wide"], [("long long", "w w")], self.place)
+            encode_sources(vocabularies, ["wide \u2581 wide"], [("long long", "w w")], place)
 
     def test_a_text_that_is_cut(self, make_recipe: MakeRecipe) -> None:
         vocabularies = prepared_of(make_recipe(WHOLE)).vocabularies
         lines = ("long short long", "l w n")
-        (whole,) = encode_sources(vocabularies, ["lower wide newest"], [lines], self.place)
-        (cut,) = encode_sources(vocabularies, ["lower wide newest"], [lines], self.place, 10)
+        (whole,) = encode_sources(vocabularies, ["lower wide newest"], [lines], place)
+        (cut,) = encode_sources(vocabularies, ["lower wide newest"], [lines], place, 10)
         assert cut == whole[:2]
 
     def test_another_cut(self, make_recipe: MakeRecipe) -> None:
         vocabularies = prepared_of(make_recipe(SUBWORDS)).vocabularies
         source = vocabularies.source
         assert isinstance(source, SentencePieceVocabulary)
-        (ids,) = encode_sources(vocabularies, ["eins wide"], [("short short", "e w")], self.place)
+        (ids,) = encode_sources(vocabularies, ["eins wide"], [("short short", "e w")], place)
         letters = [source.processor.PieceToId(piece) for piece in "\u2581eins\u2581wide"]
         check(vocabularies, with_factors_of(ids, letters, source), ["eins", "wide"])
 
@@ -314,18 +293,15 @@ def test_files_beside_the_source_come_first(make_recipe: MakeRecipe, text: Path,
 
 
 def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -> None:
-    names = [f"f{number}" for number in range(20)]
-    recipe = load_recipe(
-        "multi30k",
-        [f"data.source_factors={json.dumps(names)}", f"model.source_factors_num_embed={[4] * 20}"],
-    )
+    names = json.dumps([f"f{number}" for number in range(20)])
+    widths = f"model.source_factors_num_embed={[4] * 20}"
+    recipe = load_recipe("multi30k", [f"data.source_factors={names}", widths])
     source, target, *factors = vocabulary_sizes(recipe)
     batch = TranslationTask(recipe, source, target, factor_sizes=tuple(factors)).example(Shape(3, 4, 5))
     assert int(batch.source.min()) >= 0
-    assert all(
-        int(part.min()) >= 0 and int(part.max()) < size
-        for part, size in zip(separate_ids(batch.source, (source, *factors)), (source, *factors), strict=True)
-    )
+    sizes = (source, *factors)
+    for part, size in zip(separate_ids(batch.source, sizes), sizes, strict=True):
+        assert 0 <= int(part.min()) <= int(part.max()) < size
 
 
 def test_streams_in_another_order_are_refused() -> None:
@@ -336,19 +312,17 @@ def test_streams_in_another_order_are_refused() -> None:
     vocabularies = Vocabularies(words, words, (tags, first))
     texts = ["lower newest", "wide"]
 
-    def place(number: int, stream: int | None) -> str:
-        return f"file{'' if stream is None else stream}:{number + 1}"
-
     right = encode_sources(vocabularies, texts, [("long long", "l n"), ("short", "w")], place)
     assert [len(ids) for ids in right] == [2, 1]
     with pytest.raises(InputError) as refused:
         encode_sources(vocabularies, texts, [("l n", "long long"), ("w", "short")], place)
     assert str(refused.value) == (
-        "file0:1: the model's stream 1 of source factors knows none of its tokens, but stream 2 knows all of them; "
+        "f0:1: the model's stream 1 of source factors knows none of its tokens, but stream 2 knows all of them; "
         "give the streams in the order of data.source_factors"
     )
     told: list[str] = []
     encode_sources(vocabularies, ["wide"], [("medium", "w")], place, warn=told.append)
-    assert told == [
-        "file0:1: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
-    ]
+    none = (
+        "f0:1: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
+    )
+    assert told == [none]

@@ -22,6 +22,7 @@ from econmt.data.text.vocabulary import UNK
 from econmt.errors import InputError
 
 MakeRecipe = Callable[..., Recipe]
+Prepare = Callable[..., PreparedData]
 
 
 def put(corpus: Path, name: str, source: str, target: str) -> None:
@@ -30,7 +31,7 @@ def put(corpus: Path, name: str, source: str, target: str) -> None:
 
 
 @pytest.fixture
-def run(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> Callable[..., PreparedData]:
+def run(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> Prepare:
     def run(**changes: object) -> PreparedData:
         return prepare(make_recipe(**changes), tmp_path / "store", [corpus], show_progress=False)
 
@@ -41,30 +42,24 @@ def lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def test_every_pair_is_its_line(run: Callable[..., PreparedData], corpus: Path) -> None:
+@pytest.mark.parametrize("block", [7, 1000])
+def test_every_pair_is_its_line(
+    run: Prepare, corpus: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("econmt.data.batching.split_writer._BLOCK_PAIRS", block)
     prepared = run()
     assert len(prepared.train) == 200
-    source, target = lines(corpus / "train.en"), lines(corpus / "train.de")
-    for index in (0, 1, 99, 199):
-        ids = prepared.train.pair(index)
-        assert prepared.vocabularies.source.decode(ids[0].tolist()) == source[index]
-        assert prepared.vocabularies.target.decode(ids[1].tolist()) == target[index]
-        assert prepared.train.location(index) == f"{corpus / 'train.en'}:{index + 1}"
-
-
-def test_text_longer_than_a_chunk(
-    run: Callable[..., PreparedData], corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("econmt.data.batching.split_writer._BLOCK_PAIRS", 7)
-    prepared = run()
-    source = lines(corpus / "train.en")
-    for index in (6, 7, 13, 199):
-        assert prepared.vocabularies.source.decode(prepared.train.pair(index)[0].tolist()) == source[index]
+    texts = lines(corpus / "train.en"), lines(corpus / "train.de")
+    for index in (0, 1, 6, 7, 13, 99, 199):
+        for vocabulary, ids, text in zip(
+            prepared.vocabularies.sides, prepared.train.pair(index), texts, strict=True
+        ):
+            assert vocabulary.decode(ids.tolist()) == text[index]
         assert prepared.train.location(index) == f"{corpus / 'train.en'}:{index + 1}"
     assert prepared.valid_text.source == lines(corpus / "valid.en")
 
 
-def test_valid_and_test_keep_their_raw_lines(run: Callable[..., PreparedData], corpus: Path) -> None:
+def test_valid_and_test_keep_their_raw_lines(run: Prepare, corpus: Path) -> None:
     put(corpus, "valid", "  a\u2028b  c\t\n\nfull\x85\n", "x\r y\nz\n\n")
     prepared = run(max_length=40)
     assert prepared.valid_text.source == ["  a\u2028b  c\t", "", "full\x85"]
@@ -75,13 +70,13 @@ def test_valid_and_test_keep_their_raw_lines(run: Callable[..., PreparedData], c
     assert len(prepared.test) == 7
 
 
-def test_no_test_text(run: Callable[..., PreparedData]) -> None:
+def test_no_test_text(run: Prepare) -> None:
     prepared = run(test=None)
     assert prepared.test is None
     assert prepared.test_text == RawText([], [])
 
 
-def test_several_training_files(run: Callable[..., PreparedData], corpus: Path) -> None:
+def test_several_training_files(run: Prepare, corpus: Path) -> None:
     (corpus / "more.tsv.gz").write_bytes(gzip.compress(b"ba de\tli mo\nnu\tra\n"))
     prepared = run(train=["train", "more"])
     assert len(prepared.train) == 202
@@ -90,9 +85,7 @@ def test_several_training_files(run: Callable[..., PreparedData], corpus: Path) 
     assert prepared.train.location(201) == f"{corpus / 'more.tsv.gz'}:2"
 
 
-def test_long_and_empty_pairs_are_left_out_and_counted(
-    run: Callable[..., PreparedData], corpus: Path
-) -> None:
+def test_long_and_empty_pairs_are_left_out_and_counted(run: Prepare, corpus: Path) -> None:
     subwords = {"type": "words", "source": 50, "target": 50}
     put(corpus, "train", "a b\na b c d\na\n\na b c\nb\n", "x\ny\nx y z w v\nx\nx y z\n  \n")
     prepared = run(max_length=3, empty_lines="skip", subwords=subwords)
@@ -102,12 +95,12 @@ def test_long_and_empty_pairs_are_left_out_and_counted(
     assert (counts["source_tokens"], counts["target_tokens"]) == (5, 4)
 
 
-def test_valid_text_is_never_left_out(run: Callable[..., PreparedData], corpus: Path) -> None:
+def test_valid_text_is_never_left_out(run: Prepare, corpus: Path) -> None:
     put(corpus, "valid", "ba " * 50 + "\nba\n", "de\nde\n")
     assert run(max_length=40).valid.source_lengths.tolist()[0] >= 50
 
 
-def test_unknown_tokens_are_counted(run: Callable[..., PreparedData], corpus: Path) -> None:
+def test_unknown_tokens_are_counted(run: Prepare, corpus: Path) -> None:
     put(corpus, "test", "ba 漢 de\n", "Ω Ω\n")
     prepared = run()
     assert prepared.test is not None
@@ -117,9 +110,15 @@ def test_unknown_tokens_are_counted(run: Callable[..., PreparedData], corpus: Pa
     assert prepared.statistics["train"]["source_unknown"] == 0
 
 
+def add_a_pair(corpus: Path) -> None:
+    for side in ("en", "de"):
+        with (corpus / f"train.{side}").open("ab") as stream:
+            stream.write(b"ba\n")
+
+
 class TestReuse:
     @pytest.fixture
-    def made(self, run: Callable[..., PreparedData], capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def made(self, run: Prepare, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
         """Prepare once; then prepare again with changes and return what was said ("" if it was reused)."""
         run()
         store = Path("store")
@@ -146,14 +145,9 @@ class TestReuse:
         assert "was not found" in made()
 
     def test_changed_text(self, made: Callable[..., str], corpus: Path) -> None:
-        with (corpus / "train.de").open("ab") as stream:
-            stream.write(b"ba\n")
-        with (corpus / "train.en").open("ab") as stream:
-            stream.write(b"de\n")
-        assert (
-            made()
-            == f"econmt: preparing the data in {Path.cwd() / 'store'} again: {corpus / 'train.en'} has changed\n"
-        )
+        add_a_pair(corpus)
+        again = f"econmt: preparing the data in {Path.cwd() / 'store'} again"
+        assert made() == f"{again}: {corpus / 'train.en'} has changed\n"
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -167,12 +161,10 @@ class TestReuse:
         assert said in made(**change)
 
     def test_another_folder_gets_the_store_that_changed_text_needs(
-        self, run: Callable[..., PreparedData], corpus: Path, make_recipe: MakeRecipe
+        self, run: Prepare, corpus: Path, make_recipe: MakeRecipe
     ) -> None:
         kept, elsewhere = run().folder, Path.cwd() / "elsewhere"
-        for side in ("en", "de"):
-            with (corpus / f"train.{side}").open("ab") as stream:
-                stream.write(b"ba\n")
+        add_a_pair(corpus)
         found = prepare(make_recipe(), kept, [corpus], show_progress=False, instead=elsewhere)
         assert (found.folder, len(found.train)) == (elsewhere, 201)
         assert len(open_prepared(kept).train) == 200
@@ -205,7 +197,7 @@ class TestReuse:
 
     def test_what_a_sample_does_not_see_verify_does(
         self,
-        run: Callable[..., PreparedData],
+        run: Prepare,
         monkeypatch: pytest.MonkeyPatch,
         make_recipe: MakeRecipe,
         corpus: Path,
@@ -231,12 +223,10 @@ class TestReuse:
         assert made() == ""
         assert "data.max_length changed from None to 50" in made(max_length=50)
 
-    def test_files_of_others_in_the_store_stay(self, run: Callable[..., PreparedData]) -> None:
+    def test_files_of_others_in_the_store_stay(self, run: Prepare) -> None:
         run()
         (Path("store") / "notes.txt").write_text("mine")
-        with pytest.raises(
-            InputError, match=r"store: the folder contains other files \(notes\.txt\); move them"
-        ):
+        with pytest.raises(InputError, match=r"store: the folder contains other files \(notes\.txt\); move"):
             run(max_length=50)
         assert (Path("store") / "notes.txt").read_text() == "mine"
         run()
@@ -248,9 +238,7 @@ class TestReuse:
             open_prepared(Path("store"))
         assert "vocabulary files do not belong" in made()
 
-    def test_text_is_gone_and_the_recipe_has_changed(
-        self, run: Callable[..., PreparedData], corpus: Path
-    ) -> None:
+    def test_text_is_gone_and_the_recipe_has_changed(self, run: Prepare, corpus: Path) -> None:
         run()
         (corpus / "valid.de").unlink()
         run()
@@ -262,7 +250,7 @@ class TestReuse:
 
 
 class TestRefused:
-    def test_an_empty_side(self, run: Callable[..., PreparedData], corpus: Path) -> None:
+    def test_an_empty_side(self, run: Prepare, corpus: Path) -> None:
         put(corpus, "train", "a\nb\n", "x\n \n")
         with pytest.raises(
             InputError,
@@ -270,19 +258,19 @@ class TestRefused:
         ):
             run(subwords={"type": "words"})
 
-    def test_only_long_pairs(self, run: Callable[..., PreparedData]) -> None:
+    def test_only_long_pairs(self, run: Prepare) -> None:
         with pytest.raises(
             InputError,
             match=r"train\.en: no training pair is left of 200: 200 longer than data\.max_length 1 tokens on a side; raise",
         ):
             run(max_length=1)
 
-    def test_only_empty_pairs(self, run: Callable[..., PreparedData], corpus: Path) -> None:
+    def test_only_empty_pairs(self, run: Prepare, corpus: Path) -> None:
         put(corpus, "train", "a\n\n", "\nx\n")
         with pytest.raises(InputError, match=r"no training pair is left of 2: .* 2 with an empty side"):
             run(empty_lines="skip", subwords={"type": "words"})
 
-    def test_a_folder_with_other_things(self, run: Callable[..., PreparedData], tmp_path: Path) -> None:
+    def test_a_folder_with_other_things(self, run: Prepare, tmp_path: Path) -> None:
         precious = tmp_path / "store" / "thesis.txt"
         precious.parent.mkdir()
         precious.write_text("years of work")
@@ -290,7 +278,7 @@ class TestRefused:
             run()
         assert precious.read_text() == "years of work"
 
-    def test_a_description_that_is_not_ours(self, run: Callable[..., PreparedData], tmp_path: Path) -> None:
+    def test_a_description_that_is_not_ours(self, run: Prepare, tmp_path: Path) -> None:
         meta = tmp_path / "store" / "meta.json"
         meta.parent.mkdir()
         for content in ('{"name": "something else"}', "[]", "{"):
@@ -299,7 +287,7 @@ class TestRefused:
                 run()
             assert meta.read_text() == content
 
-    def test_a_file_in_the_way(self, run: Callable[..., PreparedData], tmp_path: Path) -> None:
+    def test_a_file_in_the_way(self, run: Prepare, tmp_path: Path) -> None:
         (tmp_path / "store").write_text("x")
         with pytest.raises(InputError, match="store: "):
             run()
@@ -310,28 +298,20 @@ class TestRefused:
 
 
 class TestFailureInTheMiddle:
-    @pytest.fixture
-    def full_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_full_disk_keeps_the_old_store(
+        self, run: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         def refuse(descriptor: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(os, "fsync", refuse)
-
-    def test_full_disk_keeps_the_old_store(
-        self, run: Callable[..., PreparedData], request: pytest.FixtureRequest, tmp_path: Path
-    ) -> None:
         run()
-        request.getfixturevalue("full_disk")
-        with pytest.raises(
-            InputError, match="the disk is full; free some space and run the same command again"
-        ):
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(InputError, match="the disk is full; free some space and run the same command"):
             run(max_length=50)
         assert len(open_prepared(tmp_path / "store").train) == 200
         assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "store"]
 
-    def test_bad_text_leaves_nothing_behind(
-        self, run: Callable[..., PreparedData], corpus: Path, tmp_path: Path
-    ) -> None:
+    def test_bad_text_leaves_nothing_behind(self, run: Prepare, corpus: Path, tmp_path: Path) -> None:
         (corpus / "test.de").write_bytes(b"ok\n\xff\n")
         with pytest.raises(InputError, match=r"test\.de:2: not valid UTF-8"):
             run()
@@ -346,9 +326,7 @@ def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_r
         assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
 
 
-def test_description_can_be_read_by_people_and_holds_checksums(
-    run: Callable[..., PreparedData], corpus: Path
-) -> None:
+def test_description_can_be_read_by_people_and_holds_checksums(run: Prepare, corpus: Path) -> None:
     run()
     meta = json.loads((Path("store") / "meta.json").read_text(encoding="utf-8"))
     assert [Path(entry["path"]).name for entry in meta["files"]][:2] == ["train.en", "train.de"]

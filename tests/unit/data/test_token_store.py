@@ -6,29 +6,18 @@ import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data.batching.token_store import TokenStore, TokenStoreWriter, token_type
+from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
 from econmt.errors import InputError
+from tests.unit.data.conftest import write_store
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 ids = st.lists(st.integers(0, 70_000), max_size=6)
-
-
-def write(folder: Path, pairs: Sequence[tuple[list[int], list[int]]], vocabulary: int) -> dict[str, Any]:
-    writer = TokenStoreWriter(folder, "train", vocabulary)
-    writer.begin_file(Path("a.en"), Path("a.de"))
-    writer.add(
-        [source for source, _ in pairs], [target for _, target in pairs], list(range(1, len(pairs) + 1))
-    )
-    description = writer.finish()
-    writer.close()
-    return description
 
 
 @settings(max_examples=40)
@@ -37,7 +26,7 @@ def test_round_trip(pairs: list[tuple[list[int], list[int]]], wide: bool) -> Non
     if not wide:
         pairs = [([i % 1000 for i in source], [i % 1000 for i in target]) for source, target in pairs]
     with tempfile.TemporaryDirectory() as folder:
-        store = TokenStore(Path(folder), "train", write(Path(folder), pairs, 70_001 if wide else 1000))
+        store = write_store(Path(folder), pairs, 70_001 if wide else 1000)
         assert len(store) == len(pairs)
         assert store.source_lengths.tolist() == [len(source) for source, _ in pairs]
         assert store.target_lengths.tolist() == [len(target) for _, target in pairs]
@@ -45,7 +34,7 @@ def test_round_trip(pairs: list[tuple[list[int], list[int]]], wide: bool) -> Non
 
 
 def test_gather_pads_with_zeros(tmp_path: Path) -> None:
-    store = TokenStore(tmp_path, "train", write(tmp_path, [([5, 6, 7], [8]), ([], [9, 4]), ([3], [])], 100))
+    store = write_store(tmp_path, [([5, 6, 7], [8]), ([], [9, 4]), ([3], [])], 100)
     source, source_lengths, target, target_lengths = store.gather(np.array([2, 0, 1]))
     assert source.tolist() == [[3, 0, 0], [5, 6, 7], [0, 0, 0]]
     assert target.tolist() == [[0, 0], [8, 0], [9, 4]]
@@ -54,13 +43,8 @@ def test_gather_pads_with_zeros(tmp_path: Path) -> None:
     assert source.dtype == np.int64
 
 
-def test_smallest_type_that_holds_every_id() -> None:
-    assert token_type(1 << 16) == np.uint16
-    assert token_type((1 << 16) + 1) == np.uint32
-
-
 def test_files_take_two_bytes_a_token(tmp_path: Path) -> None:
-    write(tmp_path, [([1] * 10, [2] * 7)] * 3, 1 << 16)
+    write_store(tmp_path, [([1] * 10, [2] * 7)] * 3, 1 << 16)
     assert (tmp_path / "train.tokens").stat().st_size == 3 * 17 * 2
     assert (tmp_path / "train.index").stat().st_size == 3 * 16
 

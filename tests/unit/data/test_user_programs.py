@@ -54,6 +54,7 @@ def held(tmp_path: Path) -> Iterator[Callable[[], bool]]:
 
 def test_lines_go_in_and_out() -> None:
     assert run("cat; printf last; exit 3", ["a", "", "ü"]) == ([b"a", b"", "ü".encode(), b"last"], 3, "")
+    assert run("exec >&- 2>&-; exit 5", [], keep_errors=True)[1] == 5, "output may end before the program"
     assert run("kill -USR1 $$", []) == ([], -signal.SIGUSR1, "")
     assert run("echo no; echo first >&2; echo ' bad ' >&2; echo >&2", [], keep_errors=True)[2] == "bad"
     with start_program(["sh", "-c", "echo $X $HOME"], [], {"X": "x"}) as program:
@@ -70,10 +71,8 @@ def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: p
     script.write_bytes(b"\x7fELF")
     script.chmod(0o755)
     assert program_words("--command", f"{script} 'a b'") == [str(script), "a b"]
-    with (
-        start_program([str(script)], []) as program,
-        pytest.raises(ProgramError, match=r"^cannot be started: Exec"),
-    ):
+    exec_format = pytest.raises(ProgramError, match=r"^cannot be started: Exec")
+    with start_program([str(script)], []) as program, exec_format:
         list(program.output())
 
     def none(*_: object, **__: object) -> None:
@@ -93,9 +92,8 @@ def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable
     assert held(), "the program has ended"
     with pytest.raises(ProgramError, match=r"^wrote a line of 1[0-9]{2},[0-9]{3} bytes or more$"):
         run("yes | tr -d '\\n'", ["abc" * 100_000])
-    lines, code, said = run(
-        "yes | head -c 99999; yes | head -c 9999998 >&2; echo end >&2", [], keep_errors=True
-    )
+    writes = "yes | head -c 99999; yes | head -c 9999998 >&2; echo end >&2"
+    lines, code, said = run(writes, [], keep_errors=True)
     assert (len(b"\n".join(lines)), code, said) == (99_999, 0, "end")
 
 
@@ -105,15 +103,9 @@ def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool
     assert held(), "what the program has started ends with it"
 
 
-def test_output_may_end_before_the_program() -> None:
-    assert run("exec >&- 2>&-; exit 5", [], keep_errors=True)[1] == 5
-
-
 def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:
-    with (
-        pytest.raises(InterruptedError),
-        start_program(["sh", "-c", "exec 3>$HELD; sleep 1000"], []) as program,
-    ):
+    sleeps = ["sh", "-c", "exec 3>$HELD; sleep 1000"]
+    with pytest.raises(InterruptedError), start_program(sleeps, []) as program:
         list(program.output(lambda: True))
     assert held()
 
@@ -122,10 +114,8 @@ def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:
 def test_no_program_outlives_the_process_that_has_started_it(number: str, held: Callable[[], bool]) -> None:
     """Nor do programs that it has started in turn."""
     code = "exec 3>$HELD; sleep 1000 & echo; sleep 1000"
-    environment = econmt_environment()
-    with subprocess.Popen(
-        [sys.executable, "-c", STARTER, code], stdout=subprocess.PIPE, env=environment
-    ) as starter:
+    command = [sys.executable, "-c", STARTER, code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=econmt_environment()) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"started\n"
         starter.send_signal(signal.Signals[number])

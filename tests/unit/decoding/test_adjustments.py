@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from econmt.data.text.vocabulary import EOS, UNK
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.data.text.vocabulary import UNK
+from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.sampling import draw, sample, uniform_numbers
-from tests.unit.decoding.toy import WORDS, ToyModel, sources
+from tests.unit.decoding.toy import (
+    LIMIT,
+    ToyModel,
+    assert_alone_as_together,
+    assert_best,
+    judged,
+    search,
+    sources,
+)
 
-LIMIT = 4
 SENTENCES = (0, 1, 2)
 CASES: list[dict[str, Any]] = [
     {"min_output_length": 3},
@@ -25,60 +31,18 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def search(model: ToyModel, limit: int = LIMIT, **options: Any) -> list[list[Hypothesis]]:
-    limits = torch.full((len(SENTENCES),), limit)
-    return beam_search(model, *sources(*SENTENCES), limits, SearchOptions(attention=False, **options))
-
-
-def judged(
-    model: ToyModel, sentence: int, ids: tuple[int, ...], **options: Any
-) -> tuple[float, float] | None:
-    """Score and log-probability of a translation by definition; None if it is not allowed."""
-    given = SearchOptions(**options)
-    if len(ids) < given.min_output_length or (given.ban_unk and UNK in ids):
-        return None
-    prefix, before = 0, 2
-    real = changed = 0.0
-    for position, token in enumerate((*ids, EOS)):
-        prefix = prefix * 7 + before + 1
-        value = float(model.table(sentence, prefix)[token])
-        real += value
-        value *= given.repetition_penalty if token in ids[:position] else 1.0
-        changed += value - (given.unk_penalty if token == UNK else 0.0)
-        before = token
-    length = len(ids) + 1
-    return changed / length**given.length_penalty_alpha - given.word_penalty * length, real
-
-
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_wide_beam_finds_the_best_of_all_translations(case: dict[str, Any], alpha: float) -> None:
     model = ToyModel(4, end_bias=1.0)
-    options = {**case, "length_penalty_alpha": alpha}
-    found = search(model, beam_size=200, nbest_size=5, **options)
-    everything = [ids for length in range(LIMIT + 1) for ids in product(WORDS, repeat=length)]
-    for sentence, hypotheses in zip(SENTENCES, found, strict=True):
-        scored = [(judged(model, sentence, ids, **options), list(ids)) for ids in everything]
-        best = sorted(((*figures, ids) for figures, ids in scored if figures), reverse=True)[:5]
-        assert [each.ids for each in hypotheses] == [ids for _, _, ids in best]
-        assert [each.score for each in hypotheses] == pytest.approx([score for score, _, _ in best], abs=1e-5)
-        assert [each.log_probability for each in hypotheses] == pytest.approx(
-            [real for _, real, _ in best], abs=1e-5
-        )
+    options = {"beam_size": 200, "nbest_size": 5, "attention": False, "length_penalty_alpha": alpha, **case}
+    assert_best(search(model, **options), model, **options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_do_not_depend_on_the_batch(case: dict[str, Any]) -> None:
-    model = ToyModel(7, end_bias=-0.5)
-    together = search(model, beam_size=3, nbest_size=2, **case)
-    for number, sentence in enumerate(SENTENCES):
-        alone = beam_search(
-            model,
-            *sources(sentence),
-            torch.tensor([LIMIT]),
-            SearchOptions(attention=False, beam_size=3, nbest_size=2, **case),
-        )
-        assert [each[:3] for each in alone[0]] == [each[:3] for each in together[number]]
+    options = {"attention": False, "beam_size": 3, "nbest_size": 2, **case}
+    assert_alone_as_together(ToyModel(7, end_bias=-0.5), SENTENCES, [LIMIT] * 3, 0.0, **options)
 
 
 def test_the_least_length_moves_the_limit() -> None:
@@ -123,16 +87,3 @@ def test_top_p_draws_from_the_fewest_tokens_that_reach_the_share() -> None:
         torch.testing.assert_close(counts, expected.float(), atol=0.04, rtol=0.0)
     assert set(draw(rows, uniform, 2, 1.0, 0.5).tolist()) == {1}  # 0.4 of 0.7
     assert set(draw(rows, uniform, 2, 1.0, 0.6).tolist()) == {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"ban_unk": True, "unk_penalty": 1.0}, "ban_unk: true cannot be combined with unk_penalty: 1.0"),
-        ({"repetition_penalty": 0.5}, "greater than or equal to 1"),
-        ({"sample": 0, "top_p": 0.0}, "greater than 0"),
-    ],
-)
-def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SearchOptions(**given)

@@ -12,11 +12,10 @@ import torch
 from econmt.data.text.glossary import units
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, Vocabulary, WordVocabulary
 from econmt.decoding.constraints.avoidance import START, Avoidance
-from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
+from econmt.decoding.constraints.batch import DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling, is_of_word
-from econmt.decoding.search.beam import SearchOptions, beam_search
-from tests.unit.decoding.toy import ToyModel, sources
+from tests.unit.decoding.toy import ToyModel, search
 
 
 class Pieces(Vocabulary):
@@ -125,11 +124,10 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
     spelling = Spelling(vocabulary)
     for beam_size in (1, 2, 4):
-        options = SearchOptions(beam_size=beam_size)
-        control = ConstrainedContinuations(
-            [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))], spelling.joins, options
+        constraints = [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))]
+        ((found,),) = search(
+            Alike(), [0], 6, constraints=constraints, joins=spelling.joins, beam_size=beam_size
         )
-        ((found,),) = beam_search(Alike(), *sources(0), torch.tensor([6]), options, chooser=control)
         assert set(found.ids) <= {6}, found.ids
 
 
@@ -137,13 +135,12 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
 def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_on(beam_size: int) -> None:
     vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
     spelling = Spelling(vocabulary)
-    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
+    options = {"joins": spelling.joins, "beam_size": beam_size, "nbest_size": beam_size}
     for seed in range(12):
         model = ToyModel(seed, end_bias=-3.0)
         model.size = vocabulary.size
         constraints = DecodingConstraints((Phrase((6, 6), True),), avoidances=(Avoidance(["a"], spelling),))
-        control = ConstrainedContinuations([constraints], spelling.joins, options)
-        (found,) = beam_search(model, *sources(0), torch.tensor([4]), options, chooser=control)
+        (found,) = search(model, [0], constraints=[constraints], **options)
         for hypothesis in found:
             text = vocabulary.decode(hypothesis.ids)
             assert "c c" in text
@@ -152,16 +149,14 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
 
 def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
-        options = SearchOptions(beam_size=3, nbest_size=3, block_ngram_repeat=width)
-        model = ToyModel(1, end_bias=-4.0)
-        control = ConstrainedContinuations(
-            [DecodingConstraints()] * 4, torch.zeros(6, dtype=torch.bool), options
+        model, free = ToyModel(1, end_bias=-4.0), [DecodingConstraints()] * 4
+        found = search(
+            model, range(4), 12, constraints=free, beam_size=3, nbest_size=3, block_ngram_repeat=width
         )
-        found = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), options, chooser=control)
         for hypotheses in found:
             assert hypotheses
             assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)
-        plain = beam_search(model, *sources(0, 1, 2, 3), torch.full((4,), 12), SearchOptions(beam_size=3))
+        plain = search(model, range(4), 12, beam_size=3)
         assert any(repeats(hypotheses[0].ids, width) for hypotheses in plain)
 
 

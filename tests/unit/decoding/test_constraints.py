@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,14 +13,10 @@ from econmt.data.text.vocabulary import EOS, UNK
 from econmt.decoding.batches import pad_sources
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phrase, Phrases, share_out
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search.ensemble import Ensemble
+from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, SOURCES, make_model, teacher_forced
-from tests.unit.decoding.toy import ToyModel, sources
-
-JOINS = torch.tensor([False, False, False, False, False, True])
-LIMIT = 4
+from tests.unit.decoding.toy import JOINS, ToyModel, assert_best, everything, search
 
 
 def holds(ids: Sequence[int], phrases: Sequence[Phrase]) -> bool:
@@ -50,25 +46,6 @@ def constraints(
     return DecodingConstraints(tuple(Phrase(tuple(ids), ends_word) for ids in phrases), tuple(prefix))
 
 
-def search(
-    model: ToyModel | Ensemble,
-    sentence_constraints: Sequence[DecodingConstraints],
-    limit: int = LIMIT,
-    **options: float,
-) -> list[list[Hypothesis]]:
-    settings = SearchOptions(**options)  # type: ignore[arg-type]
-    source, lengths = sources(*range(len(sentence_constraints)))
-    limits = torch.full((len(sentence_constraints),), limit)
-    return beam_search(
-        model,
-        source,
-        lengths,
-        limits,
-        settings,
-        chooser=ConstrainedContinuations(sentence_constraints, JOINS, settings),
-    )
-
-
 WISHES = [
     constraints((4,)),
     constraints((5, 4)),
@@ -86,18 +63,14 @@ WISHES = [
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_a_wide_beam_finds_the_best_translation_that_holds_what_is_wished(alpha: float) -> None:
     model = ToyModel(3, end_bias=1.0)
-    found = search(model, WISHES, beam_size=400, nbest_size=4, length_penalty_alpha=alpha)
-    for sentence, (wished, hypotheses) in enumerate(zip(WISHES, found, strict=True)):
-        expected = sorted(
-            (
-                (total / (len(ids) + 1) ** alpha, ids)
-                for ids, total in model.everything(sentence, LIMIT)
-                if ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
-            ),
-            reverse=True,
-        )[:4]
-        assert [tuple(each.ids) for each in hypotheses] == [ids for _, ids in expected], wished
-        assert [each.score for each in hypotheses] == pytest.approx([s for s, _ in expected], abs=1e-5)
+    options = {"beam_size": 400, "nbest_size": 4, "length_penalty_alpha": alpha}
+    found = search(model, range(len(WISHES)), constraints=WISHES, **options)
+
+    def allowed(sentence: int, ids: tuple[int, ...]) -> bool:
+        wished = WISHES[sentence]
+        return ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
+
+    assert_best(found, model, allowed=allowed, **options)
 
 
 def random_wishes(seed: int, count: int) -> list[DecodingConstraints]:
@@ -121,13 +94,9 @@ def random_wishes(seed: int, count: int) -> list[DecodingConstraints]:
 def test_everything_wished_is_there_however_small_the_beam_and_the_room(beam_size: int, limit: int) -> None:
     sentence_constraints = random_wishes(beam_size + limit, 16)
     model = ToyModel(beam_size, end_bias=2.0, spread=3.0)
-    for sentence, (wished, hypotheses) in enumerate(
-        zip(
-            sentence_constraints,
-            search(model, sentence_constraints, limit, beam_size=beam_size, nbest_size=beam_size),
-            strict=True,
-        )
-    ):
+    options = {"beam_size": beam_size, "nbest_size": beam_size}
+    found = search(model, range(16), limit, constraints=sentence_constraints, **options)
+    for sentence, (wished, hypotheses) in enumerate(zip(sentence_constraints, found, strict=True)):
         assert hypotheses
         room = max(limit, len(wished.prefix) + sum(len(phrase.ids) for phrase in wished.phrases))
         for hypothesis in hypotheses:
@@ -162,16 +131,12 @@ def test_the_model_holds_what_is_wished_of_it(device: str) -> None:
             assert hypothesis.log_probability == pytest.approx(float(total), abs=1e-3)
 
 
-def every_text(longest: int) -> list[tuple[int, ...]]:
-    return [ids for length in range(longest + 1) for ids in product((UNK, 4, 5), repeat=length)]
-
-
 def test_a_text_is_accepted_where_its_tokens_can_be_divided_among_the_phrases() -> None:
     """Phrases are repeated, begin one another and overlap; every text of up to six tokens is tried."""
     for wished in random_wishes(100, 25):
         sentence = Phrases(wished.phrases, JOINS.tolist())
         reached = {(): sentence.start}
-        for ids in every_text(6):
+        for ids in everything(6):
             if ids:
                 reached[ids] = sentence.after(reached[ids[:-1]], ids[-1])
             accepted = sentence.remaining(reached[ids]) == 0
@@ -181,14 +146,14 @@ def test_a_text_is_accepted_where_its_tokens_can_be_divided_among_the_phrases() 
 def test_what_remains_is_the_least_number_of_tokens() -> None:
     for wished in [*random_wishes(7, 20), constraints((4, 5), (4, 4)), constraints((4, 5), (5, 4), (4, 5))]:
         sentence = Phrases(wished.phrases, JOINS.tolist())
-        for ids in every_text(3):
+        for ids in everything(3):
             progress = sentence.start
             for token in ids:
                 progress = sentence.after(progress, token)
             remaining = sentence.remaining(progress)
             if remaining <= 4:
                 least = min(
-                    len(rest) for rest in every_text(remaining) if holds((*ids, *rest), wished.phrases)
+                    len(rest) for rest in everything(remaining) if holds((*ids, *rest), wished.phrases)
                 )
                 assert remaining == least, (wished.phrases, ids)
 
@@ -239,19 +204,6 @@ def test_places_go_round_the_banks_and_what_one_cannot_fill_to_the_others() -> N
     assert share_out(totals, torch.zeros_like(banks), 4).tolist() == [[0, 1, 2, 3]]
 
 
-class Fixed(ToyModel):
-    """Remembers its tables, which take long to make anew."""
-
-    def __init__(self, seed: int, end_bias: float) -> None:
-        super().__init__(seed, end_bias)
-        self._tables: dict[int, torch.Tensor] = {}
-
-    def table(self, sentence: int, prefix: int) -> torch.Tensor:
-        if prefix not in self._tables:
-            self._tables[prefix] = super().table(sentence, prefix)
-        return self._tables[prefix]
-
-
 class Telling(ToyModel):
     """Its probabilities depend on the last token alone: ``after`` gives some, all others are alike and tiny."""
 
@@ -275,17 +227,10 @@ def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None
         10, {**dict.fromkeys(range(10), joining), 2: {4: 1.0}, 4: {**joining, UNK: 0.04}, UNK: {EOS: 0.9}}
     )
     for beam_size in (1, 2, 4):
-        options = SearchOptions(beam_size=beam_size, length_penalty_alpha=0.0)
         wished = [DecodingConstraints((Phrase((4,), True),))]
+        options = {"beam_size": beam_size, "length_penalty_alpha": 0.0}
         (found,), (other,) = (
-            beam_search(
-                model,
-                *sources(0),
-                torch.tensor([6]),
-                options,
-                chooser=ConstrainedContinuations(wished, joins, options),
-            )[0]
-            for model in (stubborn, torn)
+            search(model, [0], 6, constraints=wished, joins=joins, **options)[0] for model in (stubborn, torn)
         )
         places = [at for at, token in enumerate(found.ids) if token == 4]
         assert any(at + 1 == len(found.ids) or not joins[found.ids[at + 1]] for at in places), found.ids
@@ -294,8 +239,7 @@ def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None
 
 def test_translations_end_though_it_is_cheap_to_put_the_last_phrase_off() -> None:
     model = Telling(6, {2: {5: 1.0}, 5: {5: 0.9, 4: 0.1}, 4: {EOS: 0.6, 5: 0.4}})
-    options = SearchOptions(beam_size=2, length_penalty_alpha=0.0)
-    control = ConstrainedContinuations([DecodingConstraints((Phrase((4,), False),))], JOINS, options)
-    ((found,),) = beam_search(model, *sources(0), torch.tensor([12]), options, chooser=control)
+    wished = [DecodingConstraints((Phrase((4,), False),))]
+    ((found,),) = search(model, [0], 12, constraints=wished, beam_size=2, length_penalty_alpha=0.0)
     assert not found.cut
     assert found.ids == [5, 4]

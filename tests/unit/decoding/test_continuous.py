@@ -17,7 +17,7 @@ from econmt.decoding.search.continuous import ContinuousSearch, Sentence, runner
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, VARIANTS, make_model
-from tests.unit.decoding.toy import ToyModel
+from tests.unit.decoding.toy import ToyModel, assert_same
 from tests.unit.engine.fake_cuda import use_fake_cuda
 
 
@@ -62,19 +62,6 @@ def _short_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "ENCODED", 2)
 
 
-def check(found: list[list[Hypothesis]], expected: list[list[Hypothesis]], within: float) -> None:
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [hypothesis.ids for hypothesis in ours] == [hypothesis.ids for hypothesis in theirs]
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.score == pytest.approx(other.score, abs=within)
-            assert one.log_probability == pytest.approx(other.log_probability, abs=within)
-            assert one.cut == other.cut
-            assert (one.attention is None) == (other.attention is None)
-            if one.attention is not None:
-                torch.testing.assert_close(one.attention, other.attention, atol=within, rtol=0)
-
-
 def toy_sentences(limits: Sequence[int]) -> list[Sentence]:
     """As :func:`toy.sources` makes them: sentence n has n % 3 + 1 tokens."""
     return [Sentence([number] * (number % 3 + 1), limit) for number, limit in enumerate(limits)]
@@ -102,7 +89,7 @@ def test_hypotheses_are_those_of_beam_search(beam_size: int, alpha: float, end_b
             beam_size=beam_size, length_penalty_alpha=alpha, nbest_size=nbest, attention=attention
         )
         search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 3, 1000)
-        check(search.search(sentences), search_one_by_one(model, sentences, options), 1e-6)
+        assert_same(search.search(sentences), search_one_by_one(model, sentences, options), 1e-6)
 
 
 def test_a_slot_is_taken_again_as_soon_as_it_is_seen_to_be_free(
@@ -140,7 +127,7 @@ def test_a_search_that_was_left_leaves_nothing_behind() -> None:
     search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 2, 1000)
     with pytest.raises(Left):
         search.search(sentences, poll)
-    check(search.search(sentences[::-1]), search_one_by_one(model, sentences[::-1], options), 1e-6)
+    assert_same(search.search(sentences[::-1]), search_one_by_one(model, sentences[::-1], options), 1e-6)
 
 
 def test_long_sentences_get_fewer_slots_and_lanes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +185,7 @@ def compare_in_slots(variant: str, device: str) -> None:
     search = ContinuousSearch(partial(Grid, model), options, torch.device(device), 4, 1000)
     for _ in range(3):  # called, captured, replayed
         found = search.search([Sentence(*each) for each in zip(sources, limits, strict=True)])
-        check(found, expected, 1e-4)
+        assert_same(found, expected, 1e-4)
 
 
 def test_what_is_captured_is_done_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.ensemble import Ensemble, EnsembleMode, as_one
-from econmt.decoding.search.model import SearchModel
-from tests.unit.decoding.toy import ToyModel, sources
+from tests.unit.decoding.toy import ToyModel, assert_best, search
 
 MODES: list[EnsembleMode] = ["linear", "log_linear"]
-
-
-def search(model: SearchModel, *sentences: int, **options: float) -> list[list[Hypothesis]]:
-    source, lengths = sources(*sentences)
-    limits = torch.full_like(lengths, 4)
-    return beam_search(model, source, lengths, limits, SearchOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -30,16 +22,9 @@ def test_search_finds_the_best_of_the_average(mode: EnsembleMode) -> None:
                 return ((first.exp() + second.exp()) / 2).log()
             return ((first + second) / 2).log_softmax(dim=0)
 
-    found = search(
-        Ensemble([ToyModel(1), ToyModel(2)], mode), 0, 1, 2, 3, beam_size=200, length_penalty_alpha=0.5
-    )
-    for sentence, hypotheses in enumerate(found):
-        scored = [
-            (total / (len(ids) + 1) ** 0.5, list(ids)) for ids, total in Average().everything(sentence, 4)
-        ]
-        score, ids = max(scored)
-        assert hypotheses[0].ids == ids
-        assert hypotheses[0].score == pytest.approx(score, abs=1e-5)
+    ensemble = Ensemble([ToyModel(1), ToyModel(2)], mode)
+    options = {"beam_size": 200, "length_penalty_alpha": 0.5}
+    assert_best(search(ensemble, range(4), **options), Average(), **options)
 
 
 def test_attention_is_averaged() -> None:
@@ -52,7 +37,7 @@ def test_attention_is_averaged() -> None:
             log_probs, _, state = super().step(tokens, state)
             return log_probs, self.weights.expand(len(tokens), -1), state
 
-    ((best,),) = search(Ensemble([Steady([0.9, 0.1]), Steady([0.5, 0.5])], "linear"), 0, beam_size=1)
+    ((best,),) = search(Ensemble([Steady([0.9, 0.1]), Steady([0.5, 0.5])], "linear"), [0], beam_size=1)
     assert best.attention is not None
     assert best.attention[0].tolist() == pytest.approx([0.7, 0.3])
 

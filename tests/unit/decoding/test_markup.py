@@ -36,10 +36,8 @@ def translated(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Text and alignment of a line whose only sentence is translated so."""
     entry = NBestEntry(translation, [], [], 0.0, 0.0, None, False, alignment)
-    passage = read(line)
-    whole = passage.joined(
-        [Translation(translation, 0.0, 0.0, [], None, [entry], []) for _ in passage.sentences]
-    )
+    passage, found = read(line), Translation(translation, 0.0, 0.0, [], None, [entry], [])
+    whole = passage.joined([found for _ in passage.sentences])
     return whole.text, [pair for each in whole.hypotheses for pair in each.alignment]
 
 
@@ -156,12 +154,8 @@ def marked_lines(draw: st.DrawFn) -> str:
                 name = draw(st.sampled_from("bui"))
                 parts.append(f"<{name}>{level(at, end, depth + 1)}</{name}>")
                 at = end + (end == at)
-            elif kind == 1:
-                parts.append(f"{{{draw(st.integers(0, 9))}}}")
-                parts.append(words[at])
-                at += 1
             else:
-                parts.append(words[at])
+                parts += [f"{{{draw(st.integers(0, 9))}}}"] * (kind == 1) + [words[at]]
                 at += 1
         return draw(st.sampled_from(["", " "])).join(parts)
 
@@ -179,15 +173,12 @@ def test_each_mark_comes_once_and_nested(line: str, alignment: list[tuple[int, i
     count = len("".join(texts).split())
     pairs = [(s, t) for s, t in alignment if t < length and s < count]
     found, made = translated(line, translation, pairs)
-    assert {
-        (TAG.sub("", found.split(" ")[t]) != "", TAG.sub("", line.split(" ")[s]) != "") for s, t in made
-    } <= {(True, True)}
+    assert all(TAG.sub("", found.split(" ")[t]) and TAG.sub("", line.split(" ")[s]) for s, t in made)
     assert bool(made) == bool(pairs and texts)
     assert sorted(m[0] for m in TAG.finditer(found)) == sorted(m[0] for m in TAG.finditer(line))
     assert nested(found)
-    assert "".join(TAG.sub("", found).split()) == "".join(
-        (translation if texts else TAG.sub("", line)).split()
-    )
+    plain = translation if texts else TAG.sub("", line)
+    assert "".join(TAG.sub("", found).split()) == "".join(plain.split())
 
 
 def test_any_number_of_marks() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from econmt.decoding.search.native import has_native_search, native_search
 from econmt.decoding.search.shortlist import Restricted
 from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.library import Library
 from tests.unit.decoding.test_real_model import ONLY_TENSORS, SIZE, SOURCES, VARIANTS, make_model
+from tests.unit.decoding.toy import assert_same
 
 KNOWN = sorted(VARIANTS.keys() - ONLY_TENSORS)
 LIMITS = torch.tensor([4, 9, 12, 2])
@@ -32,26 +33,12 @@ BATCH = *pad_sources(SOURCES, torch.device("cpu")), LIMITS
 
 
 @pytest.fixture(params=[0, 1, 2])
-def _level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
     """Takes the library with these instructions at most."""
-    assert native._PATH is not None
-    library = Library(native._PATH, request.param)
-    monkeypatch.setattr(native, "_library", lambda: library)
-    yield
-    Library(native._PATH)  # what it may use is a state of the library
+    use(request.param)
 
 
-def agree(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]], tolerance: float) -> None:
-    """Raises AssertionError if hypotheses differ by more than rounding."""
-    for one, other in zip(found, wanted, strict=True):
-        assert [each.ids for each in one] == [each.ids for each in other]
-        for left, right in zip(one, other, strict=True):
-            assert left.score == pytest.approx(right.score, abs=tolerance)
-            assert left.log_probability == pytest.approx(right.log_probability, abs=10 * tolerance)
-            assert left.cut == right.cut
-            assert (left.attention is None) == (right.attention is None)
-            if left.attention is not None and right.attention is not None:
-                torch.testing.assert_close(left.attention, right.attention, rtol=0, atol=tolerance)
+agree = partial(assert_same, whole=10.0)
 
 
 def by_tensors(
@@ -59,18 +46,6 @@ def by_tensors(
 ) -> list[list[Hypothesis]]:
     with native.without():
         return beam_search(IncrementalModel(model, precision), *BATCH, options)
-
-
-def are_equal(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
-    """Raises AssertionError if hypotheses differ in a bit."""
-    for one, other in zip(found, wanted, strict=True):
-        assert [each._replace(attention=None) for each in one] == [
-            each._replace(attention=None) for each in other
-        ]
-        for left, right in zip(one, other, strict=True):
-            assert (left.attention is None) == (right.attention is None)
-            if left.attention is not None and right.attention is not None:
-                assert torch.equal(left.attention, right.attention)
 
 
 @pytest.mark.sampled(16)
@@ -132,11 +107,11 @@ def test_searches_agree_to_the_last_bit(variant: str, given: dict[str, Any], pre
     """In C, as PyTorch has it with pruning that prunes nothing, and with wishes that rule nothing out."""
     model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
     wanted = native_search(model, *BATCH, options)
-    are_equal(beam_search(model, *BATCH, options.changed(beam_prune=100.0)), wanted)
+    assert_same(beam_search(model, *BATCH, options.changed(beam_prune=100.0)), wanted)
     chooser = ConstrainedContinuations(
         [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
     )
-    are_equal(beam_search(model, *BATCH, options, chooser=chooser), wanted)
+    assert_same(beam_search(model, *BATCH, options, chooser=chooser), wanted)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +130,11 @@ def test_words_with_equal_probabilities_keep_their_order(precision: torch.dtype,
     wanted = native_search(searched, *BATCH, options)
     scores = [each.score for best in wanted for each in best]
     assert beam_size < 7 or len({*scores}) < len(scores)
-    are_equal(beam_search(searched, *BATCH, options.changed(beam_prune=100.0)), wanted)
+    assert_same(beam_search(searched, *BATCH, options.changed(beam_prune=100.0)), wanted)
     chooser = ConstrainedContinuations(
         [DecodingConstraints()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options
     )
-    are_equal(beam_search(searched, *BATCH, options, chooser=chooser), wanted)
+    assert_same(beam_search(searched, *BATCH, options, chooser=chooser), wanted)
 
 
 @pytest.mark.parametrize("variant", KNOWN)
@@ -211,21 +186,16 @@ def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -
         for best in beam_search(restricted, *BATCH, options)
     ]
     found = native_search(model, *BATCH, options, allowed=allowed)
-    are_equal(found, wanted)
+    assert_same(found, wanted)
     for row, best in enumerate(found):
         assert all(bool(allowed[row, each.ids].all()) for each in best)
 
 
 def test_threads_share_the_sentences() -> None:
     model, options = IncrementalModel(make_model("additive")), SearchOptions(beam_size=3)
-    before = torch.get_num_threads()
     alone = native_search(model, *BATCH, options)
     torch.set_num_threads(3)
-    try:
-        model = IncrementalModel(make_model("additive"))
-        shared = native_search(model, *BATCH, options)
-    finally:
-        torch.set_num_threads(before)
+    shared = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
     agree(shared, alone, 0.0)
 
 

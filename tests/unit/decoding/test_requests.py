@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from econmt.config.recipe import Data
 from econmt.data.text.glossary import Glossary, Occurrence, occurrences, parse_glossary, read_glossary
 from econmt.data.text.subwords import train_vocabularies
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
@@ -17,22 +16,15 @@ from econmt.decoding.constraints.phrases import Spelling, read_avoid_list
 from econmt.decoding.constraints.tokens import ConstraintCompiler
 from econmt.decoding.requests import Request, read_request
 from econmt.errors import InputError
+from tests.unit.data.test_subwords import data
 
 TEXT = ["ein Hund läuft.", "die Hunde laufen (schnell).", "狗猫走", "der Mann und ein Haus", "猫走狗"] * 20
 
 
 @pytest.fixture(scope="module")
 def subwords(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
-    data = Data.model_validate(
-        {
-            "source": "en",
-            "target": "de",
-            "train": ["t"],
-            "valid": "v",
-            "subwords": {"type": "bpe", "size": 60},
-        }
-    )
-    return train_vocabularies(data, lambda: ((text, text) for text in TEXT), tmp_path_factory.mktemp("words"))
+    kind = data(type="bpe", size=60)
+    return train_vocabularies(kind, lambda: ((text, text) for text in TEXT), tmp_path_factory.mktemp("words"))
 
 
 def test_every_field_is_read_and_others_are_passed_on() -> None:

@@ -9,60 +9,23 @@ import pytest
 import torch
 
 from econmt.data.text.vocabulary import EOS, UNK
-from econmt.decoding.search.beam import (
-    Hypothesis,
-    SearchOptions,
-    beam_search,
-    highest,
-    length_penalty,
-    output_limits,
-)
-from tests.unit.decoding.toy import ToyModel, sources
+from econmt.decoding.search.beam import SearchOptions, highest, length_penalty, output_limits
+from tests.unit.decoding.toy import LIMIT, ToyModel, assert_alone_as_together, assert_best, search
 
-LIMIT = 4
 EVERY_BEAM = 3**LIMIT * 2
-
-
-def penalty(length: int, alpha: float, beta: float) -> float:
-    return ((beta + length) / (beta + 1)) ** alpha
-
-
-def best_by_trying_all(
-    model: ToyModel, sentence: int, limit: int, alpha: float, beta: float
-) -> list[tuple[list[int], float]]:
-    scored = [
-        (list(ids), total / penalty(len(ids) + 1, alpha, beta))
-        for ids, total in model.everything(sentence, limit)
-    ]
-    return sorted(scored, key=lambda item: -item[1])
-
-
-def search(
-    model: ToyModel, sentences: list[int], limit: int | list[int] = LIMIT, **options: float
-) -> list[list[Hypothesis]]:
-    source, lengths = sources(*sentences)
-    limits = torch.tensor([limit] * len(sentences) if isinstance(limit, int) else limit)
-    return beam_search(model, source, lengths, limits, SearchOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 5.0), (2.0, 1.0)])
 @pytest.mark.parametrize("end_bias", [-1.0, 1.0])
 def test_a_wide_beam_finds_the_best_translations(alpha: float, beta: float, end_bias: float) -> None:
     model = ToyModel(end_bias=end_bias)
-    found = search(
-        model,
-        [0, 1, 2],
-        beam_size=EVERY_BEAM,
-        nbest_size=7,
-        length_penalty_alpha=alpha,
-        length_penalty_beta=beta,
-    )
-    for sentence, hypotheses in enumerate(found):
-        expected = best_by_trying_all(model, sentence, LIMIT, alpha, beta)[:7]
-        assert [hypothesis.ids for hypothesis in hypotheses] == [ids for ids, _ in expected]
-        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(
-            [score for _, score in expected], abs=1e-6
-        )
+    options = {
+        "beam_size": EVERY_BEAM,
+        "nbest_size": 7,
+        "length_penalty_alpha": alpha,
+        "length_penalty_beta": beta,
+    }
+    assert_best(search(model, **options), model, **options)
 
 
 @pytest.mark.sampled(4)
@@ -72,10 +35,8 @@ def test_the_search_stops_early_only_when_nothing_better_can_come(seed: int) -> 
     # and goes on almost surely is lost; a strong end bias makes short ones finish first.
     model = ToyModel(seed, end_bias=0.5, spread=3.0)
     for alpha in (0.0, 1.0, 3.0):
-        (found,) = search(model, [5], limit=5, beam_size=3**5 * 2, length_penalty_alpha=alpha)
-        ids, score = best_by_trying_all(model, 5, 5, alpha, 0.0)[0]
-        assert found[0].ids == ids
-        assert found[0].score == pytest.approx(score, abs=1e-6)
+        options = {"beam_size": 3**5 * 2, "length_penalty_alpha": alpha}
+        assert_best(search(model, limit=5, **options), model, 5, **options)
 
 
 def test_a_search_that_is_decided_ends_at_once() -> None:
@@ -112,19 +73,8 @@ def test_a_length_has_the_same_penalty_wherever_it_is_asked_for(alpha: float) ->
 
 @pytest.mark.parametrize("beam_size", [1, 3, 5])
 def test_a_sentence_gives_the_same_alone_as_in_a_batch(beam_size: int) -> None:
-    model = ToyModel(11)
-    sentences, limits = [4, 0, 7, 2, 9, 5], [6, 2, 7, 3, 1, 4]
-    together = search(model, sentences, limits, beam_size=beam_size, nbest_size=beam_size, attention=True)
-    for sentence, limit, expected in zip(sentences, limits, together, strict=True):
-        (alone,) = search(
-            model, [sentence], [limit], beam_size=beam_size, nbest_size=beam_size, attention=True
-        )
-        assert [hypothesis.ids for hypothesis in alone] == [hypothesis.ids for hypothesis in expected]
-        assert [h.score for h in alone] == pytest.approx([h.score for h in expected], abs=1e-5)
-        for one, other in zip(alone, expected, strict=True):
-            assert one.attention is not None
-            assert other.attention is not None
-            torch.testing.assert_close(one.attention, other.attention)
+    options = {"beam_size": beam_size, "nbest_size": beam_size}
+    assert_alone_as_together(ToyModel(11), [4, 0, 7, 2, 9, 5], [6, 2, 7, 3, 1, 4], 1e-5, **options)
 
 
 def test_attention_is_that_of_the_steps_that_made_the_tokens() -> None:
@@ -268,21 +218,22 @@ def test_limits_follow_the_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"beam_size": 0},
-        {"beam_size": 3, "nbest_size": 4},
-        {"length_penalty_alpha": -1.0},
-        {"length_penalty_beta": -0.5},
-        {"temperature": 0.0},
-        {"max_output_factor": 0.0},
-        {"sample": -1},
-        {"sample": 0, "top_p": 0.0},
-        {"repetition_penalty": 0.5},
-        {"attention": False, "replace_unk": True},
-        {"sample": 0, "block_ngram_repeat": 2},
+        ({"beam_size": 0}, "beam_size"),
+        ({"beam_size": 3, "nbest_size": 4}, "nbest_size"),
+        ({"length_penalty_alpha": -1.0}, "length_penalty_alpha"),
+        ({"length_penalty_beta": -0.5}, "length_penalty_beta"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"max_output_factor": 0.0}, "max_output_factor"),
+        ({"sample": -1}, "sample"),
+        ({"sample": 0, "top_p": 0.0}, "top_p\n.*greater than 0"),
+        ({"repetition_penalty": 0.5}, "repetition_penalty\n.*greater than or equal to 1"),
+        ({"attention": False, "replace_unk": True}, "replace_unk"),
+        ({"sample": 0, "block_ngram_repeat": 2}, "block_ngram_repeat"),
+        ({"ban_unk": True, "unk_penalty": 1.0}, "ban_unk: true cannot be combined with unk_penalty: 1.0"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(reversed(options))):
+def test_options_that_do_not_fit_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         SearchOptions(**options)  # type: ignore[arg-type]

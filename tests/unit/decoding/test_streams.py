@@ -17,15 +17,6 @@ from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_c
 from econmt.errors import InputError
 
 
-def from_file(path: Path, content: bytes, size: int = 1000) -> list[list[str]]:
-    path.write_bytes(content)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return list(read_chunks(descriptor, size, "text"))
-    finally:
-        os.close(descriptor)
-
-
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
     """A read end, and functions that write and close the other end; a reader that waits for ever is let go."""
@@ -49,29 +40,25 @@ def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
     os.close(reader)
 
 
-def test_lines_of_a_file_come_in_chunks(tmp_path: Path) -> None:
-    assert from_file(tmp_path / "text", b"a\nb\n\nc\nd\n", 2) == [["a", "b"], ["", "c"], ["d"]]
-
-
-def test_a_last_line_without_an_end_counts(tmp_path: Path) -> None:
-    assert from_file(tmp_path / "text", b"a\nb") == [["a", "b"]]
-    assert from_file(tmp_path / "text", b"a\n") == [["a"]]
-    assert from_file(tmp_path / "text", b"") == []
-    assert from_file(tmp_path / "text", b"\n") == [[""]]
-
-
-def test_only_newlines_end_a_line(tmp_path: Path) -> None:
-    text = "a\u2028b\u0085c\x0bd\re\r\nf\n"
-    assert from_file(tmp_path / "text", text.encode()) == [["a\u2028b\u0085c\x0bd\re", "f"]]
-
-
-def test_a_byte_order_mark_belongs_to_the_first_line_only(tmp_path: Path) -> None:
-    assert from_file(tmp_path / "text", "\ufeffa\n\ufeffb\n".encode()) == [["a", "\ufeffb"]]
-
-
-def test_characters_across_blocks_are_whole(tmp_path: Path) -> None:
-    line = "x" + "ä" * BLOCK_BYTES
-    assert from_file(tmp_path / "text", f"{line}\nb\n".encode()) == [[line, "b"]]
+@pytest.mark.parametrize(
+    ("content", "size", "chunks"),
+    [
+        ("a\nb\n\nc\nd\n", 2, [["a", "b"], ["", "c"], ["d"]]),
+        ("a\nb", 9, [["a", "b"]]),
+        ("a\n", 9, [["a"]]),
+        ("", 9, []),
+        ("\n", 9, [[""]]),
+        # Only newlines end a line, and a byte order mark belongs to the first one.
+        ("a\u2028b\u0085c\x0bd\re\r\nf\n", 9, [["a\u2028b\u0085c\x0bd\re", "f"]]),
+        ("\ufeffa\n\ufeffb\n", 9, [["a", "\ufeffb"]]),
+        ("x" + "ä" * BLOCK_BYTES + "\nb\n", 9, [["x" + "ä" * BLOCK_BYTES, "b"]]),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_lines_come_in_chunks(tmp_path: Path, content: str, size: int, chunks: list[list[str]]) -> None:
+    (tmp_path / "text").write_bytes(content.encode())
+    with (tmp_path / "text").open("rb") as stream:
+        assert list(read_chunks(stream.fileno(), size, "text")) == chunks
 
 
 @pytest.mark.parametrize(
@@ -84,14 +71,11 @@ def test_characters_across_blocks_are_whole(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named_after_those_before_it(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "text").write_bytes(b"one\ntwo\n" + line + b"four\n")
-    descriptor = os.open(tmp_path / "text", os.O_RDONLY)
-    try:
-        chunks = read_chunks(descriptor, 1000, "text")
+    with (tmp_path / "text").open("rb") as stream:
+        chunks = read_chunks(stream.fileno(), 1000, "text")
         assert next(chunks) == ["one", "two"]
         with pytest.raises(InputError, match=message):
             next(chunks)
-    finally:
-        os.close(descriptor)
 
 
 def test_a_pipe_that_pauses_gives_what_it_has(

@@ -114,19 +114,15 @@ def test_order_is_kept_whatever_the_batches(chunk_size: int, batch_size: int) ->
 
 def test_blank_lines_do_not_reach_the_model() -> None:
     model = Copying()
-    for translation in translator(model).translate(["", " ", "\u00a0\u2003", "\t "]):
-        assert translation.text == ""
-        assert translation.score == 0.0
-        assert translation.log_probability == 0.0
-        assert translation.hypotheses == []
+    for found in translator(model).translate(["", " ", "\u00a0\u2003", "\t "]):
+        assert (found.text, found.score, found.log_probability, found.hypotheses) == ("", 0.0, 0.0, [])
     assert model.batches == []
 
 
 def test_a_line_of_which_the_vocabulary_leaves_nothing_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Letters, "encode", lambda *_: [])
     (found,) = translator().translate(["a"])
-    assert found.text == ""
-    assert found.hypotheses == []
+    assert (found.text, found.hypotheses) == ("", [])
 
 
 def test_lines_without_words_are_copied_without_the_model() -> None:
@@ -195,11 +191,8 @@ def test_lines_are_read_a_chunk_at_a_time() -> None:
 
 
 def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
-    beginnings = ["EIN HUND", "Ein HUND", ""]
-    found = [
-        with_small_prefix(Request("A DOG", target_prefix=each), "de").target_prefix for each in beginnings
-    ]
-    assert found == ["Ein hund", "Ein HUND", ""]
+    for given, wanted in (("EIN HUND", "Ein hund"), ("Ein HUND", "Ein HUND"), ("", "")):
+        assert with_small_prefix(Request("A DOG", target_prefix=given), "de").target_prefix == wanted
 
 
 def test_batches_by_length() -> None:
@@ -333,14 +326,11 @@ def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], exp
     both = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *words])] * 2)
     options = SearchOptions(beam_size=2, restore_case=True)
     glossary = Glossary({"ışık": "w5"})
-    plain, steered = (
-        next(
-            Translator(
-                [Copying()], both, options, data=data_section(100, languages), glossary=each
-            ).translate(["IŞIK İZMİR"])
-        )
+    made = (
+        Translator([Copying()], both, options, data=data_section(100, languages), glossary=each)
         for each in (None, glossary)
     )
+    plain, steered = (next(each.translate(["IŞIK İZMİR"])) for each in made)
     if expected:
         assert plain.source_tokens == ["Işık", "izmir"]
         assert plain.text == expected
@@ -365,39 +355,26 @@ def test_evaluation_mode_comes_and_goes() -> None:
     on, off = nn.Dropout(), nn.Dropout().eval()
     with evaluation_mode([on, off, object()]):
         assert not on.training
-    assert on.training
-    assert not off.training
+    assert (on.training, off.training) == (True, False)
 
 
-@pytest.mark.parametrize(("output_type", "expected"), [("translation", "ab"), ("score", "-0.100000\tab")])
-def test_plain_formats(output_type: str, expected: str) -> None:
-    (found,) = translator().translate(["ab"])
-    assert format_translation(found, output_type) == expected  # type: ignore[arg-type]
-    (blank,) = translator().translate([""])
-    assert format_translation(blank, output_type) == ("" if output_type == "translation" else "0.000000\t")  # type: ignore[arg-type]
+def test_plain_formats() -> None:
+    found, blank = translator().translate(["ab", ""])
+    assert [format_translation(each, "translation") for each in (found, blank)] == ["ab", ""]
+    assert [format_translation(each, "score") for each in (found, blank)] == ["-0.100000\tab", "0.000000\t"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"brevity_penalty_weight": 5.0},
-        {"coverage_penalty_weight": 3.0},
-        {"beam_prune": 0.1},
-        {"beam_search_stop": "first"},
-    ],
-)
 def test_what_continuous_batches_cannot_follow_is_searched_in_batches(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(continuous, "WORTH", 1)
     monkeypatch.setattr(continuous, "SHORTEST", 4)
     model = IncrementalModel(make_model("additive"))
-    search = SearchOptions(**{"beam_size": 3, **options})  # type: ignore[arg-type]
-    found = [
-        [each.score for each in translator(model, search=search, continuous=chosen).translate(["dog", "bee"])]
-        for chosen in (False, True)
-    ]
-    assert found[0] == found[1]
+    penalties: list[dict[str, object]] = [{"brevity_penalty_weight": 5.0}, {"coverage_penalty_weight": 3.0}]
+    for options in (*penalties, {"beam_prune": 0.1}, {"beam_search_stop": "first"}):
+        made = (translator(model, beam_size=3, continuous=chosen, **options) for chosen in (False, True))
+        plain, found = ([each.score for each in one.translate(["dog", "bee"])] for one in made)
+        assert found == plain, options
 
 
 def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,11 +401,8 @@ def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPat
         list(translator(model, continuous=chosen, batch_size=2).translate(lines)) for chosen in (False, True)
     )
     for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.text, ours.tokens, ours.source_tokens) == (
-            theirs.text,
-            theirs.tokens,
-            theirs.source_tokens,
-        )
+        for name in ("text", "tokens", "source_tokens"):
+            assert getattr(ours, name) == getattr(theirs, name)
         assert ours.score == pytest.approx(theirs.score, abs=1e-5)
 
 

@@ -8,21 +8,17 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
 from econmt.data.text.glossary import Glossary, occurrences
 from econmt.data.text.vocabulary import UNK, WORD_START
 from econmt.decoding.constraints.avoidance import Avoidance
-from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
+from econmt.decoding.constraints.batch import DecodingConstraints
 from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from tests.unit.decoding.test_adjustments import judged
 from tests.unit.decoding.test_avoidance import VOCABULARY, Pieces, is_ruled_out, occurs, repeats
-from tests.unit.decoding.test_constraints import Fixed, holds
-from tests.unit.decoding.toy import WORDS, ToyModel, sources
+from tests.unit.decoding.test_constraints import holds
+from tests.unit.decoding.toy import LIMIT, ToyModel, everything, judged, search
 
-LIMIT = 4
 TOY = Pieces([f"{WORD_START}a", "b"])
 SPELLING = Spelling(TOY)
 """Token 4 begins a word, token 5 continues one, as ``JOINS`` of the tests of constraints has it."""
@@ -77,21 +73,17 @@ def combinations() -> Iterator[tuple[tuple[Phrase, ...], tuple[int, ...], list[l
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_phrases_prefixes_and_avoided_phrases_together(options: dict[str, Any]) -> None:
     """A wide beam finds the best translations that satisfy all of them, with their scores."""
-    model = Fixed(5, end_bias=1.0)
-    settings = SearchOptions(beam_size=130, nbest_size=3, attention=False, **options)
-    everything = [
-        (*figures, ids)
-        for length in range(LIMIT + 1)
-        for ids in product(WORDS, repeat=length)
-        if (figures := judged(model, 0, ids, **options)) is not None
+    model = ToyModel(5, end_bias=1.0)
+    every = [
+        (*figures, ids) for ids in everything() if (figures := judged(model, 0, ids, **options)) is not None
     ]
-    everything.sort(reverse=True)
+    every.sort(reverse=True)
     cases, best = [], []
     for case in combinations():
         phrases, prefix, lists = case
         expected = [
             each
-            for each in everything
+            for each in every
             if each[2][: len(prefix)] == prefix
             and holds(each[2], phrases)
             and not contains_avoided(each[2], lists)
@@ -103,9 +95,8 @@ def test_phrases_prefixes_and_avoided_phrases_together(options: dict[str, Any]) 
     constraints = [
         DecodingConstraints(phrases, prefix, avoidances(lists)) for phrases, prefix, lists in cases
     ]
-    chooser = ConstrainedContinuations(constraints, SPELLING.joins, settings)
-    source, limits = sources(*[0] * len(cases)), torch.full((len(cases),), LIMIT)
-    found = beam_search(model, *source, limits, settings, chooser=chooser)
+    sizes = {"beam_size": 130, "nbest_size": 3, "attention": False}
+    found = search(model, [0] * len(cases), constraints=constraints, **sizes, **options)
     for case, hypotheses, expected in zip(cases, found, best, strict=True):
         assert [tuple(each.ids) for each in hypotheses] == [ids for _, _, ids in expected], case
         scores, reals = ([each[part] for each in expected] for part in (0, 1))
@@ -118,13 +109,14 @@ def test_all_hold_in_narrow_beams_and_batches(beam_size: int) -> None:
     """Sentences with other constraints stand beside each other; n-grams do not come twice where nothing asks for it."""
     cases = [case for case in combinations() if any(case)]
     draw = random.Random(beam_size)
-    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size, block_ngram_repeat=3)
+    options = {"beam_size": beam_size, "nbest_size": beam_size, "block_ngram_repeat": 3}
     for limit in (3, 4, 5, 5, 9):
         chosen = draw.sample(cases, 8)
         constraints = [
             DecodingConstraints(phrases, prefix, avoidances(lists)) for phrases, prefix, lists in chosen
         ]
-        found = search(constraints, options, limit, seed=draw.randrange(100))
+        model = ToyModel(draw.randrange(100), end_bias=-1.0)
+        found = search(model, range(8), limit, constraints=constraints, **options)
         for (phrases, prefix, lists), hypotheses in zip(chosen, found, strict=True):
             assert hypotheses
             for each in hypotheses:
@@ -135,19 +127,10 @@ def test_all_hold_in_narrow_beams_and_batches(beam_size: int) -> None:
                     assert not contains_avoided(each.ids, lists), (lists, each.ids)
                 if not phrases and not prefix:
                     assert not repeats(each.ids, 3)
-        alone = search(constraints[:1], options, limit, seed=0)
-        assert [each.ids for each in alone[0]] == [
-            each.ids for each in search(constraints, options, limit, seed=0)[0]
-        ]
-
-
-def search(
-    constraints: Sequence[DecodingConstraints], options: SearchOptions, limit: int, seed: int
-) -> list[list[Hypothesis]]:
-    chooser = ConstrainedContinuations(constraints, SPELLING.joins, options)
-    limits = torch.full((len(constraints),), limit)
-    model = ToyModel(seed, end_bias=-1.0)
-    return beam_search(model, *sources(*range(len(constraints))), limits, options, chooser=chooser)
+        model = ToyModel(end_bias=-1.0)
+        (alone,) = search(model, [0], limit, constraints=constraints[:1], **options)
+        together = search(model, range(8), limit, constraints=constraints, **options)
+        assert [each.ids for each in alone] == [each.ids for each in together[0]]
 
 
 def test_every_short_text_of_overlapping_phrases() -> None:

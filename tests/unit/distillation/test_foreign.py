@@ -32,42 +32,23 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = folder.parent / "text"
     text.write_text("\n".join(LINES * 4))
     for side in ("source", "target"):
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(text),
-            model_prefix=str(folder / side),
-            vocab_size=40,
-            minloglevel=2,
-            hard_vocab_limit=False,
-        )
+        options = {"vocab_size": 40, "minloglevel": 2, "hard_vocab_limit": False}
+        sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(folder / side), **options)
         (folder / f"{side}.model").rename(folder / f"{side}.spm")
         (folder / f"{side}.vocab").unlink()
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
     words = [pieces.id_to_piece(index) for index in range(3, pieces.get_piece_size())]
     vocabulary = {word: index for index, word in enumerate(["</s>", "<unk>", *words, "<pad>"])}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    tokenizer = transformers.MarianTokenizer(
-        vocab=str(folder / "vocab.json"),
-        source_spm=str(folder / "source.spm"),
-        target_spm=str(folder / "target.spm"),
-        source_lang="en",
-        target_lang="de",
-    )
-    tokenizer.save_pretrained(folder)
+    files = {"vocab": "vocab.json", "source_spm": "source.spm", "target_spm": "target.spm"}
+    paths = {key: str(folder / name) for key, name in files.items()}
+    transformers.MarianTokenizer(**paths, source_lang="en", target_lang="de").save_pretrained(folder)
     torch.manual_seed(3)
     layers = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIZES.items()}
     end = len(vocabulary) - 1
-    config = transformers.MarianConfig(
-        vocab_size=len(vocabulary),
-        d_model=16,
-        init_std=0.6,
-        max_position_embeddings=600,
-        decoder_start_token_id=end,
-        pad_token_id=end,
-        eos_token_id=0,
-        forced_eos_token_id=0,
-        **layers,
-    )
-    model = transformers.MarianMTModel(config)
+    ids = {"decoder_start_token_id": end, "pad_token_id": end, "eos_token_id": 0, "forced_eos_token_id": 0}
+    sizes = {"vocab_size": len(vocabulary), "d_model": 16, "init_std": 0.6, "max_position_embeddings": 600}
+    model = transformers.MarianMTModel(transformers.MarianConfig(**sizes, **ids, **layers))
     model.generation_config.bad_words_ids = [[end]]
     model.save_pretrained(folder)
     return folder
@@ -83,6 +64,11 @@ def converted(marian: Path) -> Path:
     converter = ctranslate2.converters.TransformersConverter(str(marian), copy_files=list(TOKENIZER))
     converter.convert(str(folder))
     return folder
+
+
+@pytest.fixture(params=["marian", "converted"])
+def either(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
 
 
 def translations(folder: Path, **more: Any) -> list[list[str]]:
@@ -110,22 +96,18 @@ def test_a_model_of_transformers_translates_in_batches_as_alone(marian: Path) ->
 
 def test_a_model_of_ctranslate2_translates_the_same(marian: Path, converted: Path) -> None:
     assert TeacherChoice(folder=converted).kind == "ctranslate2"
-    found = translations(converted, beam_size=1, precision="float32")
-    assert [texts[0][:BEGINNING] for texts in found] == [
-        texts[0][:BEGINNING] for texts in translations(marian, beam_size=1)
-    ]
+    both = translations(converted, beam_size=1, precision="float32"), translations(marian, beam_size=1)
+    found, expected = ([texts[0][:BEGINNING] for texts in each] for each in both)
+    assert found == expected
 
 
 def test_sentencepiece_models_are_enough_for_ctranslate2(converted: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(
-        converted, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "vocab.json")
-    )
+    ignored = shutil.ignore_patterns("tokenizer*", "vocab.json")
+    bare = shutil.copytree(converted, tmp_path / "bare", ignore=ignored)
     assert _needs_end(bare)
-    expected = translations(converted, beam_size=1, precision="float32")
-    found = translations(bare, beam_size=1, precision="float32")
-    assert [[text.replace(" ", "") for text in texts] for texts in found] == [
-        [text.replace(" ", "") for text in texts] for texts in expected
-    ]
+    both = (translations(folder, beam_size=1, precision="float32") for folder in (bare, converted))
+    found, expected = ([[text.replace(" ", "") for text in texts] for texts in each] for each in both)
+    assert found == expected
     config = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps({**config, "add_source_eos": True}))
     assert not _needs_end(bare)
@@ -135,22 +117,16 @@ def test_sentencepiece_models_are_enough_for_ctranslate2(converted: Path, tmp_pa
         open_teacher(TeacherChoice(folder=bare, device="cpu"))
 
 
-@pytest.mark.parametrize("kind", ["marian", "converted"])
-def test_several_translations(request: pytest.FixtureRequest, kind: str) -> None:
-    choice = TeacherChoice(folder=request.getfixturevalue(kind)).with_nbest(3)
+def test_several_translations(either: Path) -> None:
+    choice = TeacherChoice(folder=either).with_nbest(3)
     assert (choice.beam_size, choice.nbest_size) == (5, 3)
-    found = translations(request.getfixturevalue(kind), beam_size=5, nbest_size=3)
+    found, best = (translations(either, beam_size=5, **more) for more in ({"nbest_size": 3}, {}))
     assert [len(texts) for texts in found] == [3, 1, 3, 3, 3]
-    assert [texts[0] for texts in found] == [
-        texts[0] for texts in translations(request.getfixturevalue(kind), beam_size=5)
-    ]
+    assert [texts[0] for texts in found] == [texts[0] for texts in best]
 
 
-@pytest.mark.parametrize("kind", ["marian", "converted"])
-def test_lines_that_are_too_long_get_empty_translations(request: pytest.FixtureRequest, kind: str) -> None:
-    teacher = open_teacher(
-        TeacherChoice(folder=request.getfixturevalue(kind), device="cpu", threads=1, beam_size=1)
-    )
+def test_lines_that_are_too_long_get_empty_translations(either: Path) -> None:
+    teacher = open_teacher(TeacherChoice(folder=either, device="cpu", threads=1, beam_size=1))
     longest = "dog " * 150
     assert teacher.translate([longest * 2, longest, "dog"], "text", 1, lambda _: None)[0] == [""]
 
@@ -171,10 +147,8 @@ def test_only_safetensors_are_loaded(marian: Path, tmp_path: Path) -> None:
 def test_code_of_the_folder_is_not_run(marian: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(marian, tmp_path / "code")
     config = json.loads((folder / "config.json").read_text())
-    config |= {
-        "model_type": "own",
-        "auto_map": {name: f"own.{name}" for name in ("AutoConfig", "AutoModelForSeq2SeqLM")},
-    }
+    code = {name: f"own.{name}" for name in ("AutoConfig", "AutoModelForSeq2SeqLM")}
+    config |= {"model_type": "own", "auto_map": code}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(InputError, match="code: "):

@@ -27,10 +27,10 @@ def folder(tmp_path: Path) -> Path:
 def test_files_are_described_by_their_content(folder: Path) -> None:
     made = take(folder, size="3")
     assert made.settings == {"size": "3"}
-    assert {name: (file.path, file.size, file.sha256) for name, file in made.files.items()} == {
-        name: (str(folder / path), 10, hashlib.sha256(f"text of {path}\n".encode()).hexdigest())
-        for name, path in (("--source", "a"), ("--target", "b"))
-    }
+    assert list(made.files) == ["--source", "--target"]
+    for file, name in zip(made.files.values(), "ab", strict=True):
+        digest = hashlib.sha256(f"text of {name}\n".encode()).hexdigest()
+        assert (file.path, file.size, file.sha256) == (str(folder / name), 10, digest)
     write_record(folder / "record", made)
     assert read_inputs(folder / "record", folder) == made
     assert read_inputs(folder / "nothing", folder) is None
@@ -62,18 +62,13 @@ def test_differences_are_told_in_words(folder: Path) -> None:
     assert differences(first, first) == []
     (folder / "b").unlink()
     second = take(folder, kind="y", more="z")
-    assert differences(first, second) == [
-        "size 3 -> not given",
-        "kind x -> y",
-        "more not given -> z",
-        "--target is not given any more",
-    ]
+    changed = ["size 3 -> not given", "kind x -> y", "more not given -> z", "--target is not given any more"]
+    assert differences(first, second) == changed
     assert differences(second, first)[-1] == f"--target {folder}/b was not given before"
     (folder / "c").write_text("text of c\n")
     other = take_inputs({}, {"--source": folder / "c"}, None)
-    assert differences(StageInputs(settings={}, files=second.files), other) == [
-        f"--source {folder}/a -> {folder}/c"
-    ]
+    moved = StageInputs(settings={}, files=second.files)
+    assert differences(moved, other) == [f"--source {folder}/a -> {folder}/c"]
 
 
 def test_the_digest_is_of_settings_and_content_only(folder: Path) -> None:

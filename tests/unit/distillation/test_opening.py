@@ -39,13 +39,8 @@ def test_a_model_folder_translates_as_econmt_does(
 
 
 def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> None:
-    files = TeacherChoice(folder=word_model).files
-    assert list(files) == [
-        "the teacher's recipe.yaml",
-        "the teacher's params.best.safetensors",
-        "the teacher's vocab.source.txt",
-        "the teacher's vocab.target.txt",
-    ]
+    names = ("recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt")
+    assert list(TeacherChoice(folder=word_model).files) == [f"the teacher's {name}" for name in names]
 
 
 def test_what_cannot_teach_is_told(word_model: Path, tmp_path: Path) -> None:

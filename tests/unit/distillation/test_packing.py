@@ -12,6 +12,8 @@ import pytest
 from econmt_distill import packing
 from econmt_distill.packing import PackedStudent, pack
 
+Pack = Callable[[int], PackedStudent]
+
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -32,17 +34,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (path / "model").write_text(f"{kind} {(int8 / 'params').read_text()} {words.read_text()}")
         done.append("runtime")
 
-    for name, function in (
-        ("make_lexicon", lexicon),
-        ("quantize_model", quantize),
-        ("export_runtime", export),
-    ):
-        monkeypatch.setattr(packing, name, function)
+    monkeypatch.setattr(packing, "make_lexicon", lexicon)
+    monkeypatch.setattr(packing, "quantize_model", quantize)
+    monkeypatch.setattr(packing, "export_runtime", export)
     return done
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> Callable[[int], PackedStudent]:
+def packed(tmp_path: Path) -> Pack:
     """Packs the student in ``tmp_path`` with a shortlist."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/params.best.safetensors").write_text("first")
@@ -54,7 +53,7 @@ def packed(tmp_path: Path) -> Callable[[int], PackedStudent]:
 ALL = ["lexicon", "int8", "runtime"]
 
 
-def test_forms_are_made_once(packed: Callable[[int], PackedStudent], made: list[str], tmp_path: Path) -> None:
+def test_forms_are_made_once(packed: Pack, made: list[str], tmp_path: Path) -> None:
     assert packed(3) == (tmp_path / "lexicon", tmp_path / "int8", tmp_path / "runtime")
     assert (tmp_path / "runtime/model").read_text() == "int8 first 3 first"
     packed(3)
@@ -69,9 +68,7 @@ def test_forms_are_made_once(packed: Callable[[int], PackedStudent], made: list[
 
 
 @pytest.mark.parametrize("form", ALL)
-def test_a_missing_form_is_made_again(
-    form: str, packed: Callable[[int], PackedStudent], made: list[str], tmp_path: Path
-) -> None:
+def test_a_missing_form_is_made_again(form: str, packed: Pack, made: list[str], tmp_path: Path) -> None:
     packed(3)
     (tmp_path / form).rename(tmp_path / "elsewhere")
     packed(3)
@@ -80,11 +77,7 @@ def test_a_missing_form_is_made_again(
 
 @pytest.mark.parametrize("stage", ["make_lexicon", "quantize_model", "export_runtime"])
 def test_forms_of_a_call_that_failed_are_not_taken_for_those_before(
-    stage: str,
-    packed: Callable[[int], PackedStudent],
-    made: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stage: str, packed: Pack, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made with 3, stopped with 4 in some stage after it has begun to write, and called with 3 again."""
     packed(3)

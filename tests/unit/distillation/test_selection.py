@@ -49,9 +49,8 @@ class FakeShards:
 
 def made(folder: Path, references: Path | None = None, **more: Any) -> Any:
     shards: Any = FakeShards(more.get("lists", LISTS), more.get("most", 100))
-    return make_text(
-        folder / "text", shards, ("en", "de"), references, more.get("trained"), 2, lambda _: None
-    )
+    languages, trained = ("en", "de"), more.get("trained")
+    return make_text(folder / "text", shards, languages, references, trained, 2, lambda _: None)
 
 
 def test_the_first_translations_are_taken_without_references(tmp_path: Path) -> None:
@@ -86,15 +85,15 @@ def test_references_are_kept_where_the_teacher_fails(tmp_path: Path) -> None:
     text = made(tmp_path, references, lists=lists)
     assert (tmp_path / "text/train.de").read_text() == "der Hund rennt schnell los\n\nzwei Kater\n"
     assert (text.statistics.chosen, text.statistics.kept) == (1, 1)
-    for name, most, first in (
-        ("most", 9, "los, und los"),
-        ("reference", 30, "los, und los"),
-        ("none", 40, "los"),
+    for most, first, counts in (
+        (9, "los, und los", (0, 2)),
+        (30, "los, und los", (0, 2)),
+        (40, "los", (1, 1)),
     ):
-        text = made(tmp_path / name, references, lists=lists, most=most)
-        lines = (tmp_path / name / "text/train.de").read_text().split("\n")
-        assert lines[0] == f"der Hund rennt schnell {first}", name
-        assert (text.statistics.chosen, text.statistics.kept) == ((1, 1) if name == "none" else (0, 2)), name
+        text = made(tmp_path / str(most), references, lists=lists, most=most)
+        lines = (tmp_path / str(most) / "text/train.de").read_text().split("\n")
+        assert lines[0] == f"der Hund rennt schnell {first}"
+        assert (text.statistics.chosen, text.statistics.kept) == counts
     made(tmp_path / "alone", lists=lists, most=9)
     assert (tmp_path / "alone/text/train.de").read_text() == "ein Hund\n\n\n", "without references"
 
@@ -124,10 +123,8 @@ def test_a_student_keeps_its_text(tmp_path: Path) -> None:
     text = made(tmp_path)
     references = tmp_path / "references.de"
     references.write_text("x\n" * 3)
-    with pytest.raises(
-        InputError,
-        match=r"model: is trained on text made from other inputs: --target .* was not given before; give",
-    ):
+    message = r"model: is trained on text made from other inputs: --target .* was not given before; give"
+    with pytest.raises(InputError, match=message):
         made(tmp_path, references, trained=text.inputs)
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Katzen\n"
 
@@ -159,14 +156,11 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
-    environment = econmt_environment()
-    with subprocess.Popen(
-        [sys.executable, str(tmp_path / "killed.py")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
+    command, streams = (
+        [sys.executable, tmp_path / "killed.py"],
+        {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL},
+    )
+    with subprocess.Popen(command, env=econmt_environment(), **streams) as process:
         children = process.stdout.readline().split()
     assert len(children) == 2
     for child in children:

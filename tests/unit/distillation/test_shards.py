@@ -39,12 +39,8 @@ def test_all_lines_are_translated_in_their_order(
     assert list(made) == [(line, [line.upper().strip()]) for line in LINES]
     assert calls(tmp_path) == [2, 2, 1], "blank lines are not given to the program"
     assert said[0].startswith("loading ")
-    assert sorted(path.name for path in made.folder.iterdir()) == [
-        "00000.txt",
-        "00001.txt",
-        "00002.txt",
-        "inputs.json",
-    ]
+    names = {"00000.txt", "00001.txt", "00002.txt", "inputs.json"}
+    assert {path.name for path in made.folder.iterdir()} == names
 
 
 def test_only_missing_and_damaged_shards_are_translated(
@@ -67,30 +63,26 @@ def test_only_missing_and_damaged_shards_are_translated(
 
 def test_other_inputs_are_named(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
     shards(tmp_path, teacher).translate(lambda _: None)
-    with pytest.raises(
-        InputError, match=r"--shard-lines 3 -> 2; give the same, another --output, or delete .*shards"
-    ):
-        shards(tmp_path, teacher, 2)
-    with pytest.raises(InputError, match=r"other inputs: --command .*program.py -> cat; give"):
-        shards(tmp_path, replace(teacher, command="cat"))
-    source.write_text(source.read_text().replace("c", "x"))
-    with pytest.raises(InputError, match=r"other inputs: --source .*text.en has changed; give"):
-        shards(tmp_path, teacher)
-    other = source.rename(tmp_path / "other.en")
-    with pytest.raises(InputError, match=r"--source .*text.en -> .*other.en; give"):
-        Shards(tmp_path / "shards", teacher, other, 3)
-
-
-def test_a_source_may_move(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
-    shards(tmp_path, teacher).translate(lambda _: None)
-    moved = source.rename(tmp_path / "moved.en")
+    moved, cat = source.rename(tmp_path / "moved.en"), replace(teacher, command="cat")
     assert Shards(tmp_path / "shards", teacher, moved, None).missing() == []
+    source.write_text(moved.read_text())
+    assert shards(tmp_path, teacher, None).missing() == []
 
+    def refused(message: str, teacher: TeacherChoice, file: Path, size: int) -> None:
+        with pytest.raises(InputError, match=message):
+            Shards(tmp_path / "shards", teacher, file, size)
 
-def test_other_shards_are_replaced_on_request(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
-    shards(tmp_path, teacher).translate(lambda _: None)
-    again = Shards(tmp_path / "shards", replace(teacher, command="cat"), source, None, replace=True)
-    assert again.missing() == [0, 1, 2]
+    remedy = "give the same, another --output, or delete .*shards"
+    refused(f"--shard-lines 3 -> 2; {remedy}", teacher, source, 2)
+    refused(r"other inputs: --command .*program.py -> cat; give", cat, source, 3)
+    source.write_text(source.read_text().replace("c", "x"))
+    refused(r"other inputs: --source .*text.en has changed; give", teacher, source, 3)
+    refused(r"--source .*text.en -> .*other.en; give", teacher, source.rename(tmp_path / "other.en"), 3)
+    (tmp_path / "none.en").write_text("")
+    with pytest.raises(InputError, match=r"none.en: the file is empty"):
+        Shards(tmp_path / "none", teacher, tmp_path / "none.en", 3)
+    again = Shards(tmp_path / "shards", cat, moved, None, replace=True)
+    assert again.missing() == [0, 1, 2], "other shards are replaced on request"
 
 
 def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:
@@ -109,29 +101,24 @@ def test_shards_of_unknown_origin_are_not_taken(source: Path, teacher: TeacherCh
     assert shards(tmp_path, teacher).missing() == [0, 1, 2], "left by a process that was killed"
 
 
-@pytest.mark.parametrize(
-    ("code", "problem"),
-    [
+def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str], tmp_path: Path) -> None:
+    place, each = r"\(.*text.en:1 to 3\)", "it must write one for each"
+    for code, problem in (
+        ("sys.exit('first\\nno such language\\n')", f"exit code 1 {place}; it said: no such"),
+        ("print('one')", f"wrote 1 lines for 2; {each} {place}"),
         (
-            "import sys; sys.exit('first\\nno such language\\n')",
-            r"exit code 1 \(.*text.en:1 to 3\); it said: no such",
+            "sys.stderr.write('hm'); sys.stderr.flush()\nwhile True: print('y')",
+            f"wrote more than 2 lines; {each} {place}; it said: hm",
         ),
-        ("print('one')", r"wrote 1 lines for 2; it must write one for each \(.*text.en:1 to 3\)"),
-        (
-            "import sys; sys.stderr.write('hm'); sys.stderr.flush()\nwhile True: print('y')",
-            r"wrote more than 2 lines; it must write one for each \(.*text.en:1 to 3\); it said: hm",
-        ),
-        ("import sys; sys.stdout.buffer.write(b'a\\n\\xff\\n')", r"text.en:1 to 3:2: not valid UTF-8"),
-    ],
-)
-def test_a_program_that_fails_is_told(
-    source: Path, program: Callable[[str], str], tmp_path: Path, code: str, problem: str
-) -> None:
-    made = shards(tmp_path, TeacherChoice(command=program(code)))
-    with pytest.raises(InputError, match=problem) as error:
-        made.translate(lambda _: None)
-    assert len(error.value.lines) == 1
-    assert made.missing() == [0, 1, 2], "nothing is left of a shard that failed"
+        ("sys.stdout.buffer.write(b'a\\n\\xff\\n')", r"text.en:1 to 3:2: not valid UTF-8"),
+    ):
+        made = Shards(
+            tmp_path / str(len(code)), TeacherChoice(command=program(f"import sys; {code}")), source, 3
+        )
+        with pytest.raises(InputError, match=problem) as error:
+            made.translate(lambda _: None)
+        assert len(error.value.lines) == 1
+        assert made.missing() == [0, 1, 2], "nothing is left of a shard that failed"
 
 
 def test_a_program_that_does_not_exist_is_told() -> None:
@@ -153,27 +140,13 @@ def test_lists_of_translations_are_read_back(source: Path, teacher: TeacherChoic
         list(made)
 
 
-def test_an_empty_source_is_told(teacher: TeacherChoice, tmp_path: Path) -> None:
-    (tmp_path / "text.en").write_text("")
-    with pytest.raises(InputError, match=r"text.en: the file is empty"):
-        shards(tmp_path, teacher)
-
-
-def test_durations() -> None:
-    assert [duration(seconds) for seconds in (7.4, 99, 100, 5900, 9000)] == [
-        "7 s",
-        "99 s",
-        "2 min",
-        "98 min",
-        "2.5 h",
-    ]
-
-
 def test_the_time_left_is_told_when_a_hundredth_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 10.0, 20.0, 20.0])
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr("econmt_distill.shards.time", clock)
     told: list[str] = []
+    durations = [duration(seconds) for seconds in (7.4, 99, 100, 5900, 9000)]
+    assert durations == ["7 s", "99 s", "2 min", "98 min", "2.5 h"]
     estimate = _Estimate(1000, told.append)
     estimate.done(1)
     estimate.done(99)

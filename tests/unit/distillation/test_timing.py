@@ -49,19 +49,16 @@ def test_processor_time_includes_that_of_ended_programs(monkeypatch: pytest.Monk
 
 
 def test_a_measuring_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        timing, "_COMMAND", ["sh", "-c", "cat > /dev/null; echo a >&2; echo ' the reason ' >&2; exit 1"]
-    )
-    with pytest.raises(EconmtError, match=r"^model: cannot be timed: the reason$"):
-        timing.timed(Path("model"), ["a"])
-    monkeypatch.setattr(timing, "_COMMAND", ["sh", "-c", "exit 5"])
-    with pytest.raises(EconmtError, match=r"^cat: cannot be timed: exit code 5$"):
-        timing.timed(TeacherChoice(command="cat"), ["a"])
-    monkeypatch.setattr(timing, "_COMMAND", ["no-such-program"])
-    with pytest.raises(
-        EconmtError, match=r"^model: cannot be timed: the process that measures cannot be started: No"
+    says = "cat > /dev/null; echo a >&2; echo ' the reason ' >&2; exit 1"
+    missing = "the process that measures cannot be started: No"
+    for command, model, problem in (
+        (["sh", "-c", says], Path("model"), "model: cannot be timed: the reason$"),
+        (["sh", "-c", "exit 5"], TeacherChoice(command="cat"), "cat: cannot be timed: exit code 5$"),
+        (["no-such-program"], Path("model"), f"model: cannot be timed: {missing}"),
     ):
-        timing.timed(Path("model"), ["a"])
+        monkeypatch.setattr(timing, "_COMMAND", command)
+        with pytest.raises(EconmtError, match=f"^{problem}"):
+            timing.timed(model, ["a"])
 
 
 def test_the_measuring_process_gets_one_thread_and_its_task(

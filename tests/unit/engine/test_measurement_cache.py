@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,22 +15,15 @@ from econmt.engine import machine as module
 from econmt.engine.machine import measured_today
 from econmt_ops.dispatch.measurements import MeasurementRecord, Store, machine
 
-
-class Clock:
-    """Measures something else each time."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self) -> Mapping[str, float]:
-        self.calls += 1
-        return {"one": float(self.calls)}
+Clock = Callable[[], Mapping[str, float]]
 
 
 @pytest.fixture
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Measures something else each time."""
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
-    return Clock()
+    calls = itertools.count(1)
+    return lambda: {"one": float(next(calls))}
 
 
 def test_a_second_process_finds_what_the_first_measured(clock: Clock) -> None:

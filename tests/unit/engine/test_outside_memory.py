@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,6 +26,19 @@ from econmt_memory.measure.ledger import OutsideMemory
 from tests import conftest
 
 GPU = torch.device("cuda:1")
+
+
+def forget() -> None:
+    outside_memory._management.cache_clear()
+    outside_memory._meter.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> Iterator[None]:
+    """What is known of a GPU and its libraries is not that of other tests."""
+    forget()
+    yield
+    forget()
 
 
 class Card:
@@ -71,16 +85,13 @@ def test_memory_is_told_apart_by_when_it_is_taken(monkeypatch: pytest.MonkeyPatc
     assert meter.read().kernels == 0
 
 
-def test_other_processes_count_if_the_gpu_was_in_use_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(monkeypatch, initialized=True)
-    assert OutsideMeter(GPU).read().context == 300
-    assert not card.limits
-
-
 @pytest.mark.parametrize("initialized", [False, True])
 def test_memory_of_others_does_not_count_where_the_library_tells_each_process(
     monkeypatch: pytest.MonkeyPatch, initialized: bool
 ) -> None:
+    card = Card(monkeypatch, initialized=initialized)
+    assert not initialized or OutsideMeter(GPU).read().context == 300, "those of other processes, too"
+    assert not card.limits
     card = Card(monkeypatch, initialized=initialized)
     card.own = 0
     meter = OutsideMeter(GPU)
@@ -91,11 +102,7 @@ def test_memory_of_others_does_not_count_where_the_library_tells_each_process(
     card._take(37, 100)
     assert meter.read().kernels == 37
     assert meter.expected().kernels == ASSUMED.kernels
-
-
-def test_a_process_of_the_same_number_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container other numbers may be seen; memory less than the allocator's is not this process's."""
-    card = Card(monkeypatch)
+    # In a container other numbers may be seen; memory less than the allocator's is not this process's.
     card.own, card.reserved = 0, 1000
     card.taken += 1000
     meter = OutsideMeter(GPU)
@@ -155,9 +162,9 @@ class Management:
         return 3 if self._fails == "refused" else 0
 
 
-@pytest.mark.parametrize(
-    ("processes", "fails", "expected"),
-    [
+def test_the_management_library_tells_what_a_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {number: number for number in range(100, 140)}
+    cases: list[tuple[dict[int, int], str, int | None]] = [
         ({5: 300, 6: 600}, "", 300),
         ({6: 600}, "", None),
         ({5: 2**64 - 1}, "", None),  # the library knows that it is there, not what it takes
@@ -165,31 +172,21 @@ class Management:
         ({5: 300}, "refused", None),
         ({5: 300}, "missing", None),
         ({5: 300}, "driver", None),
-        ({**{number: number for number in range(100, 140)}, 5: 11}, "", 11),
-    ],
-)
-def test_the_management_library_tells_what_a_process_takes(
-    monkeypatch: pytest.MonkeyPatch, processes: dict[int, int], fails: str, expected: int | None
-) -> None:
-    library = Management(processes, fails=fails)
-    monkeypatch.setattr(outside_memory, "_library", lambda name: library)
-    outside_memory._management.cache_clear()
-    try:
+        ({**many, 5: 11}, "", 11),
+    ]
+    for processes, fails, expected in cases:
+        forget()
+        library = Management(processes, fails=fails)
+        monkeypatch.setattr(outside_memory, "_library", lambda name, library=library: library)
         assert outside_memory.taken_by_process(1, 5) == expected
         assert outside_memory.taken_by_process(0, 5) is None
         assert outside_memory.taken_by_all(1) == (0 if fails == "driver" else 900)
-    finally:
-        outside_memory._management.cache_clear()
 
 
 def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, initialized=True)
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 1, raising=False)
-    outside_memory._meter.cache_clear()
-    try:
-        assert outside_meter(GPU) is outside_meter(torch.device("cuda"))
-    finally:
-        outside_memory._meter.cache_clear()
+    assert outside_meter(GPU) is outside_meter(torch.device("cuda"))
 
 
 def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +195,8 @@ def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pyte
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     outside_memory._limit_stacks(256)
-    outside_memory._management.cache_clear()
     assert outside_memory.taken_by_all(0) == 0
     assert outside_memory.taken_by_process(0, 1) is None
-    outside_memory._management.cache_clear()
 
 
 def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,12 +212,10 @@ def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> No
     limit_workspaces("auto")
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     Card(monkeypatch)
+    ignored = "Requested unified CUBLASLT workspace size of 1048576 bytes exceeds CUBLAS workspace size of 131072 bytes."
     with warnings.catch_warnings(record=True) as told:
         limit_workspaces("auto")
-        warnings.warn(
-            "Requested unified CUBLASLT workspace size of 1048576 bytes exceeds CUBLAS workspace size of 131072 bytes.",
-            stacklevel=1,
-        )
+        warnings.warn(ignored, stacklevel=1)
     assert not told
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE == conftest.WORKSPACE
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")

@@ -14,22 +14,8 @@ from econmt_ops.backends import c as native
 from tests.ops.simulated_gpu import simulated_gpu
 
 CPU = torch.device("cpu")
+SMALL = ["model.encoder.size=64", "model.decoder.size=64"]
 FAST, SLOW = ProductTimes(2e-3, 1e-3), ProductTimes(1.2e-3, 1e-3)
-Asked = list[tuple[tuple[int, int, int], torch.dtype]]
-
-
-@pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
-    return []
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, asked: Asked, seconds: dict[torch.dtype, float]) -> None:
-    def take(sizes: tuple[int, int, int], dtype: torch.dtype) -> float:
-        asked.append((sizes, dtype))
-        return seconds[dtype] * sizes[0]
-
-    monkeypatch.setattr(precision, "_seconds", take)
 
 
 def test_bfloat16_must_win_by_a_margin() -> None:
@@ -38,13 +24,7 @@ def test_bfloat16_must_win_by_a_margin() -> None:
     assert not ProductTimes(1.0, 3.0).bfloat16_pays
 
 
-def test_products_are_timed_once_a_day(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, asked, {torch.float32: 2.0, torch.bfloat16: 1.0})
-    assert time_products() == time_products() == ProductTimes(512.0, 256.0)
-    assert [sizes for sizes, _ in asked] == [precision._SMALL_SIZES] * 2 + [precision._SIZES] * 2
-
-
-def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_bits_must_win_among_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"float32": 4.0, "bfloat16": 1.31, "int8": 1.0}
     monkeypatch.setattr(precision, "measured_today", lambda what, measure: times)
     assert precision.int8_pays()
@@ -58,10 +38,26 @@ def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.Monkey
     assert min(found.values()) > 0
 
 
-def test_an_imitated_bfloat16_is_not_timed_further(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, asked, {torch.float32: 1.0, torch.bfloat16: 40.0})
-    assert not time_products().bfloat16_pays
-    assert [sizes for sizes, _ in asked] == [precision._SMALL_SIZES] * 2
+@pytest.mark.parametrize(
+    ("narrow", "sizes"), [(1.0, ["_SMALL_SIZES"] * 2 + ["_SIZES"] * 2), (80.0, ["_SMALL_SIZES"] * 2)]
+)
+def test_products_are_timed_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: float, sizes: list[str]
+) -> None:
+    """An imitated bfloat16 is timed with small sizes alone."""
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
+    asked: list[tuple[int, int, int]] = []
+
+    def take(of: tuple[int, int, int], dtype: torch.dtype) -> float:
+        asked.append(of)
+        return {torch.float32: 2.0, torch.bfloat16: narrow}[dtype] * of[0]
+
+    monkeypatch.setattr(precision, "_seconds", take)
+    found = time_products()
+    assert found == time_products()
+    assert asked == [getattr(precision, name) for name in sizes]
+    assert found.bfloat16_pays == (narrow == 1.0)
+    assert narrow > 1.0 or found == ProductTimes(512.0, 256.0)
 
 
 def test_the_shortest_of_a_few_products_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,16 +74,15 @@ def test_what_auto_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "auto: a matrix product takes 2.00 ms in float32, 1.00 ms in "
     text += "bfloat16, which is chosen if 1.3 times as fast; measured once a day"
     assert found.why == text
-    assert precision_of_run(recipe, CPU, "float32") == Precision(why="as at the beginning of the run")
-    named = load_recipe("multi30k", ["training.precision=float32"])
-    assert precision_of_run(named, CPU, "bfloat16") == Precision(why="set by the recipe")
-    rounded = load_recipe("multi30k", ["training.precision=tf32"])
-    why = "set by the recipe; a CPU has no TF32 and computes in float32"
-    assert precision_of_run(rounded, CPU) == Precision(allow_tf32=True, why=why)
-    small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
-    assert precision_of_run(small, CPU) == Precision(
-        why="auto: the model is too small for bfloat16 to be faster"
-    )
+    tf32 = "set by the recipe; a CPU has no TF32 and computes in float32"
+    for changes, saved, allowed, why in (
+        ([], "float32", False, "as at the beginning of the run"),
+        (["training.precision=float32"], "bfloat16", False, "set by the recipe"),
+        (["training.precision=tf32"], None, True, tf32),
+        (SMALL, None, False, "auto: the model is too small for bfloat16 to be faster"),
+    ):
+        found = precision_of_run(load_recipe("multi30k", changes), CPU, saved)
+        assert found == Precision(allow_tf32=allowed, why=why)
     monkeypatch.setattr(precision, "time_products", lambda: SLOW)
     assert precision_of_run(recipe, CPU).dtype == torch.float32
 
@@ -127,7 +122,6 @@ def test_products_have_the_dtype() -> None:
 
 def test_models_together_have_the_precision_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "time_products", lambda: FAST)
-    large = load_recipe("multi30k", [])
-    small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
+    large, small = load_recipe("multi30k", []), load_recipe("multi30k", SMALL)
     assert precision_of("auto", CPU, [small, large]).dtype == torch.bfloat16
     assert precision_of("auto", CPU, [small, small]).dtype == torch.float32

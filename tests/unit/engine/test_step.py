@@ -15,6 +15,7 @@ from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from tests.unit.engine.toy import assert_same_bits, gradients, parameters, tiny_recipe
+from tests.unit.training.tiny import watch_losses
 
 VOCABULARY = 80
 CLIPPED = "training.gradient_clipping={type: norm, threshold: 0.01}"
@@ -53,13 +54,8 @@ def by_hand(
         total = torch.zeros(())
         for batch in batches:
             optimizer.make_dense()
-            loss = model.loss(
-                batch.source,
-                batch.source_lengths,
-                batch.target_input,
-                batch.target_output,
-                training.label_smoothing,
-            )
+            source, target = (batch.source, batch.source_lengths), (batch.target_input, batch.target_output)
+            loss = model.loss(*source, *target, training.label_smoothing)
             total = total + loss.detach()
             torch.autograd.backward(loss / sum(batch.target_tokens for batch in batches))
         optimizer.clip(training.gradient_clipping.type, training.gradient_clipping.threshold)
@@ -99,36 +95,27 @@ def test_the_rows_of_few_words_are_a_sparse_gradient() -> None:
     for batch, sparse in ((few, True), (many, False)):
         step.gradient([batch], step.tokens([batch]))
         gradient = step.model.get_parameter("source_embedding.weight").grad
-        assert gradient is not None
         assert gradient.is_sparse == sparse
 
 
 def test_a_sum_over_batches_is_divided_by_the_tokens_of_all() -> None:
+    """The gradient alone changes no parameter, and each call forgets the one before."""
     task = make_task("model.dropout=0.0")
     step = make_step(task)
-    batches = some_batches(task)
+    before, batches = parameters(step.model), some_batches(task)
     tokens = step.tokens(batches)
     assert (int(tokens), tokens.dtype) == (15 + 6 + 1, torch.int64)
     whole = step.gradient(batches, tokens)
     found = gradients(step.model)
     parts = [step.gradient([batch], tokens) for batch in batches]
+    assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))
+    again = step.gradient(batches, tokens)
+    assert torch.equal(again.norm, whole.norm)
+    assert_same_bits(gradients(step.model), found)
     step.clear()
     losses = [step.accumulate(batch, tokens, step.implementations) for batch in batches]
     assert torch.equal(step.finish(torch.stack(losses).sum()).norm, whole.norm)
     assert_same_bits(gradients(step.model), found)
-    assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))
-
-
-def test_the_gradient_alone_changes_no_parameter_and_a_second_call_forgets_the_first() -> None:
-    task = make_task("model.dropout=0.0")
-    step = make_step(task)
-    before = parameters(step.model)
-    batches = some_batches(task)
-    first = step.gradient(batches, step.tokens(batches))
-    found = gradients(step.model)
-    again = step.gradient(batches, step.tokens(batches))
-    assert_same_bits(gradients(step.model), found)
-    assert torch.equal(first.norm, again.norm)
     assert_same_bits(parameters(step.model), before)
     step.update()
     assert any(not torch.equal(before[name], value) for name, value in parameters(step.model).items())
@@ -145,19 +132,10 @@ def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:
         for _ in range(3):
             step(batches)
         found.append(parameters(step.model))
-        places = {
-            name: part.grad.data_ptr()
-            for name, part in step.model.named_parameters()
-            if part.grad is not None
-        }
+        before = [part.grad for part in step.model.parameters()]
         step(batches)
-        now = {
-            name: part.grad.data_ptr()
-            for name, part in step.model.named_parameters()
-            if part.grad is not None
-        }
-        if keeps:
-            assert now == places
+        same = [part.grad is gradient for part, gradient in zip(step.model.parameters(), before, strict=True)]
+        assert not keeps or (all(same) and None not in before)
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
 
@@ -167,7 +145,6 @@ def test_a_prepared_step_has_its_gradients_and_state(start: str, kept: set[str])
     step = make_step(make_task(f"training.averaging.start={start}"))
     step.prepare(gradients=True)
     for parameter in step.model.parameters():
-        assert parameter.grad is not None
         assert not parameter.grad.any()
         assert set(step.optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq", *kept}
     gradient = next(step.model.parameters()).grad
@@ -177,16 +154,8 @@ def test_a_prepared_step_has_its_gradients_and_state(start: str, kept: set[str])
 
 def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
-    used = []
-    loss = TranslationTask.loss
-
-    def noted(
-        task: TranslationTask, model: object, batch: object, how: Implementations, *rest: float
-    ) -> Tensor:
-        used.append(how)
-        return loss(task, model, batch, how, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TranslationTask, "loss", noted)
+    used: list[Implementations] = []
+    watch_losses(monkeypatch, lambda _, how: used.append(how))
     step = make_step(task)
     batches = some_batches(task)[:2]
     some = [Implementations()._replace(output=name) for name in ("reference", "recompute")]
@@ -199,14 +168,12 @@ def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyP
 def test_an_error_says_which_batch_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     step = make_step(make_task())
     batches = some_batches(make_task())
-    loss = TranslationTask.loss
 
-    def full(task: TranslationTask, model: object, batch: Batch, *rest: object) -> Tensor:
+    def full(batch: Batch, _: Implementations) -> None:
         if batch is batches[1]:
             raise MemoryError
-        return loss(task, model, batch, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TranslationTask, "loss", full)
+    watch_losses(monkeypatch, full)
     with pytest.raises(MemoryError):
         step.run(batches, step.tokens(batches))
     assert step.number == 1
@@ -216,11 +183,11 @@ def test_a_watcher_is_told_of_every_phase() -> None:
     step = make_step(make_task())
     batches = some_batches(make_task())[:2]
     seen: list[tuple[str, bool]] = []
-    step.run(
-        batches,
-        step.tokens(batches),
-        on_phase=lambda phase, value: seen.append((phase, value is not None and value.requires_grad)),
-    )
+
+    def watch(phase: str, value: Tensor | None) -> None:
+        seen.append((phase, value is not None and value.requires_grad))
+
+    step.run(batches, step.tokens(batches), on_phase=watch)
     assert seen == [*2 * [("forward", False), ("backward", True)], ("optimizer", False)]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,34 +20,18 @@ from econmt_ops.products.dropout import RowsSeed
 from tests.unit.engine.toy import tiny_recipe
 
 
-class RecordedReduction:
-    """A reduction that writes down what is asked of it, and doubles the loss."""
+class Recorded(SimpleNamespace):
+    """A reduction, or shares in which this rank updates the ``owned`` parameters, that writes down what is asked of it."""
 
-    def __init__(self, calls: list[str]) -> None:
-        self._calls = calls
+    calls: list[str]
 
-    def begin(self) -> None:
-        self._calls.append("begin")
-
-    def pack(self) -> None:
-        self._calls.append("pack")
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.calls.append(name)
 
     def finish(self, loss: Tensor) -> None:
-        self._calls.append("finish")
+        """Doubles the loss."""
+        self.calls.append("finish")
         loss *= 2
-
-    def abandon(self) -> None:
-        self._calls.append("abandon")
-
-
-class RecordedShares:
-    """Shares in which this rank updates some parameters."""
-
-    def __init__(self, calls: list[str], owned: Sequence[nn.Parameter]) -> None:
-        self._calls, self.owned = calls, list(owned)
-
-    def spread(self) -> None:
-        self._calls.append("spread")
 
 
 class RecordedRank(Communicator):
@@ -60,10 +45,10 @@ class RecordedRank(Communicator):
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction:
         assert list(parameters)
-        return RecordedReduction(self.calls)
+        return Recorded(calls=self.calls)
 
-    def shares(self, parameters: Iterable[nn.Parameter]) -> RecordedShares:
-        return RecordedShares(self.calls, list(parameters)[:1])
+    def shares(self, parameters: Iterable[nn.Parameter]) -> Recorded:
+        return Recorded(calls=self.calls, owned=list(parameters)[:1])
 
     def all_reduce_max(self, *values: int) -> list[int]:
         self.calls.append(f"most of {values[0]}")
@@ -84,24 +69,23 @@ def make_step(rank: RecordedRank) -> tuple[TrainingStep, list[object]]:
     return step, [task.example(Shape(2, 3, 4)), task.example(Shape(1, 2, 2))]
 
 
-def test_sending_begins_before_the_last_batch_only() -> None:
+@pytest.mark.parametrize(
+    ("overlaps", "calls"),
+    [(True, ["batch", "begin", "batch"]), (False, ["batch", "batch", "pack", "most of 0"])],
+)
+def test_sending_begins_before_the_last_batch_only(overlaps: bool, calls: list[str]) -> None:
+    """Without overlap nothing is sent before all have computed."""
     rank = RecordedRank()
     step, batches = make_step(rank)
+    step.overlaps = overlaps
     step(batches)  # type: ignore[arg-type]
-    assert rank.calls == ["abandon", "batch", "begin", "batch", "finish", "spread"]
-
-
-def test_without_overlap_nothing_is_sent_before_all_have_computed() -> None:
-    rank = RecordedRank()
-    step, batches = make_step(rank)
-    step.overlaps = False
-    step(batches)  # type: ignore[arg-type]
-    assert rank.calls == ["abandon", "batch", "batch", "pack", "most of 0", "finish", "spread"]
+    assert rank.calls == ["abandon", *calls, "finish", "spread"]
 
 
 def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
     rank = RecordedRank(failed=2)
     step, batches = make_step(rank)
+    assert (step.agree(3), rank.calls) == (3, []), "where gradients are sent early no rank is asked"
     step.overlaps = False
     with pytest.raises(OtherRankError) as caught:
         step(batches)  # type: ignore[arg-type]
@@ -110,13 +94,6 @@ def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
     assert step.agree(0) == 1, "the later of the two"
     assert step.agree(5) == 5
     assert rank.calls[-2:] == ["most of 1", "most of 6"]
-
-
-def test_where_gradients_are_sent_early_no_rank_is_asked() -> None:
-    rank = RecordedRank(failed=2)
-    step, _ = make_step(rank)
-    assert step.agree(3) == 3
-    assert rank.calls == []
 
 
 def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:

@@ -19,11 +19,7 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(
-        threads,
-        "time_steps",
-        lambda _, counts: dict(zip(map(str, counts), (4e-3, 2e-3, 1.9e-3), strict=True)),
-    )
+    monkeypatch.setattr(threads, "time_steps", lambda *_: {"1": 4e-3, "2": 2e-3, "4": 1.9e-3})
 
 
 @pytest.mark.usefixtures("four")
@@ -84,17 +80,15 @@ def test_steps_are_timed_and_the_threads_put_back(monkeypatch: pytest.MonkeyPatc
     assert torch.get_num_threads() == before
 
 
-def test_more_threads_than_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "wait for one another; --threads"
+    busy = f"6 processes already use the 2 cores of this machine, and 2 threads {wait} 1 may be faster"
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
-    monkeypatch.setattr(threads, "_load", lambda: 0.5)
-    assert crowded(2) is None
-    assert crowded(8) == "8 threads on 2 cores wait for one another; --threads 2 is faster"
-
-
-def test_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
-    monkeypatch.setattr(threads, "_load", lambda: 6.1)
-    assert crowded(1) is None
-    assert crowded(2) == (
-        "6 processes already use the 2 cores of this machine, and 2 threads wait for one another; --threads 1 may be faster"
-    )
+    for load, count, warning in (
+        (0.5, 2, None),
+        (0.5, 8, f"8 threads on 2 cores {wait} 2 is faster"),
+        (6.1, 1, None),
+        (6.1, 2, busy),
+    ):
+        monkeypatch.setattr(threads, "_load", lambda load=load: load)
+        assert crowded(count) == warning

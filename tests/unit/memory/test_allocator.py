@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from econmt_memory.estimate.allocator import BLOCK, CachingAllocator
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("size", "allocated", "reserved"),
-    [
-        (1, 512, 2 * MIB),
-        (512, 512, 2 * MIB),
-        (513, 1024, 2 * MIB),
-        (MIB, MIB, 2 * MIB),
+def test_one_request() -> None:
+    for size, allocated, reserved in (
+        *((1, 512, 2 * MIB), (512, 512, 2 * MIB), (513, 1024, 2 * MIB), (MIB, MIB, 2 * MIB)),
         (MIB + 1, MIB + 512, 20 * MIB),
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
         # A segment of its own; the rest of up to 1 MiB stays part of the block.
         (10 * MIB, 10 * MIB, 10 * MIB),
         (11 * MIB + 512, 12 * MIB, 12 * MIB),
         (12 * MIB + 512, 12 * MIB + 512, 14 * MIB),
-    ],
-)
-def test_one_request(size: int, allocated: int, reserved: int) -> None:
-    allocator = CachingAllocator()
-    allocator.allocate(size)
-    assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
+    ):
+        allocator = CachingAllocator()
+        allocator.allocate(size)
+        assert (allocator.allocated, allocator.reserved) == (allocated, reserved), size
 
 
 def test_segments_are_shared_and_kept() -> None:

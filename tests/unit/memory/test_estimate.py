@@ -27,6 +27,12 @@ SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32",
 RECOMPUTE = tuple(f"ops.{key}=recompute" for key in recipe.OPS)
 UNFED = ("model.decoder.input_feeding=false", "model.decoder.cell=ssru")
 SUMMED = ("model.source_factors_num_embed=[16]", "model.source_factors_combine=sum")
+HALF = "training.precision=bfloat16"
+GATED = (
+    "model.decoder={cell: lnlstm, context_gating: true, layers: 2}",
+    "model.layer_normalization=true",
+    "model.attention.coverage={type: gru, num_hidden: 4}",
+)
 REFERENCE = tuple(f"ops.{key}=reference" for key in recipe.OPS)
 
 
@@ -35,8 +41,9 @@ def small(name: str, *overrides: str) -> Recipe:
     return load_recipe(name, [*SMALL, *overrides])
 
 
-def task_of(recipe: Recipe) -> TranslationTask:
-    """The task of a recipe, each of its source factors with a few values."""
+def task_of(recipe: Recipe | str, *overrides: str) -> TranslationTask:
+    """The task of a recipe, or of a shipped one with a small model; each of its source factors has a few values."""
+    recipe = small(recipe, *overrides) if isinstance(recipe, str) else recipe
     factors = (9,) * len(recipe.pairs.source_factors)
     return TranslationTask(recipe, VOCABULARY, VOCABULARY, factor_sizes=factors)
 
@@ -73,50 +80,28 @@ class Case(NamedTuple):
 
 CASES = [
     Case("iwslt", (), (48, 7, 4)),
-    Case("iwslt", ("training.precision=bfloat16",), (24, 3, 5)),
+    Case("iwslt", (HALF,), (24, 3, 5)),
     Case("iwslt", (*RECOMPUTE, "ops.stash=outputs"), (64, 9, 4)),
     Case("iwslt", (*RECOMPUTE, "training.precision=float16"), (24, 3, 5)),
     Case("iwslt", ("training.precision=float16", "training.optimizer.name=adagrad"), (24, 3, 5)),
-    Case("iwslt", (*RECOMPUTE, "training.precision=bfloat16", "training.update_interval=2"), (33, 6, 3)),
+    Case("iwslt", (*RECOMPUTE, HALF, "training.update_interval=2"), (33, 6, 3)),
     Case("groundhog", (), (64, 5, 5)),
     Case("groundhog", ("training.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}",), (40, 1, 4)),
     Case("iwslt", ("model.encoder.rank=6", "model.decoder.rank=8"), (48, 7, 4)),
     Case("iwslt", (*RECOMPUTE, "model.encoder.rank=6", "model.decoder.rank=8"), (64, 9, 4)),
-    Case(
-        "iwslt",
-        ("model.embedding=24", "model.dropout={embedding: 0.1}"),
-        (48, 6, 5),
-    ),
+    Case("iwslt", ("model.embedding=24", "model.dropout={embedding: 0.1}"), (48, 6, 5)),
     Case("best", (), (48, 6, 3)),
     Case("gnmt", (), (40, 5, 3)),
-    Case("best", (*RECOMPUTE, "ops.stash=gates", "training.precision=bfloat16"), (32, 4, 3)),
-    Case(
-        "best",
-        (
-            "training.precision=bfloat16",
-            "model.decoder.input_feeding=false",
-            "model.layer_normalization=false",
-        ),
-        (32, 5, 3),
-    ),
+    Case("best", (*RECOMPUTE, "ops.stash=gates", HALF), (32, 4, 3)),
+    Case("best", (HALF, "model.decoder.input_feeding=false", "model.layer_normalization=false"), (32, 5, 3)),
     Case("multi30k", ("ops.decoder=compiled", "ops.encoder=reference", "ops.stash=gates"), (64, 12, 3)),
     Case("multi30k", ("model.attention.type=dot", "training.label_smoothing=0.1"), (50, 4, 4)),
     Case("multi30k", ("model.decoder.cell=gru", "model.attention.coverage.type=tanh"), (50, 6, 4)),
-    Case(
-        "multi30k",
-        (
-            "model.decoder={cell: lnlstm, context_gating: true, layers: 2}",
-            "model.layer_normalization=true",
-            "model.attention.coverage={type: gru, num_hidden: 4}",
-            *RECOMPUTE,
-            "training.precision=bfloat16",
-        ),
-        (80, 16, 14),
-    ),
+    Case("multi30k", (*GATED, *RECOMPUTE, HALF), (80, 16, 14)),
     Case("laws-en-fr", (), (24, 3, 4)),
     Case("tatoeba", ("model.decoder.input_feeding=false", "model.attention.type=bilinear"), (64, 8, 4)),
-    Case("tatoeba", ("training.precision=bfloat16", "ops.output=recompute"), (48, 4, 5)),
-    Case("quickstart", ("model.attention.type=scaled_dot", "training.precision=bfloat16"), (64, 6, 4)),
+    Case("tatoeba", (HALF, "ops.output=recompute"), (48, 4, 5)),
+    Case("quickstart", ("model.attention.type=scaled_dot", HALF), (64, 6, 4)),
     Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
     Case("quickstart", ("model.encoder.cell=sru", *UNFED, *RECOMPUTE, "ops.stash=outputs"), (64, 12, 10)),
     Case("student", (), (48, 9, 7)),
@@ -159,9 +144,11 @@ def test_agrees_with_the_measured_peak(case: Case) -> None:
 @pytest.mark.parametrize("overrides", [(), RECOMPUTE], ids=["reference", "recompute"])
 def test_is_an_upper_bound_for_rows_of_all_lengths(overrides: tuple[str, ...]) -> None:
     recipe = small("multi30k", *overrides)
-    shape = (24, 6, 5)
+    shape, state = (24, 6, 5), torch.get_rng_state()
+    estimate_step(task_of(recipe), shape)
+    assert torch.equal(torch.get_rng_state(), state)
     measured = measure(recipe, shape, ragged=True)
-    estimated = estimate_step(TranslationTask(recipe, VOCABULARY, VOCABULARY), shape)
+    estimated = estimate_step(task_of(recipe), shape)
     assert measured.peak <= estimated.peak <= 1.25 * measured.peak
 
 
@@ -173,45 +160,34 @@ def test_words_that_repeat(shape: tuple[int, int, int], overrides: tuple[str, ..
     recipe = small("multi30k", "model.dropout=0", *overrides)
     most = translation.most_distinct(shape[0] * shape[1])
     measured = measure(recipe, shape, words=VOCABULARY - 4)
-    estimated = estimate_step(TranslationTask(recipe, VOCABULARY, VOCABULARY), shape)
+    estimated = estimate_step(task_of(recipe), shape)
     assert most >= VOCABULARY - 4
-    assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
-    assert estimated.flops == measured.flops
-    assert measured.peak <= estimated.peak
+    assert measured.peak <= estimated.peak <= 1.02 * measured.peak
     assert measured.stashed <= estimated.stashed
-    assert measured.flops <= estimated.flops
-
-
-def test_changes_nothing_outside() -> None:
-    state = torch.get_rng_state()
-    estimate_step(TranslationTask(small("quickstart"), VOCABULARY, VOCABULARY), (2, 2, 2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.ones(2).sum() == 2.0
+    assert estimated.flops == measured.flops
 
 
 def test_implementations_replace_those_of_the_recipe() -> None:
     shape = (16, 8, 2)
-    plain = estimate_step(TranslationTask(small("quickstart", *REFERENCE), VOCABULARY, VOCABULARY), shape)
+    plain = estimate_step(task_of("quickstart", *REFERENCE), shape)
     asked = small("quickstart", *RECOMPUTE)
-    other = estimate_step(TranslationTask(asked, VOCABULARY, VOCABULARY), shape)
+    other = estimate_step(task_of(asked), shape)
     assert other.stashed < 0.5 * plain.stashed
     reference = Implementations.everywhere("reference")
-    back = estimate_step(TranslationTask(asked, VOCABULARY, VOCABULARY), shape, implementations=reference)
+    back = estimate_step(task_of(asked), shape, implementations=reference)
     assert (back.peak, back.stash) == (plain.peak, plain.stash)
 
 
 def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
     recipe = small("quickstart", "training.precision=float32")
     shape = (48, 7, 2)
-    cpu = estimate_step(TranslationTask(recipe, VOCABULARY, VOCABULARY), shape)
-    cuda = estimate_step(TranslationTask(recipe, VOCABULARY, VOCABULARY), shape, "cuda")
+    cpu = estimate_step(task_of(recipe), shape)
+    cuda = estimate_step(task_of(recipe), shape, "cuda")
     assert cuda.device == "cuda"
     assert all(size % 512 == 0 for size in cuda.entries.values())
     assert cuda.peak == cuda.entries.total()
     assert cuda.entries["workspace", "other"] >= workspace_bytes(torch.float32)
     assert cuda.category("weights") in range(cpu.category("weights"), cpu.category("weights") + 512 * 40)
-    assert cuda.allocated is not None
-    assert cuda.reserved is not None
     assert cuda.peak <= cuda.allocated <= cuda.reserved
     assert cuda.reserved % (2 << 20) == 0
     assert (cpu.allocated, cpu.reserved) == (None, None)
@@ -230,14 +206,9 @@ def test_on_cuda_the_sum_of_a_bias_gradient_has_its_buffer(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("device", "auto"), [("cuda", "bfloat16"), ("cpu", "float32")])
 def test_auto_is_bfloat16_on_a_gpu(device: str, auto: str) -> None:
-    recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 12, 12)
+    task = task_of("quickstart", *REFERENCE, "training.precision=auto")
     stashed = {
-        given: estimate_step(
-            TranslationTask(recipe, VOCABULARY, VOCABULARY),
-            shape,
-            device,
-            precision=None if given is None else NAMED[given],
-        ).stashed
+        given: estimate_step(task, (16, 4, 4), device, precision=NAMED[given] if given else None).stashed
         for given in (None, "bfloat16", "float16", "float32")
     }
     assert stashed["float16"] == stashed["bfloat16"]
@@ -253,7 +224,7 @@ def test_every_shipped_recipe_can_be_estimated() -> None:
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_a_step_of_several_batches_adds_to_gradients_unless_told_otherwise(interval: int) -> None:
-    task = task_of(small("gnmt", f"training.update_interval={interval}"))
+    task = task_of("quickstart", f"training.update_interval={interval}")
     peaks = [
         estimate_step(task, Shape(2, 3, 3), "cpu", accumulating=accumulating).peak
         for accumulating in (None, interval > 1, interval == 1)
@@ -275,7 +246,7 @@ def test_an_estimate_for_a_gpu_has_the_precision_of_its_run(
 
     monkeypatch.setattr(importlib.import_module("econmt_ops.lstm.triton"), "recurrent_tf32", noted)
     with torch.backends.cudnn.flags(allow_tf32=allowed):
-        task = TranslationTask(small("quickstart", "training.precision=float32"), VOCABULARY, VOCABULARY)
+        task = task_of("quickstart", "training.precision=float32")
         estimate_step(task, (3, 5, 4), "cuda")
     assert not any(asked)
     assert recurrent_tf32() == known
@@ -283,12 +254,8 @@ def test_an_estimate_for_a_gpu_has_the_precision_of_its_run(
 
 def test_an_estimate_with_tf32_keeps_what_a_run_with_tf32_keeps() -> None:
     """The decoder's h are kept in float16 there."""
-    stashed = {
-        precision: estimate_step(
-            TranslationTask(small("quickstart", f"training.precision={precision}"), VOCABULARY, VOCABULARY),
-            (16, 4, 12),
-            "cuda",
-        ).stashed
+    exact, rounded = (
+        estimate_step(task_of("quickstart", f"training.precision={precision}"), (16, 4, 12), "cuda").stashed
         for precision in ("float32", "tf32")
-    }
-    assert stashed["tf32"] < stashed["float32"]
+    )
+    assert rounded < exact

@@ -10,20 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import econmt_ops
-from econmt.data.batching.batches import Batch
 from econmt.engine.precision import NAMED
 from econmt.estimate import profiling
-from econmt.estimate.kernels import (
-    CLASSES,
-    KernelRow,
-    KernelTimes,
-    kernel_class,
-    optimizer_bytes,
-    summarise,
-)
+from econmt.estimate.kernels import CLASSES, KernelRow, KernelTimes, kernel_class, optimizer_bytes, summarise
 from econmt.estimate.report.kernel_tables import classes_table, kernels_data, launches_table
 from econmt.estimate.report.page import kernel_section
 from econmt.estimate.techniques import Technique
@@ -32,6 +23,7 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import tiny_recipe
+from tests.unit.training.tiny import watch_losses
 
 NAMES = {
     "products": [
@@ -42,18 +34,12 @@ NAMES = {
         "void splitKreduce_kernel<32, 16, int, float, float, __nv_bfloat16, false>(cublasSplitKParams<float>)",
     ],
     "recurrences": [
-        "lstm_forward",
-        "lstm_backward",
-        "lstm_cells",
-        "cell_forward",
-        "cell_backward",
+        *("lstm_forward", "lstm_backward", "lstm_cells", "cell_forward", "cell_backward"),
         "void RNN_blockPersist_fp_LSTM_NN<__half, __half, float, 2, 512>(...)",
         "void elemWiseRNNcell<__half, __half, float, (cudnnRNNMode_t)2, (cudnnRNNBiasMode_t)2>(...)",
     ],
     "attention": [
-        "attention_forward",
-        "attention_backward",
-        "attention_sum",
+        *("attention_forward", "attention_backward", "attention_sum"),
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>(float*, ...)",
     ],
     "loss": [
@@ -68,9 +54,7 @@ NAMES = {
         "void at::native::lpnorm_cleanup<float, (at::native::NormType)1, float, float, 512>(...)",
     ],
     "embedding and dropout": [
-        "embedding_sum",
-        "dropout_values",
-        "reversal_rows",
+        *("embedding_sum", "dropout_values", "reversal_rows"),
         "void at::native::radixSortKVInPlace<2, -1, 128, 32, long, long, unsigned int>(...)",
         "void cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<...>(...)",
         "void at::native::(anonymous namespace)::compute_grad_weight<float, int>(...)",
@@ -118,9 +102,8 @@ def own_kernels() -> set[str]:
     called: set[str] = set()
     for path in (folder / "triton").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and any(
-                "jit" in ast.unparse(d) for d in node.decorator_list
-            ):
+            decorators = map(ast.unparse, node.decorator_list) if isinstance(node, ast.FunctionDef) else ()
+            if any("jit" in each for each in decorators):
                 functions.add(node.name)
                 called |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     kernels = {name for name in functions - called if not name.startswith("_")}
@@ -150,15 +133,9 @@ def test_a_step_is_summed_up_by_class() -> None:
     assert times.gaps == pytest.approx(1.5)
     assert (times.kernels, times.launches) == (5, 2)
     assert times.launching == pytest.approx(0.05)
-
-
-def test_a_trace_without_kernels_leaves_nothing_to_tell() -> None:
-    times = summarise("nothing", 1.0, TRACE[:1], 1e12, {})
-    assert (times.rows, times.busy, times.kernels) == ([], 0.0, 0)
-
-
-def test_bytes_of_adam() -> None:
-    assert optimizer_bytes(10, 2 * 10) == 10 * 4 * (1 + 1 + 2 + 4)
+    nothing = summarise("nothing", 1.0, TRACE[:1], 1e12, {})
+    assert (nothing.rows, nothing.busy, nothing.kernels) == ([], 0.0, 0)
+    assert optimizer_bytes(10, 2 * 10) == 10 * 4 * (1 + 1 + 2 + 4), "of Adam"
 
 
 def test_tables_data_and_page_have_the_same_figures() -> None:
@@ -179,13 +156,8 @@ def test_tables_data_and_page_have_the_same_figures() -> None:
     assert both.columns[3:5] == ["reference, launched one by one: share", "in a graph: launches"]
     assert both.rows[2] == ["optimizer", "1", "0.40", "5 %", "1", "0.40", "10 %", "50 %"]
     data = kernels_data([before, after])
-    assert data[1]["classes"][2] == {
-        "class": "optimizer",
-        "launches": 1,
-        "milliseconds": 0.4,
-        "bytes": 800_000_000,
-        "share_of_copy_rate": pytest.approx(0.5),
-    }
+    expected = {"class": "optimizer", "launches": 1, "milliseconds": 0.4, "bytes": 800_000_000}
+    assert data[1]["classes"][2] == {**expected, "share_of_copy_rate": pytest.approx(0.5)}
     page = kernel_section([before, after])
     assert "Launches against compute" in page
     assert "recurrences" in page
@@ -196,19 +168,12 @@ def test_the_reference_is_launched_and_the_recipe_captured(monkeypatch: pytest.M
     """On the CPU there is nothing to see, but both steps are run."""
     use_fake_cuda(monkeypatch)
     used: list[Implementations] = []
-    loss = TranslationTask.loss
-
-    def noted(
-        task: TranslationTask, model: nn.Module, batch: Batch, how: Implementations, *rest: float
-    ) -> Tensor:
-        used.append(how)
-        return loss(task, model, batch, how, *rest)
 
     def measured(name: str, run: Callable[[], object], _: object, known: dict[str, int]) -> KernelTimes:
         run()
         return summarise(name, 4.0, TRACE, 4e12, known)
 
-    monkeypatch.setattr(TranslationTask, "loss", noted)
+    watch_losses(monkeypatch, lambda _, how: used.append(how))
     monkeypatch.setattr(profiling, "measure_kernels", measured)
     task = TranslationTask(tiny_recipe("training.gradient_clipping={type: none}"), 20, 20)
     own = Technique("own", Implementations.everywhere("recompute"), NAMED["float32"])

@@ -71,18 +71,12 @@ class Page(HTMLParser):
         """The cells of each row of the first table of a kind, without its head."""
         table = self.find("table", kind, inside)[0]
         body = self.find("tbody", inside=table)[0]
-        return [
-            [*self.find("th", inside=row), *self.find("td", inside=row)]
-            for row in self.find("tr", inside=body)
-        ]
+        rows = self.find("tr", inside=body)
+        return [[*self.find("th", inside=row), *self.find("td", inside=row)] for row in rows]
 
 
-PROFILES = [
-    make_profile("reference", 4),
-    make_profile("+ attention", 3),
-    make_profile("all", 1),
-    make_profile("all, twice", 2, rows=2),
-]
+PROFILES = [make_profile(name, scale) for name, scale in (("reference", 4), ("+ attention", 3), ("all", 1))]
+PROFILES.append(make_profile("all, twice", 2, rows=2))
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +102,10 @@ def test_says_what_it_is(parsed: Page) -> None:
     (html,) = parsed.find("html")
     assert html["lang"] == "en"
     assert parsed.find("title")[0]["text"] == "Memory of a training step: sample"
-    facts = dict(
-        zip((e["text"] for e in parsed.find("dt")), (e["text"] for e in parsed.find("dd")), strict=True)
-    )
-    assert facts["command"] == "econmt profile sample"
-    assert facts["processor"] == "abacus"
-    assert facts["torch"] == "2.13.0"
+    names, values = ([each["text"] for each in parsed.find(tag)] for tag in ("dt", "dd"))
+    facts = dict(zip(names, values, strict=True))
+    told = {"command": "econmt profile sample", "processor": "abacus", "torch": "2.13.0"}
+    assert {name: facts[name] for name in told} == told
     header = parsed.find("header")[0]["text"]
     for words in ("sample", "4 sentence pairs, 30 source x 20 target", "1,234 and 56", "counted on fingers"):
         assert words in header
@@ -131,10 +123,8 @@ def test_every_panel_shows_its_ledger(parsed: Page) -> None:
         *layers, sums = parsed.rows("ledger", panel)
         for row in layers:
             name = row[0]["text"]
-            assert [int(cell["data-bytes"]) for cell in row[1:-1]] == [
-                *(ledger.entries.get((category, name), 0) for category in CATEGORIES),
-                ledger.by_layer()[name],
-            ]
+            sizes = [ledger.entries.get((category, name), 0) for category in CATEGORIES]
+            assert [int(cell["data-bytes"]) for cell in row[1:-1]] == [*sizes, ledger.by_layer()[name]]
         assert [row[0]["text"] for row in layers] == [name for name in LAYERS if ledger.by_layer()[name]]
         assert int(sums[-2]["data-bytes"]) == ledger.peak == sum(drawn.values())
         (peak,) = parsed.find("circle", "peak", panel)
@@ -145,15 +135,8 @@ def test_every_panel_shows_its_ledger(parsed: Page) -> None:
 
 def test_largest_tensors_are_named(parsed: Page) -> None:
     first, second = parsed.rows("largest", parsed.find("div", "panel")[0])
-    assert [cell["text"] for cell in first] == [
-        "24.0 MB",
-        "4 of 6.0 MB",
-        "4 x 30 x 128",
-        "float32",
-        "feature maps",
-        "attention",
-        "tanh",
-    ]
+    tensor = ["24.0 MB", "4 of 6.0 MB", "4 x 30 x 128", "float32", "feature maps", "attention", "tanh"]
+    assert [cell["text"] for cell in first] == tensor
     assert second[-1]["text"] == "code before the step"
 
 
@@ -195,14 +178,8 @@ def test_an_estimate_has_no_times() -> None:
     report.device = "cuda"
     parsed = Page(page(report))
     assert parsed.find("table", "times") == []
-    assert [cell["text"] for cell in parsed.rows("comparison")[1]] == [
-        "all",
-        "9.0 MB",
-        "2.00x less",
-        "11.0 MB",
-        "1.73x less",
-        "estimated",
-    ]
+    compared = ["all", "9.0 MB", "2.00x less", "11.0 MB", "1.73x less", "estimated"]
+    assert [cell["text"] for cell in parsed.rows("comparison")[1]] == compared
     assert "allocations and releases" in parsed.find("svg", "timeline")[0]["text"]
     assert [tile["text"] for tile in parsed.find("span", "figure")] == ["2.00x less", "1.73x less"]
     assert "GPU" in parsed.find("header")[0]["text"]
@@ -211,9 +188,9 @@ def test_an_estimate_has_no_times() -> None:
 def test_the_script_gets_the_timelines(parsed: Page) -> None:
     data = json.loads(next(s for s in parsed.find("script") if s.get("id") == "data")["text"])
     for moments, profile in zip(data["moments"], PROFILES, strict=True):
+        timeline = profile.bytes.timeline
         assert moments == [
-            [moment.milliseconds, moment.bytes, data["phases"].index(moment.phase)]
-            for moment in profile.bytes.timeline
+            [each.milliseconds, each.bytes, data["phases"].index(each.phase)] for each in timeline
         ]
 
 
@@ -230,11 +207,9 @@ def test_can_be_used_without_a_mouse(parsed: Page) -> None:
 
 
 def test_the_headline_compares_like_with_like() -> None:
-
     narrow = make_profile("all, bfloat16", 0)
     narrow.technique = narrow.technique._replace(precision=NAMED["bfloat16"])
     slow, fast = make_profile("all", 1), make_profile("all, compiled", 1)
-    assert fast.times is not None
     fast.times.seconds /= 2
     assert best_of([make_profile("reference", 4), slow, narrow, fast]) is fast
 

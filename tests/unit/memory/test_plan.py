@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -40,13 +40,7 @@ from econmt.engine.precision import NAMED
 from econmt.errors import InputError
 from econmt.estimate import byte_budget as budgets
 from econmt.estimate.beam_search import estimate_search, search_rows
-from econmt.estimate.byte_budget import (
-    AUTO_SHARE,
-    budget_bytes,
-    group_memory,
-    nearest_budget,
-    size_text,
-)
+from econmt.estimate.byte_budget import AUTO_SHARE, budget_bytes, group_memory, nearest_budget, size_text
 from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.tasks.protocol import Shape
 from econmt_memory.measure.tracker import Tracker
@@ -77,15 +71,8 @@ def peak_of(phases: list[Phase], shape: Shape) -> int:
 
 COEFFICIENTS = st.tuples(*[st.integers(0, 50)] * 4)
 PHASES = st.lists(st.builds(Phase, st.integers(1000, 9000), COEFFICIENTS), min_size=1, max_size=3)
-SHAPES = st.lists(
-    st.builds(BatchShape, st.integers(1, 100), st.integers(1, 100), st.integers(1, 200), st.integers(1, 9)),
-    min_size=1,
-    max_size=6,
-    unique_by=lambda shape: shape[:2],
-)
-
-
-# ---------------------------------------------------------------------- peaks
+SHAPE = st.builds(BatchShape, *(st.integers(1, most) for most in (100, 100, 200, 9)))
+SHAPES = st.lists(SHAPE, min_size=1, max_size=6, unique_by=lambda shape: shape[:2])
 
 
 @given(phases=PHASES, largest=st.builds(Shape, *[st.integers(1, 120)] * 3), data=st.data())
@@ -158,24 +145,18 @@ def test_a_workspace_that_grows_no_further_raises_all_peaks() -> None:
     assert peaks(Shape(20, 10, 10)) >= estimate(Shape(20, 10, 10))
 
 
-# ---------------------------------------------------------------------- planner
-
-
-def lean_phases(phases: list[Phase], share: float) -> list[Phase]:
-    """Phases of a setting that keeps less."""
-    return [
-        Phase(p.fixed, tuple(int(share * value) for value in p.coefficients))  # type: ignore[arg-type]
-        for p in phases
-    ]
-
-
 def peaks_of(phases: list[Phase], gradients: int = 0) -> Callable[[Implementations, Shape, bool], int]:
-    shares = {setting: 0.5**number for number, setting in enumerate(LADDER)}
+    """Peaks of settings each of which keeps half as much as the one before it."""
+    kept = {
+        setting: [Phase(p.fixed, tuple(int(0.5**number * value) for value in p.coefficients)) for p in phases]  # type: ignore[arg-type]
+        for number, setting in enumerate(LADDER)
+    }
+    return lambda setting, shape, accumulating: peak_of(kept[setting], shape) + gradients * accumulating
 
-    def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
-        return peak_of(lean_phases(phases, shares[setting]), shape) + gradients * accumulating
 
-    return peak
+def planner_of(shapes: list[BatchShape], budget: int, peak: Any, **settings: Any) -> Planner:
+    options = {"accumulating": False, "width": 10, **settings}
+    return Planner(shapes, LADDER, budget, peak, **options)
 
 
 @given(phases=PHASES, shapes=SHAPES, budget=st.integers(500, 3_000_000), gradients=st.integers(0, 2000))
@@ -186,7 +167,7 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
     peak = peaks_of(phases, gradients)
 
     def plan(size: int, kept: list[BatchShape] = shapes) -> list[BatchBudget]:
-        return Planner(kept, LADDER, size, peak, accumulating=False, width=1, outside=OUTSIDE).allot()
+        return planner_of(kept, size, peak, width=1, outside=OUTSIDE).allot()
 
     one = max(peak(LEAN, Shape(1, shape.source, shape.target), True) for shape in shapes)
     limit = usable(budget)
@@ -199,7 +180,6 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
             r"training\.memory_budget=([^ ]+)(?: or data\.max_length=(\d+))?",
             str(error),
         )
-        assert advice is not None
         assert (int(advice[1]), int(advice[2])) in {(shape.source, shape.target) for shape in shapes}
         wanted = parse_size(advice[3]) - OUTSIDE
         assert wanted > budget
@@ -224,7 +204,7 @@ def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
         if entry.parts > 1:
             assert entry.implementations == LEAN
     if any(entry.parts > 1 for entry in found):
-        planner = Planner(shapes, LADDER, budget, peak, accumulating=False, width=1, outside=OUTSIDE)
+        planner = planner_of(shapes, budget, peak, width=1, outside=OUTSIDE)
         enough = parse_size(planner.budget_of_whole_batches()) - OUTSIDE
         assert enough > budget
         assert all(entry.parts == 1 for entry in plan(enough))
@@ -234,34 +214,21 @@ def shape_of(shapes: list[BatchShape]) -> Shape:
     return Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
 
 
-SAME_ROWS = [
-    BatchShape(10, 10, 100, 50),
-    BatchShape(20, 20, 100, 30),
-    BatchShape(40, 40, 100, 9),
-    BatchShape(80, 80, 100, 2),
-]
+SAME_ROWS = [BatchShape(n, n, 100, batches) for n, batches in ((10, 50), (20, 30), (40, 9), (80, 2))]
 LINEAR = [Phase(100_000, (0, 0, 1000, 0))]
 
 
 def allot(budget: int, **options: int) -> dict[int, BatchBudget]:
-    planner = Planner(SAME_ROWS, LADDER, budget, peaks_of(LINEAR, **options), accumulating=False, width=10)
+    planner = planner_of(SAME_ROWS, budget, peaks_of(LINEAR, **options))
     return {entry.target: entry for entry in planner.allot()}
-
-
-def test_with_enough_memory_nothing_changes() -> None:
-    found = allot(10_000_000)
-    assert {entry.implementations for entry in found.values()} == {AUTO}
-    assert {entry.parts for entry in found.values()} == {1}
 
 
 def test_where_gradients_persist_all_batches_add_to_them() -> None:
     """Gradients that persist for one divided shape are there in the steps of all others."""
-    gradients = 800_000
-    peak = peaks_of(LINEAR, gradients=gradients)
+    peak = peaks_of(LINEAR, gradients=800_000)
     found = []
     for persists in (False, True):
-        planner = Planner(SAME_ROWS, LADDER, 1_900_000, peak, accumulating=False, width=10, persists=persists)
-        entries = planner.allot()
+        entries = planner_of(SAME_ROWS, 1_900_000, peak, persists=persists).allot()
         assert MemoryPlan(1_900_000, entries, 1).divides == any(entry.parts > 1 for entry in entries)
         found.append({entry.target: entry for entry in entries})
     free, kept = found
@@ -280,7 +247,7 @@ def test_a_plan_tells_the_budget_with_which_no_batch_is_divided(persists: bool) 
     peak = peaks_of(LINEAR, gradients=800_000)
 
     def planner(budget: int) -> Planner:
-        return Planner(SAME_ROWS, LADDER, budget, peak, accumulating=False, width=10, persists=persists)
+        return planner_of(SAME_ROWS, budget, peak, persists=persists)
 
     told = parse_size(planner(1_900_000).budget_of_whole_batches())
     needed = (100_000 + 100 * 80 * 250) / (1.0 - RESERVE)
@@ -290,7 +257,7 @@ def test_a_plan_tells_the_budget_with_which_no_batch_is_divided(persists: bool) 
 
 
 def test_a_peak_that_is_exactly_the_limit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = Planner(SAME_ROWS, LADDER, 10_000_000, peaks_of(LINEAR), accumulating=False, width=10)
+    planner = planner_of(SAME_ROWS, 10_000_000, peaks_of(LINEAR))
     most = planner._peaks(AUTO, False).most
     monkeypatch.setattr(planner, "_limit", most)
     # All shapes have the peak of the largest then: none is looked at alone.
@@ -343,19 +310,14 @@ def test_settings_are_tried_by_bisection() -> None:
     assert len(tried) <= 6
 
 
-# ---------------------------------------------------------------------- plan
-
-
 def batch(rows: int, source: int, target: int) -> Batch:
-    lengths = np.full(rows, 1)
-    ids = np.full((rows, 1), 5)
+    lengths, ids = np.full(rows, 1), np.full((rows, 1), 5)
     return pad_batch(np.arange(rows), ids, lengths, ids, lengths, (source, target))
 
 
 def test_other_shapes_get_what_the_known_ones_make_of_them() -> None:
-    plan = MemoryPlan(
-        1000, [BatchBudget(8, 8, 64, 3, 64, 900, AUTO), BatchBudget(16, 16, 64, 3, 10, 800, LEAN)], 5
-    )
+    shapes = [BatchBudget(8, 8, 64, 3, 64, 900, AUTO), BatchBudget(16, 16, 64, 3, 10, 800, LEAN)]
+    plan = MemoryPlan(1000, shapes, 5)
     exact = plan.find(batch(64, 16, 16))
     assert (exact.rows, exact.implementations) == (10, LEAN)
     # Smaller than the first; between both: half as many rows as in the first at twice the positions.
@@ -369,9 +331,8 @@ def test_other_shapes_get_what_the_known_ones_make_of_them() -> None:
 
 
 def test_halving_is_remembered_for_one_shape() -> None:
-    plan = MemoryPlan(
-        1000, [BatchBudget(8, 8, 64, 3, 33, 900, AUTO), BatchBudget(16, 16, 9, 3, 9, 800, LEAN)], 5, "2GiB"
-    )
+    shapes = [BatchBudget(8, 8, 64, 3, 33, 900, AUTO), BatchBudget(16, 16, 9, 3, 9, 800, LEAN)]
+    plan = MemoryPlan(1000, shapes, 5, "2GiB")
     assert plan.halve(plan.find(batch(64, 8, 8)), 32).rows == 16
     assert plan.find(batch(64, 8, 8)).rows == 16
     assert plan.find(batch(9, 16, 16)).rows == 9
@@ -393,28 +354,22 @@ def test_the_table_has_a_row_for_each_treatment() -> None:
     divided = cells_of(MemoryPlan(1_000_000, allot(1_000_000).values(), 7))
     assert ("1", "80 x 80", "2", "100", "3 of 34") in [row[:5] for row in divided]
     words = [BatchBudget(8, 8, 64, 3, 32, 9, LEAN), BatchBudget(16, 16, 32, 5, 16, 8, LEAN)]
-    assert cells_of(MemoryPlan(10, words, 1)) == [
-        ("2", "16 x 16", "8", "32 to 64", "2 of 16 to 32", describe(LEAN), "9 B")
-    ]
-    assert plan_table(MemoryPlan(10, words, 1, "20KiB")).title == (
-        "plan for a memory budget of 10 B (training.memory_budget=20KiB divides no batch)"
-    )
+    rows = [("2", "16 x 16", "8", "32 to 64", "2 of 16 to 32", describe(LEAN), "9 B")]
+    assert cells_of(MemoryPlan(10, words, 1)) == rows
+    title = "plan for a memory budget of 10 B (training.memory_budget=20KiB divides no batch)"
+    assert plan_table(MemoryPlan(10, words, 1, "20KiB")).title == title
     halved = MemoryPlan(10, [*words, BatchBudget(4, 4, 3, 0, 2, 99, LEAN)], 1)
-    assert cells_of(halved) == cells_of(MemoryPlan(10, words, 1))
-
-
-def cells_of(plan: MemoryPlan) -> list[tuple[object, ...]]:
-    return list(zip(*(column.cells for column in plan_table(plan).columns), strict=True))
+    assert cells_of(halved) == rows
 
 
 def test_describe() -> None:
     assert describe(AUTO) == "auto"
-    assert describe(Implementations("compiled", "recompute", "auto", "recompute", "cells")) == (
-        "compiled encoder; recompute decoder, output; stash cells"
-    )
+    some = Implementations("compiled", "recompute", "auto", "recompute", "cells")
+    assert describe(some) == "compiled encoder; recompute decoder, output; stash cells"
 
 
-# ---------------------------------------------------------------------- settings
+def cells_of(plan: MemoryPlan) -> list[tuple[object, ...]]:
+    return list(zip(*(column.cells for column in plan_table(plan).columns), strict=True))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -433,17 +388,15 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
 def test_what_a_recipe_names_stays() -> None:
     named = Implementations("recompute", "reference", "recompute", "compiled", "cells")
     assert settings(named, "cpu") == [named]
-    plain = Implementations("reference", "reference")
-    assert settings(plain, "cpu")[-1] == Implementations("reference", "reference", "recompute", "recompute")
-    some = Implementations("reference")
-    assert settings(some, "cpu")[-1] == LEAN._replace(encoder="reference")
-    level = Implementations(stash="cells")
-    assert settings(level, "cpu")[-1] == Implementations.everywhere("recompute", "cells")
-    recomputing = Implementations("recompute", "compiled", "recompute", "compiled")
-    assert settings(recomputing, "cpu")[-1] == recomputing._replace(stash="least")
+    plain, recomputing = ("reference", "reference"), ("recompute", "compiled", "recompute", "compiled")
+    for some, leanest in (
+        (Implementations(*plain), Implementations(*plain, "recompute", "recompute")),
+        (Implementations("reference"), LEAN._replace(encoder="reference")),
+        (Implementations(stash="cells"), Implementations.everywhere("recompute", "cells")),
+        (Implementations(*recomputing), Implementations(*recomputing, "least")),
+    ):
+        assert settings(some, "cpu")[-1] == leanest
 
-
-# ---------------------------------------------------------------------- with the real estimator
 
 VOCABULARY = 60
 
@@ -486,9 +439,6 @@ def test_estimates_are_told_apart_by_every_key_that_changes_them(monkeypatch: py
     assert alike ^ expected <= marked_keys(Recipe, KeyMark.NO_MEMORY)
 
 
-# ---------------------------------------------------------------------- search
-
-
 def searched(recipe: Recipe, sentences: int, length: int) -> int:
     """The peak of a real search."""
     torch.manual_seed(3)
@@ -518,26 +468,15 @@ def test_a_search_takes_what_was_predicted_or_a_little_less(sentences: int, leng
 
 
 def test_search_rows() -> None:
-    def needed(sentences: int) -> int:
-        return 1000 + 10 * sentences
-
-    assert search_rows(needed, 2000, 64) == 64
-    assert search_rows(needed, 1645, 64) == 64
-    assert search_rows(needed, 1639, 64) == 63
-    assert search_rows(needed, 1015, 64) == 1
-    assert search_rows(needed, 1009, 64) == 0
-    assert search_rows(needed, 1009, 1) == 0
+    for limit, rows in {2000: 64, 1645: 64, 1639: 63, 1015: 1, 1009: 0}.items():
+        assert search_rows(lambda sentences: 1000 + 10 * sentences, limit, 64) == rows
+    assert search_rows(lambda sentences: 1000 + 10 * sentences, 1009, 1) == 0
 
 
-# ---------------------------------------------------------------------- bytes
+NEAR_TENTHS = st.builds(lambda a, b: a * 2**30 // 10 + b, st.integers(1, 10**5), st.integers(0, 2))
 
 
-@given(
-    st.one_of(
-        st.integers(1, 2**45),
-        st.builds(lambda a, b: a * 2**30 // 10 + b, st.integers(1, 10**5), st.integers(0, 2)),
-    )
-)
+@given(st.one_of(st.integers(1, 2**45), NEAR_TENTHS))
 def test_the_nearest_budget_is_enough_and_near(size: int) -> None:
     found = parse_size(nearest_budget(size))
     assert size <= found
@@ -545,12 +484,8 @@ def test_the_nearest_budget_is_enough_and_near(size: int) -> None:
 
 
 def test_sizes_as_words() -> None:
-    assert [size_text(size) for size in (17, 1 << 10, 1000 << 10, int(1.3 * (1 << 30)))] == [
-        "17 B",
-        "1 KiB",
-        "0.977 MiB",
-        "1.3 GiB",
-    ]
+    words = [size_text(size) for size in (17, 1 << 10, 1000 << 10, int(1.3 * (1 << 30)))]
+    assert words == ["17 B", "1 KiB", "0.977 MiB", "1.3 GiB"]
     assert nearest_budget(int(1.33 * (1 << 30))) == "1.4GiB"
     assert nearest_budget(133 << 20) == "140MiB"
 

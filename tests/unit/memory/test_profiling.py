@@ -37,13 +37,8 @@ from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.traits import implementations_of
 
-SMALL = (
-    "model.embedding=8",
-    "model.encoder.size=16",
-    "model.decoder.size=16",
-    "model.attention.size=64",
-    "training.gradient_clipping.threshold=0.5",
-)
+SIZES = ("embedding=8", "encoder.size=16", "decoder.size=16", "attention.size=64")
+SMALL = (*(f"model.{size}" for size in SIZES), "training.gradient_clipping.threshold=0.5")
 SHAPE = Shape(32, 6, 5)
 CPU = torch.device("cpu")
 ROWS = [techniques("auto", "cpu", False)[index] for index in (0, 4, 6)]
@@ -57,20 +52,18 @@ def task() -> TranslationTask:
 def profile(
     task: TranslationTask,
     techniques: Sequence[Technique],
-    shape: Shape,
-    device: torch.device,
     *,
-    patient: bool,
+    device: torch.device = CPU,
+    shape: Shape = SHAPE,
+    patient: bool = True,
     **others: Any,
 ) -> Iterator[Profile]:
-    return TechniqueProfiler(task, techniques, shape, device, **others).profiles(patient=patient)
+    settings = {"say": str, "rank": ALONE, "failures": Failures(), **others}
+    return TechniqueProfiler(task, techniques, shape, device, **settings).profiles(patient=patient)
 
 
 def use_fake_step(
-    monkeypatch: pytest.MonkeyPatch,
-    fails: Technique,
-    error: Exception | type[Exception],
-    graph: tuple[float, int] | None,
+    monkeypatch: pytest.MonkeyPatch, fails: Technique, error: Exception, graph: tuple[float, int] | None
 ) -> None:
     """Steps on a GPU that take 2 seconds, or what a graph takes; ``fails`` raises the error when it is measured."""
 
@@ -104,39 +97,22 @@ def use_fake_step(
 
 def test_rows_of_a_comparison() -> None:
     rows = {row.name: row for row in techniques("cells", "cpu", True)}
-    assert list(rows) == [
-        "reference",
-        "+ decoder",
-        "+ encoder",
-        "+ output",
-        "all",
-        "reference, bfloat16",
-        "all, bfloat16",
-        "all, compiled",
-        "all, compiled, bfloat16",
-    ]
-    assert rows["+ decoder"].implementations == Implementations(
-        "reference", "recompute", "recompute", "reference", "gates"
-    )
+    usual = ["reference", "+ decoder", "+ encoder", "+ output", "all", "reference, bfloat16", "all, bfloat16"]
+    assert list(rows) == [*usual, "all, compiled", "all, compiled, bfloat16"]
+    assert usual == [row.name for row in techniques("cells", "cpu", False)]
+    decoder = Implementations("reference", "recompute", "recompute", "reference", "gates")
+    assert rows["+ decoder"].implementations == decoder
     assert rows["all, compiled, bfloat16"].implementations == Implementations.everywhere("compiled", "cells")
-    assert [row.compared_with(rows.values()).name for row in rows.values()] == [  # type: ignore[union-attr]
-        *["reference"] * 5,
-        *["reference, bfloat16"] * 2,
-        "reference",
-        "reference, bfloat16",
-    ]
-    assert [name for name in rows if rows[name].precision.dtype == torch.bfloat16] == [
-        "reference, bfloat16",
-        "all, bfloat16",
-        "all, compiled, bfloat16",
-    ]
-    assert list(rows)[:7] == [row.name for row in techniques("cells", "cpu", False)]
+    for name, row in rows.items():
+        narrow = ", bfloat16" if name.endswith("bfloat16") else ""
+        assert row.compared_with(rows.values()).name == f"reference{narrow}"
+        assert (row.precision.dtype == torch.bfloat16) == bool(narrow)
 
 
 @pytest.mark.slow
 def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> None:
     said: list[str] = []
-    found = [*profile(task, ROWS, SHAPE, CPU, patient=True, say=said.append, rank=ALONE, failures=Failures())]
+    found = [*profile(task, ROWS, say=said.append)]
     assert [each.technique for each in found] == ROWS
     for each in found:
         assert each.measured
@@ -157,7 +133,7 @@ def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> No
 
 def test_what_fits_no_memory_is_estimated(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
-    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str, rank=ALONE, failures=Failures())
+    (found,) = profile(task, ROWS[:1])
     assert (found.measured, found.times, found.timed_shape) == (False, None, None)
     assert found.tokens_per_second is None
     assert found.bytes.peak > 1000
@@ -170,9 +146,7 @@ def test_a_row_comes_as_soon_as_it_is_measured(
     told: list[str] = []
     monkeypatch.setattr(profiling, "TIME_LIMIT", 0.0)
     monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows)
-    rows = profile(
-        task, ROWS[:2], SHAPE, CPU, patient=False, say=told.append, rank=ALONE, failures=Failures()
-    )
+    rows = profile(task, ROWS[:2], patient=False, say=told.append)
     first = next(rows)
     assert (first.technique, first.measured, first.bytes is first.times) == (ROWS[0], True, True)
     assert told == ["predicting reference, 32 x 6 x 5", "measuring 1 of 2: reference"]
@@ -183,31 +157,19 @@ def test_a_row_comes_as_soon_as_it_is_measured(
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("graph", "speed", "outside"),
-    [(None, 5.0, None), ((0.5, 3000), 20.0, 3000)],
-    ids=["launched", "captured"],
-)
+@pytest.mark.parametrize(("graph", "speed"), [(None, 5.0), ((0.5, 3000), 20.0)], ids=["launched", "captured"])
 def test_on_a_gpu_what_does_not_fit_is_estimated(
-    task: TranslationTask,
-    monkeypatch: pytest.MonkeyPatch,
-    graph: tuple[float, int] | None,
-    speed: float,
-    outside: int | None,
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch, graph: tuple[float, int] | None, speed: float
 ) -> None:
     pytest.importorskip("triton")
-
-    error = torch.cuda.OutOfMemoryError
-    use_fake_step(monkeypatch, fails=ROWS[0], error=error, graph=graph)
-    reference, everything = profile(
-        task, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str, rank=ALONE, failures=Failures()
-    )
+    use_fake_step(monkeypatch, fails=ROWS[0], error=torch.cuda.OutOfMemoryError(), graph=graph)
+    reference, everything = profile(task, ROWS[:2], device=torch.device("cuda"), patient=False)
     assert (reference.measured, reference.times, reference.bytes.device) == (False, None, "cuda")
     assert reference.bytes.reserved is not None
     assert everything.measured
     assert everything.bytes is everything.times
     assert everything.tokens_per_second == speed
-    assert everything.bytes.graphs == outside
+    assert everything.bytes.graphs == (None if graph is None else 3000)
     assert everything.bytes.outside == ASSUMED
 
 
@@ -222,7 +184,7 @@ def test_measured_on_a_gpu() -> None:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     left = torch.cuda.memory_allocated()
-    for each in profile(larger, ROWS, shape, device, patient=False, say=str, rank=ALONE, failures=Failures()):
+    for each in profile(larger, ROWS, shape=shape, device=device, patient=False):
         assert each.measured
         assert each.tokens_per_second is not None
         predicted = estimate(larger, each.technique, shape, "cuda")
@@ -362,7 +324,7 @@ def test_a_technique_that_fails_leaves_the_others_measured(
 
     monkeypatch.setattr(Step, moment, fails)
     failures = Failures()
-    found = [*profile(task, ROWS[:2], SHAPE, CPU, patient=True, say=str, rank=ALONE, failures=failures)]
+    found = [*profile(task, ROWS[:2], failures=failures)]
     assert [each.technique for each in found] == ROWS[: 1 if moment == "measure" else 2]
     assert found[0].measured
     assert found[0].bytes.seconds > 0.0
@@ -370,15 +332,15 @@ def test_a_technique_that_fails_leaves_the_others_measured(
     with pytest.raises(AssertionError, match="no value for symbol s23"):
         failures.raise_first()
     with pytest.raises(AssertionError, match="no value for symbol s23"):
-        list(profile(task, ROWS[1:2], SHAPE, CPU, patient=True, say=str, rank=ALONE, failures=Failures()))
+        list(profile(task, ROWS[1:2]))
 
 
 def test_a_gpu_technique_that_fails_leaves_the_others_measured(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_fake_step(monkeypatch, fails=ROWS[1], error=RuntimeError("no compiler"), graph=None)
-    failures, device = Failures(), torch.device("cuda")
-    found = [*profile(task, ROWS, SHAPE, device, patient=False, say=str, rank=ALONE, failures=failures)]
+    failures = Failures()
+    found = [*profile(task, ROWS, device=torch.device("cuda"), patient=False, failures=failures)]
     assert [each.technique for each in found] == [ROWS[0], ROWS[2]]
     assert [each.bytes.seconds for each in found] == [2.0, 2.0]
     assert list(failures.errors) == [ROWS[1]]

@@ -47,24 +47,18 @@ def test_stash_and_times_by_layer() -> None:
     ]
 
 
-def test_an_estimate_has_no_times() -> None:
-    profile = make_profile("reference", 1, timed=False)
-    assert cells(layers_table(profile))[1] == ["attention", "6.0 MB", "67 %"]
-    assert summary(profile) == ["peak 11.0 MB, in the backward phase; stash 9.0 MB; estimated"]
-
-
 def test_summary_tells_speed_and_share_of_the_peak() -> None:
-    assert summary(make_profile("reference", 1)) == [
-        "peak 11.0 MB, in the backward phase; stash 9.0 MB; measured",
-        "10 ms a step, 8,000 target tokens/s, 300.0 MFLOP/s, 8 % of what a large matrix product reaches here",
-    ]
-
-
-def test_times_of_fewer_rows_are_told_as_such() -> None:
-    profile = make_profile("reference", 1, rows=2)
-    assert layers_table(profile).title == "stash and time by layer (time of 2 x 30 x 20)"
-    assert summary(profile)[0].endswith("estimated")
-    assert summary(profile)[1].endswith("here (2 x 30 x 20)")
+    peak = "peak 11.0 MB, in the backward phase; stash 9.0 MB"
+    speed = (
+        "10 ms a step, 8,000 target tokens/s, 300.0 MFLOP/s, 8 % of what a large matrix product reaches here"
+    )
+    assert summary(make_profile("reference", 1)) == [f"{peak}; measured", speed]
+    fewer = make_profile("reference", 1, rows=2)
+    assert layers_table(fewer).title == "stash and time by layer (time of 2 x 30 x 20)"
+    assert summary(fewer) == [f"{peak}; estimated", f"{speed} (2 x 30 x 20)"]
+    untimed = make_profile("reference", 1, timed=False)
+    assert cells(layers_table(untimed))[1] == ["attention", "6.0 MB", "67 %"]
+    assert summary(untimed) == [f"{peak}; estimated"]
 
 
 def test_summary_tells_the_allocator() -> None:
@@ -78,11 +72,9 @@ def test_summary_tells_the_allocator() -> None:
         "50.0 MB)"
     )
     below = ledger_table(profile.bytes).below
-    assert [(row[0], row[-2]) for row in below] == [
-        ("reserved, unused", 20_000_000 - profile.bytes.entries.total()),
-        ("outside PyTorch", 500_000_000),
-        ("of the GPU", 520_000_000),
-    ]
+    sizes = {"reserved, unused": 20_000_000 - profile.bytes.entries.total()}
+    sizes |= {"outside PyTorch": 500_000_000, "of the GPU": 520_000_000}
+    assert {row[0]: row[-2] for row in below} == sizes
     assert {len(row) for row in below} == {len(ledger_table(profile.bytes).columns)}
 
 
@@ -91,24 +83,9 @@ def test_equal_tensors_stand_together() -> None:
     large = small._replace(bytes=15)
     assert grouped([large, small, small]) == [(small, 2), (large, 1)]
     assert maker(small) == "mm in lstm"
-    rows = cells(largest_table(make_ledger(3)))
-    assert rows[1] == [
-        "18.0 MB",
-        "3 of 6.0 MB",
-        "4 x 30 x 128",
-        "float32",
-        "feature maps",
-        "attention",
-        "tanh",
-    ]
-    assert rows[2] == [
-        "1.5 MB",
-        "1",
-        "one value",
-        "float32",
-        "weights",
-        "decoder",
-        "code before the step",
+    assert cells(largest_table(make_ledger(3)))[1:] == [
+        ["18.0 MB", "3 of 6.0 MB", "4 x 30 x 128", "float32", "feature maps", "attention", "tanh"],
+        ["1.5 MB", "1", "one value", "float32", "weights", "decoder", "code before the step"],
     ]
     assert largest_table(make_ledger(3)).title == "the 4 largest tensors at the peak, equal ones in one row"
     many = make_ledger()
@@ -139,10 +116,9 @@ def test_a_technique_without_times_has_no_speed() -> None:
     rows = cells(comparison_table([make_profile("reference", 4, timed=False), make_profile("all", 1)]))
     assert rows[1][5:] == ["", "", "estimated"]
     assert rows[2][5:] == ["8,000", "", "measured"]
-    rows = cells(comparison_table([make_profile("reference", 40, timed=False)] * 2))
-    assert rows == [["technique", "stash", "change", "peak", "change", "bytes"]] + 2 * [
-        ["reference", "360.0 MB", "", "323.0 MB", "", "estimated"]
-    ]
+    head, *rows = cells(comparison_table([make_profile("reference", 40, timed=False)] * 2))
+    assert head == ["technique", "stash", "change", "peak", "change", "bytes"]
+    assert rows == [["reference", "360.0 MB", "", "323.0 MB", "", "estimated"]] * 2
 
 
 def test_stash_by_layer_and_technique() -> None:
@@ -173,28 +149,16 @@ def test_largest_batches() -> None:
         ["10", "20", "3", "64", "21.3x", "none", "", "5", "60", "12.0x"],
         ["30", "40", "none", "7", "", "none", "", "5", "60", "12.0x"],
     ]
-    assert fit_data(fits, 1000)["techniques"]["reference"][1] == {
-        "source": 30,
-        "target": 40,
-        "rows": 0,
-        "bytes": 5000,
-    }
+    row = fit_data(fits, 1000)["techniques"]["reference"][1]
+    assert row == {"source": 30, "target": 40, "rows": 0, "bytes": 5000}
 
 
 def test_words() -> None:
-    assert [less(10.0, 4.0), less(4.0, 10.0), less(10.0, 10.0), less(0, 0)] == [
-        "2.50x less",
-        "2.50x more",
-        "the same",
-        "the same",
-    ]
+    changes = [less(10.0, 4.0), less(4.0, 10.0), less(10.0, 10.0), less(0, 0)]
+    assert changes == ["2.50x less", "2.50x more", "the same", "the same"]
     assert [faster(100.0, 150.0), faster(100.0, 1549.0)] == ["1.50x", "15.5x"]
-    assert [format_rate(value) for value in (2.0, 1.5e3, 163.25e9, 2.0e12)] == [
-        "2.0 FLOP/s",
-        "1.5 kFLOP/s",
-        "163.2 GFLOP/s",
-        "2.0 TFLOP/s",
-    ]
+    rates = [format_rate(value) for value in (2.0, 1.5e3, 163.25e9, 2.0e12)]
+    assert rates == ["2.0 FLOP/s", "1.5 kFLOP/s", "163.2 GFLOP/s", "2.0 TFLOP/s"]
     assert shape_text((128, 100, 512)) == "128 x 100 x 512"
 
 
@@ -212,10 +176,8 @@ def test_data_is_json_and_adds_up() -> None:
     report = make_report(make_profile("reference", 4, rows=2), make_profile("all", 1, timed=False))
     data = json.loads(json.dumps(report_data(report)))
     first, second = data["profiles"]
-    assert (data["shape"], data["vocabulary"]) == (
-        {"rows": 4, "source": 30, "target": 20},
-        {"source": 1234, "target": 56},
-    )
+    assert data["shape"] == {"rows": 4, "source": 30, "target": 20}
+    assert data["vocabulary"] == {"source": 1234, "target": 56}
     ledger = first["ledger"]
     assert sum(entry["bytes"] for entry in ledger["entries"]) == ledger["peak_bytes"] == 35_012_345
     assert sum(ledger["stash"].values()) == ledger["stash_bytes"] == 36_000_000
@@ -223,13 +185,8 @@ def test_data_is_json_and_adds_up() -> None:
     assert ledger["peak_phase"] == "backward"
     assert [(entry["shape"], entry["count"]) for entry in ledger["largest"]] == [([4, 30, 128], 4), ([], 1)]
     assert first["bytes"] == "estimated"
-    assert first["ops"] == {
-        "encoder": "reference",
-        "decoder": "reference",
-        "attention": "reference",
-        "output": "reference",
-        "stash": "auto",
-    }
+    ops = dict.fromkeys(("encoder", "decoder", "attention", "output"), "reference")
+    assert first["ops"] == {**ops, "stash": "auto"}
     assert first["times"]["shape"] == {"rows": 2, "source": 30, "target": 20}
     assert first["times"]["milliseconds"]["forward"] == {"attention": 3.0, "decoder": 1.0}
     assert first["times"]["target_tokens_per_second"] == pytest.approx(2000.0)
@@ -240,21 +197,16 @@ def test_data_is_json_and_adds_up() -> None:
 def test_a_thinned_timeline_keeps_the_peak_and_the_phases() -> None:
     moments = [Moment(0.01 * index, index * 7919 % 10007, "forward") for index in range(5000)]
     moments += [Moment(50.0 + 0.01 * index, index * 31 % 977, "backward") for index in range(5000)]
-    moments += [
-        Moment(100.0, 5, "optimizer"),
-        Moment(100.0, 20_000, "optimizer"),
-        Moment(100.0, 3, "optimizer"),
-    ]
+    moments += [Moment(100.0, size, "optimizer") for size in (5, 20_000, 3)]
     few = downsample(moments, 100)
     assert len(few) < 110
     assert [moment for moment in few if moment in moments] == few
     assert [moment.milliseconds for moment in few] == sorted(moment.milliseconds for moment in few)
     assert max(few, key=lambda moment: moment.bytes) == Moment(100.0, 20_000, "optimizer")
-    assert [next(m for m in few if m.phase == phase) for phase in ("forward", "backward", "optimizer")] == [
-        moments[0],
-        moments[5000],
-        moments[10_000],
-    ]
+    first = {
+        phase: next(m for m in few if m.phase == phase) for phase in ("forward", "backward", "optimizer")
+    }
+    assert list(first.values()) == [moments[0], moments[5000], moments[10_000]]
     assert few[-1] == moments[-1]
     # The highest of each column is there: the outline is the same.
     for begin in range(0, 5000, 200):

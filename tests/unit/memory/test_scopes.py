@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +11,7 @@ import econmt_ops
 from econmt_memory.measure import ops_package, scopes
 from econmt_ops.core.scopes import layer
 from econmt_ops.dispatch.rule import MODE
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
 
 PROGRAM = """
 import json, torch
@@ -42,19 +40,11 @@ def test_watchers_hear_every_change_while_they_watch() -> None:
         with layer("attention"):
             assert scopes.current_layer() == "attention"
         scopes.leave()
+    with pytest.raises(KeyboardInterrupt), scopes.watching(heard.append):
+        raise KeyboardInterrupt  # which ends it, too
     with layer("encoder"):
         pass
     assert heard == ["decoder", "decoder.cell", "attention", "decoder.cell", "decoder", "other"]
-
-
-def test_watching_ends_with_an_error() -> None:
-    def hear(_: str) -> None:
-        pytest.fail("it still listens")
-
-    with pytest.raises(KeyboardInterrupt), scopes.watching(hear):
-        raise KeyboardInterrupt
-    with layer("encoder"):
-        pass
 
 
 def test_layers_of_before_the_import_of_econmt_ops_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,20 +72,13 @@ def test_names_of_econmt_ops_are_those_that_it_has() -> None:
     with ops_package.whole_operators():
         assert econmt_ops.core.scopes.are_whole
     assert not econmt_ops.core.scopes.are_whole
-    cost = ops_package.cost_of("econmt_ops::linear_recurrence")
-    assert cost is not None
+    assert ops_package.cost_of("econmt_ops::linear_recurrence") is not None
 
 
 def test_operators_of_econmt_ops_count_alike_without_econmt() -> None:
     folders = ":".join(str(ROOT / name) for name in ("memory", "ops"))
     without = "import sys; sys.modules['econmt'] = None\n" + PROGRAM + "print(json.dumps(found))"
-    done = subprocess.run(
-        [sys.executable, "-c", without],
-        env=econmt_environment({"PYTHONPATH": folders}),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", without, env={"PYTHONPATH": folders})
     names: dict[str, object] = {}
     exec("import econmt.api\n" + PROGRAM, names)
     assert json.loads(done.stdout) == json.loads(json.dumps(names["found"]))

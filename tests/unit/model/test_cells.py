@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from econmt.config import model
 from econmt.config.stacks import CELLS as RULES
 from econmt.config.stacks import RecurrentStack
 from econmt.data.batching.pair_flops import pair_flops
-from econmt.model import Implementations, IncrementalModel, TranslationModel
+from econmt.model import Implementations
 from econmt.model.cells import CELLS
 from econmt.model.layers import RecurrentLayer
-from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
+from tests.unit.model.test_translation import (
+    VOCABULARY,
+    check_rows_and_steps,
+    log_probabilities,
+    make_batch,
+    make_config,
+    make_model,
+)
 
 OTHERS = [name for name in CELLS if name != "lstm"]
 FEEDING = [name for name in OTHERS if RULES[name].feeding]
 each_cell = pytest.mark.parametrize("cell", OTHERS)
-
-
-def log_probabilities(model: TranslationModel, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-    with torch.no_grad():
-        hidden = model(source, lengths, target)
-        return torch.log_softmax(hidden @ model.output.weight.T + model.output.bias, -1)
 
 
 def config_of(cell: str, layers: int = 2, residual: bool = True, **options: object) -> model.Model:
@@ -41,18 +41,6 @@ def feeding_config(cell: str, **options: object) -> model.Model:
     return make_config(encoder={"size": 8, "layers": 1}, decoder=decoder, **options)
 
 
-def assert_search_agrees(model: TranslationModel) -> tuple[Tensor, Any]:
-    """Compares a search's steps with teacher forcing; returns the latter's log-probabilities and the last state."""
-    source, lengths, target, _ = make_batch()
-    expected = log_probabilities(model, source, lengths, target)
-    search = IncrementalModel(model)
-    state = search.encode(source, lengths)
-    for position in range(target.shape[1]):
-        found, _, state = search.step(target[:, position], state)
-        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
-    return expected, state
-
-
 @pytest.mark.parametrize("cell", FEEDING)
 @pytest.mark.parametrize("state_init", ["last", "zero"])
 def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> None:
@@ -62,13 +50,12 @@ def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> Non
         update={"decoder": config.decoder.model_copy(update={"state_init": state_init})}
     )
     model = make_model(config)
-    source, lengths, target, _ = make_batch()
-    expected, _ = assert_search_agrees(model)
+    expected, _ = check_rows_and_steps(model)
     fed = model.decoder.layers[0]
     with torch.no_grad():
         columns = fed.input[:, 6:14]  # those of the attentional vector
         columns += torch.randn_like(columns)
-    others = log_probabilities(model, source, lengths, target)
+        others = log_probabilities(model, model(*make_batch()[:3]))
     torch.testing.assert_close(others[:, 0], expected[:, 0])
     assert not torch.allclose(others[:, 1], expected[:, 1])
     gradients = []
@@ -95,31 +82,27 @@ def test_an_implementation_that_a_cell_lacks_is_replaced_by_recompute(cell: str)
 
 
 @each_cell
-@pytest.mark.parametrize(("layers", "state_init"), [(1, "last"), (2, "zero")])
-def test_search_steps_equal_teacher_forcing(cell: str, layers: int, state_init: str) -> None:
+@pytest.mark.parametrize(
+    ("layers", "state_init", "encoder"),
+    [
+        (1, "last", {}),
+        (2, "zero", {}),
+        (2, "last", {"bidirectional": "none"}),
+        (2, "last", {"bidirectional": "none", "reverse_input": True}),
+    ],
+)
+def test_rows_and_steps(cell: str, layers: int, state_init: str, encoder: dict[str, Any]) -> None:
+    """Other sentences and padding change nothing, and steps of a search equal teacher forcing."""
     config = config_of(cell, layers)
-    decoder = config.decoder.model_copy(update={"state_init": state_init})
-    model = make_model(config.model_copy(update={"decoder": decoder}))
-    state = assert_search_agrees(model)[1]
+    changes = {
+        "encoder": config.encoder.model_copy(update=encoder),
+        "decoder": config.decoder.model_copy(update={"state_init": state_init}),
+    }
+    state = check_rows_and_steps(make_model(config.model_copy(update=changes)))[1]
     # Rows go on from wherever they are put.
     turned = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]), 1)
     for kept, whole in zip(turned.memory, state.memory, strict=True):
         assert torch.equal(kept, whole[[2, 0]])
-
-
-@each_cell
-@pytest.mark.parametrize("reverse", [False, True])
-def test_other_sentences_and_padding_change_nothing(cell: str, reverse: bool) -> None:
-    config = config_of(cell)
-    encoder = config.encoder.model_copy(update={"reverse_input": reverse, "bidirectional": "none"})
-    model = make_model(config.model_copy(update={"encoder": encoder}))
-    source, lengths, target, _ = make_batch()
-    together = log_probabilities(model, source, lengths, target)
-    for row, length in enumerate(lengths.tolist()):
-        alone = log_probabilities(
-            model, source[row : row + 1, :length], lengths[row : row + 1], target[row : row + 1]
-        )
-        torch.testing.assert_close(together[row], alone[0], rtol=1e-9, atol=1e-11)
 
 
 @each_cell

@@ -11,7 +11,16 @@ from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
-from tests.unit.model.test_translation import PAD, make_batch, make_config, make_model, sum_of_losses
+from tests.ops.definitions import DECODER_STEPS, additive_scores, gated, normalise, stack_step, whole
+from tests.unit.model.test_incremental import check
+from tests.unit.model.test_translation import (
+    PAD,
+    check_rows_and_steps,
+    make_batch,
+    make_config,
+    make_model,
+    sum_of_losses,
+)
 
 CELLS = ("lstm", "gru", "lnlstm", "lnglstm")
 COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
@@ -62,36 +71,6 @@ def drawn(options: dict[str, Any], seed: int = 1) -> TranslationModel:
     return model
 
 
-def normal(values: Tensor, gain: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> Tensor:
-    variance = values.var(-1, unbiased=False, keepdim=True)
-    return (values - values.mean(-1, keepdim=True)) / (variance + 1e-5).sqrt() * gain + shift
-
-
-def gru(read: Tensor, recurrent: Tensor, before: Tensor) -> Tensor:
-    (ri, zi, ni), (rh, zh, nh) = read.chunk(3, -1), recurrent.chunk(3, -1)
-    z, n = (zi + zh).sigmoid(), (ni + (ri + rh).sigmoid() * nh).tanh()
-    return (1 - z) * n + z * before
-
-
-def naive_layer(layer: Any, cell: str, read: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """One step of a layer."""
-    w = layer.weights
-    matrices = [part if isinstance(part, Tensor) else part.left @ part.right for part in (w.input, w.hidden)]
-    ours, theirs = read @ matrices[0].T, state[0] @ matrices[1].T
-    if cell == "gru":
-        return (gru(ours + w.bias, theirs + w.hidden_bias, state[0]),)
-    gates = ours + theirs + w.bias
-    if cell == "lnlstm":
-        gates = normal(ours, w.input_gain) + normal(theirs, w.hidden_gain) + w.bias
-    if cell == "lnglstm":
-        size = len(w.bias) // 4
-        gates = normal(gates.unflatten(-1, (4, size))).flatten(-2) * w.gain + w.shift
-    i, f, g, o = gates.chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    seen = c if cell == "lstm" else normal(c, w.cell_gain, w.cell_bias)
-    return o.sigmoid() * seen.tanh(), c
-
-
 def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor, h: Tensor) -> Tensor:
     """Coverage (C,) of one position after a step."""
     if layer.kind == "count":
@@ -101,7 +80,7 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
     read = layer.read.weight @ torch.cat([attention[None], value, h]) + layer.read.bias
     recurrent = layer.recur.weight @ before
     if layer.kind == "gru":
-        return gru(read, recurrent, before)
+        return gated(read, recurrent, before)
     function = functional.softplus if layer.kind == "softrelu" else getattr(torch, layer.kind)
     made: Tensor = function(read + recurrent)
     return made
@@ -110,13 +89,13 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
 def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs (T, H) and attention (T, S) of one sentence with the encoder's outputs (S, E) and words (T, I)."""
     decoder, attention = model.decoder, model.decoder.attention
-    size, count, cell = decoder.config.size, len(decoder.layers), decoder.config.cell
-    kinds = 1 if cell == "gru" else 2
+    size, layers = decoder.config.size, whole([layer.weights for layer in decoder.layers])
+    count, kinds = len(layers), 1 if decoder.config.cell == "gru" else 2
     start = torch.zeros(kinds * count, size).double()
     if decoder.start is not None:
         start = (decoder.start.weight @ summary + decoder.start.bias).view(-1, size)
         if decoder.norm is not None:
-            start = normal(start, decoder.start_gain, decoder.start_shift)
+            start = normalise(start, decoder.start_gain, decoder.start_shift)
         start = start.tanh()
     states = [tuple(start[kind * count + layer] for kind in range(kinds)) for layer in range(count)]
     keys = values if attention.key is None else attention.key(values)
@@ -125,17 +104,14 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
     if attention.coverage is not None:
         covered = torch.zeros(len(values), attention.coverage.key.in_features).double()
     for word in words:
-        top = torch.cat([word, output])
-        for number, layer in enumerate(decoder.layers):
-            states[number] = naive_layer(layer, cell, top, states[number])
-            top = states[number][0] + top if number and decoder.config.residual else states[number][0]
+        step, read = DECODER_STEPS[type(layers[0])], torch.cat([word, output])
+        top = stack_step(step, read, layers, states, decoder.config.residual, [None] * count)
         if attention.score is None:
             scores = keys @ top * attention.scale
         else:
             sums = keys + attention.query @ top
             sums = sums if covered is None else sums + attention.coverage.key(covered)
-            sums = normal(sums, *attention.layer_norm) if attention.layer_norm else sums
-            scores = sums.tanh() @ attention.score
+            scores = additive_scores(sums, attention.score, attention.layer_norm)
         alpha = scores.softmax(0)
         context, combine = alpha @ values, decoder.combine
         if covered is not None:
@@ -145,7 +121,7 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
         if decoder.config.context_gating:
             z = x.sigmoid()
             x = z * combine.of_state(top) + (1 - z) * combine.of_context(context)
-        x = x if decoder.norm is None else normal(x, decoder.norm.weight, decoder.norm.bias)
+        x = x if decoder.norm is None else normalise(x, decoder.norm.weight, decoder.norm.bias)
         output = x.tanh()
         outputs.append(output)
         weights.append(alpha)
@@ -194,27 +170,7 @@ def test_loss_and_gradients_are_those_of_the_definition(options: dict[str, Any],
 @EVERY
 def test_rows_and_steps(options: dict[str, Any]) -> None:
     """Rows do not see each other or padding, and steps of a search are those of training."""
-    model = drawn(options)
-    source, lengths, target_input, target_output = make_batch()
-    together = model(source, lengths, target_input)
-    for row, (source_length, target_length) in enumerate(
-        zip(lengths, (target_output != PAD).sum(1), strict=True)
-    ):
-        alone = model(
-            source[row : row + 1, :source_length],
-            lengths[row : row + 1],
-            target_input[row : row + 1, :target_length],
-        )
-        torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
-
-    expected = torch.log_softmax(together @ model.output.weight.T + model.output.bias, dim=-1)
-    steps = IncrementalModel(model)
-    state = steps.encode(source, lengths)
-    for place in range(target_input.shape[1]):
-        found, attention, state = steps.step(target_input[:, place], state)
-        torch.testing.assert_close(found, expected[:, place], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(attention.sum(1), torch.ones(3, dtype=torch.float64))
-        assert attention[1, 2:].abs().max() == 0.0, "attention past the end of a source sentence"
+    check_rows_and_steps(drawn(options))
 
 
 @pytest.mark.parametrize("variational", [False, True])
@@ -246,11 +202,7 @@ def test_hypotheses_have_their_own_coverage(name: str) -> None:
     state = state.select(torch.tensor([0, 2, 1]), torch.tensor([7, 6, 5]), 3).keep(torch.tensor([1, 2]))
     found, attention, _ = steps.step(torch.tensor([8, 9, 4]), state)
     assert attention.shape == (3, 4)
-    for row, (sentence, words) in enumerate([(2, [5, 8]), (2, [7, 9]), (1, [6, 4])]):
-        target, size = torch.tensor([[2, *words]]), int(lengths[sentence])
-        hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
-        expected = torch.log_softmax(hidden[0, -1] @ model.output.weight.T + model.output.bias, dim=-1)
-        torch.testing.assert_close(found[row], expected, rtol=1e-9, atol=1e-11)
+    check(found, model, [(2, [5, 8]), (2, [7, 9]), (1, [6, 4])])
 
 
 def test_coverage_that_nothing_reads_changes_nothing() -> None:

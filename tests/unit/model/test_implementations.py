@@ -8,36 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.config import recipe
 from econmt.config.recipe import load_recipe
-from econmt.model import (
-    Implementations,
-    TranslationModel,
-    attention,
-    build_model,
-    cells,
-    decoder,
-    translation,
-)
+from econmt.model import Implementations, attention, build_model, cells, decoder, translation
 from econmt_ops import linear_cross_entropy
-
-SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 7, 3], [8, 3, 0, 0, 0]]), torch.tensor([5, 2])
-TARGET = torch.tensor([[4, 9, 7, 3], [8, 3, 0, 0]])
-
-
-def make_model(implementations: Implementations | None = None, **options: object) -> TranslationModel:
-    """A tiny model in double precision, always with the same parameters."""
-    torch.manual_seed(1)
-    config = recipe.Model.model_validate(
-        {
-            "embedding": 6,
-            "encoder": {"layers": 2, "size": 8},
-            "decoder": {"layers": 2, "size": 8, "input_feeding": options.pop("input_feeding", True)},
-            "attention": {"size": 5, **options},
-            "dropout": 0.3,
-        }
-    )
-    return TranslationModel(config, 11, 11, implementations=implementations).double()
+from tests.unit.model.test_translation import PAD, log_probabilities, make_batch, make_config, make_model
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
@@ -66,12 +40,12 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("input_feeding", [True, False])
 def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) -> None:
     calls = record(monkeypatch)
-    model = make_model(input_feeding=input_feeding)
-    model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    model = make_model(make_config(decoder__input_feeding=input_feeding, dropout=0.3)).train()
+    model.loss(*make_batch())
     assert {(name, stash) for _, name, stash in calls} == {("auto", "")}
     calls.clear()
     given = Implementations("compiled", "recompute", "auto", "reference", "cells")
-    model.loss(SOURCE, LENGTHS, TARGET, TARGET, implementations=given)
+    model.loss(*make_batch(), implementations=given)
     told = {
         ("bidirectional_lstm", "compiled", "cells"),
         ("lstm", "compiled", "cells"),
@@ -107,26 +81,26 @@ def test_a_recipe_says_which() -> None:
 
 
 def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
-    model = make_model().eval()
-    hidden = model(SOURCE, LENGTHS, TARGET)
-    log_probabilities = torch.log_softmax(hidden @ model.output.weight.t() + model.output.bias, -1)
+    model, (source, lengths, target_input, target_output) = make_model(make_config()), make_batch()
+    hidden = model(source, lengths, target_input)
+    of_words = log_probabilities(model, hidden)
     expected = -sum(
-        log_probabilities[row, position, word]
-        for row, words in enumerate(TARGET.tolist())
+        of_words[row, position, word]
+        for row, words in enumerate(target_output.tolist())
         for position, word in enumerate(words)
-        if word != 0
+        if word != PAD
     )
-    loss = model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    loss = model.loss(*make_batch())
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(float(torch.as_tensor(expected).detach()), rel=1e-6)
-    smoothed = model.loss(SOURCE, LENGTHS, TARGET, TARGET, label_smoothing=0.1)
+    smoothed = model.loss(*make_batch(), label_smoothing=0.1)
     direct = linear_cross_entropy(
         hidden.flatten(0, 1),
         model.output.weight,
-        TARGET.flatten(),
+        target_output.flatten(),
         bias=model.output.bias,
         label_smoothing=0.1,
-        ignore_index=0,
+        ignore_index=PAD,
         reduction="sum",
     )
     assert smoothed.item() == pytest.approx(direct.item(), rel=1e-6)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from econmt.config.recipe import LanguageModelSection
+from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
-from econmt_ops import LSTMWeights
 
 SIZE = 11
 
@@ -18,30 +21,27 @@ def make(**changes: object) -> LanguageModel:
     return LanguageModel(LanguageModelSection.model_validate(values), SIZE, rows=3).double().train()
 
 
-def windows(count: int, rows: int = 3, tokens: int = 4) -> list[tuple[Tensor, Tensor]]:
+def tokens(count: int, rows: int = 3) -> Tensor:
+    """Rows of ids, of which each but the last is read, and each but the first a target."""
     torch.manual_seed(3)
-    ids = torch.randint(4, SIZE, (rows, count * tokens + 1))
-    return [
-        (ids[:, first : first + tokens], ids[:, first + 1 : first + tokens + 1])
-        for first in range(0, count * tokens, tokens)
-    ]
+    return torch.randint(4, SIZE, (rows, count + 1))
 
 
-def loss_of(model: LanguageModel, window: tuple[Tensor, Tensor], carries: int = 1) -> Tensor:
-    rows = torch.arange(1, len(window[0]) + 1)
-    return model.loss(*window, rows, torch.full_like(rows, carries))
+def loss_of(model: LanguageModel, ids: Tensor, carries: int = 1, **how: Implementations) -> Tensor:
+    rows = torch.arange(1, len(ids) + 1)
+    return model.loss(ids[:, :-1], ids[:, 1:], rows, torch.full_like(rows, carries), **how)
 
 
-def test_weight_drop_drops_recurrent_matrices_alone() -> None:
-    model = make(dropout={"weights": 0.5}, size=40)
+@pytest.mark.parametrize("cell", ["lstm", "gru", "lnlstm", "lnglstm", "gilr_lstm"])
+def test_weight_drop_drops_recurrent_matrices_alone(cell: str) -> None:
+    model = make(cell=cell, dropout={"weights": 0.5}, size=40)
 
-    def weights() -> list[LSTMWeights]:
+    def weights() -> list[Any]:
         seeds = model.draw_seeds()
         return [model.weights_of(number, seeds) for number in range(2)]
 
     for each, layer in zip(weights(), model.layers, strict=True):
-        assert each.input is layer.input
-        assert each.bias is layer.bias
+        assert all(getattr(each, name) is getattr(layer, name) for name in each._fields if name != "hidden")
         dropped = each.hidden == 0.0
         assert 0.4 < float(dropped.double().mean()) < 0.6
         torch.testing.assert_close(each.hidden[~dropped], 2.0 * layer.hidden[~dropped])
@@ -49,6 +49,8 @@ def test_weight_drop_drops_recurrent_matrices_alone() -> None:
         torch.testing.assert_close(gradient, torch.where(dropped, 0.0, 2.0).double())
     masks = [weights()[0].hidden == 0.0 for _ in range(2)]
     assert not torch.equal(*masks)
+    ids = tokens(4)
+    assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))
     model.eval()
     assert all(torch.equal(w.hidden, layer.hidden) for w, layer in zip(weights(), model.layers, strict=True))
 
@@ -66,14 +68,13 @@ def test_dropped_words_are_dropped_wherever_they_stand() -> None:
 
 def test_the_state_is_carried_without_a_gradient() -> None:
     model = make()
-    first, second = windows(2)
+    whole = tokens(8)
+    first, second = whole[:, :5], whole[:, 4:]
     loss_of(model, first, carries=0)
     left = model.carried.clone()
     carried = loss_of(model, second)
     carried.backward()
-    whole = torch.cat([first[0], second[0]], 1), torch.cat([first[1], second[1]], 1)
-    fresh = make()
-    together = loss_of(fresh, whole, carries=0)
+    together = loss_of(make(), whole, carries=0)
     alone = loss_of(make(), first, carries=0)
     torch.testing.assert_close(carried, together - alone)
     assert not torch.equal(loss_of(make(), second, carries=0), carried)
@@ -83,30 +84,27 @@ def test_the_state_is_carried_without_a_gradient() -> None:
 
 def test_evaluation_leaves_the_state_of_training_alone() -> None:
     model = make()
-    first, second = windows(2)
-    loss_of(model, first, carries=0)
+    loss_of(model, tokens(4), carries=0)
     before = model.carried.clone()
     model.eval()
-    loss_of(model, second, carries=0)
+    loss_of(model, tokens(5), carries=0)
     assert torch.equal(model.carried, before)
 
 
 def test_padding_rows_and_padding_count_for_nothing() -> None:
     model = make()
-    ((inputs, targets),) = windows(1)
-    expected = loss_of(model, (inputs, targets), carries=0)
+    expected = loss_of(model, tokens(4), carries=0)
     left = model.carried.clone()
-    padded = [torch.cat([each, torch.zeros(2, 4, dtype=torch.int64)]) for each in (inputs, targets)]
+    ids = torch.cat([tokens(4), torch.zeros(2, 5, dtype=torch.int64)])
     rows = torch.tensor([1, 2, 3, 0, 0])
-    found = model.loss(*padded, rows, torch.tensor([0, 0, 0, 0, 0]))
+    found = model.loss(ids[:, :-1], ids[:, 1:], rows, torch.tensor([0, 0, 0, 0, 0]))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(model.carried[:, :, 1:4], left[:, :, 1:4])
 
 
 def test_a_larger_batch_makes_room() -> None:
     model = make()
-    (window,) = windows(1, rows=6)
-    loss_of(model, window)
+    loss_of(model, tokens(4, rows=6))
     assert model.carried.shape == (2, 2, 7, 4)
 
 

@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from econmt.config.recipe import LanguageModelSection
 from econmt.config.stacks import CELLS
 from econmt.model import Implementations
-from econmt.model.language_model import LanguageModel
 from tests.ops.cases import CELLS as DEFINED
+from tests.unit.model.test_language_model import loss_of, make, tokens
 
 OTHERS = [name for name in CELLS if name != "lstm"]
 NAIVE = {"qrnn2": "qrnn-2", "lnglstm": "lnlstm-per-gate"}
 """Names in the tests of the operations where they differ."""
-WORDS, ROWS = 11, 3
-
-
-def make(cell: str, *, words: int = WORDS, **changes: object) -> LanguageModel:
-    values = {"embedding": 5, "size": [6, 7], "layers": 2, "cell": cell, **changes}
-    torch.manual_seed(2)
-    return LanguageModel(LanguageModelSection.model_validate(values), words, rows=ROWS).double().train()
-
-
-def loss_of(model: LanguageModel, ids: Tensor, carries: int, **how: Implementations) -> Tensor:
-    rows = torch.arange(1, len(ids) + 1)
-    return model.loss(ids[:, :-1], ids[:, 1:], rows, torch.full_like(rows, carries), **how)
 
 
 @pytest.mark.parametrize("name", ["auto", "reference", "recompute"])
 @pytest.mark.parametrize("cell", OTHERS)
 def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> None:
-    model = make(cell)
+    model = make(cell=cell, size=[6, 7])
     case = DEFINED[NAIVE.get(cell, cell)]
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-0.7, 0.7)
-    ids = torch.randint(4, WORDS, (ROWS, 10))
+    ids = tokens(9)
     expected = torch.zeros(()).double()
     for row in ids:
         states = [
@@ -63,18 +49,3 @@ def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> No
     wanted = torch.autograd.grad(expected, parameters)
     for found, gradient in zip(torch.autograd.grad(whole, parameters), wanted, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("cell", ["gru", "lnlstm", "lnglstm", "gilr_lstm"])
-def test_weight_drop_of_other_cells(cell: str) -> None:
-    model = make(cell, dropout={"weights": 0.5})
-    for number, layer in enumerate(model.layers):
-        weights = model.weights_of(number, model.draw_seeds())
-        dropped = weights.hidden == 0.0
-        assert 0.3 < float(dropped.double().mean()) < 0.7
-        torch.testing.assert_close(weights.hidden[~dropped], 2.0 * layer.hidden[~dropped])
-        assert all(
-            getattr(weights, name) is getattr(layer, name) for name in weights._fields if name != "hidden"
-        )
-    ids = torch.randint(4, WORDS, (ROWS, 5))
-    assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))

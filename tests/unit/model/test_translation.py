@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -98,11 +99,16 @@ def sum_of_losses(model: TranslationModel) -> Tensor:
     )
 
 
-@pytest.mark.sampled(18)
-@pytest.mark.parametrize("index", range(len(CORE)), ids=lambda index: "-".join(map(str, CORE[index])))
-def test_every_combination(index: int) -> None:
-    """Rows do not see each other or padding, steps equal teacher forcing, every parameter gets a gradient."""
-    model = make_model(core_config(index))
+def log_probabilities(model: TranslationModel, hidden: Tensor) -> Tensor:
+    return torch.log_softmax(hidden @ model.output.weight.T + model.output.bias, dim=-1)
+
+
+def check_rows_and_steps(model: TranslationModel) -> tuple[Tensor, Any]:
+    """Rows do not see each other or padding, and steps equal teacher forcing.
+
+    Returns:
+        The log-probabilities of teacher forcing, and the last state of the steps.
+    """
     source, lengths, target_input, target_output = make_batch()
     together = model(source, lengths, target_input)
     for row, (source_length, target_length) in enumerate(
@@ -115,15 +121,23 @@ def test_every_combination(index: int) -> None:
         )
         torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
 
-    expected = torch.log_softmax(together @ model.output.weight.T + model.output.bias, dim=-1)
-    incremental = IncrementalModel(model)
-    state = incremental.encode(source, lengths)
+    expected = log_probabilities(model, together)
+    steps = IncrementalModel(model)
+    state = steps.encode(source, lengths)
     for step in range(target_input.shape[1]):
-        log_probabilities, attention, state = incremental.step(target_input[:, step], state)
-        torch.testing.assert_close(log_probabilities, expected[:, step], rtol=1e-10, atol=1e-12)
+        found, attention, state = steps.step(target_input[:, step], state)
+        torch.testing.assert_close(found, expected[:, step], rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(attention.sum(1), torch.ones(3, dtype=torch.float64))
         assert attention[1, 2:].abs().max() == 0.0, "attention past the end of a source sentence"
+    return expected.detach(), state
 
+
+@pytest.mark.sampled(18)
+@pytest.mark.parametrize("index", range(len(CORE)), ids=lambda index: "-".join(map(str, CORE[index])))
+def test_every_combination(index: int) -> None:
+    """Rows do not see each other or padding, steps equal teacher forcing, every parameter gets a gradient."""
+    model = make_model(core_config(index))
+    check_rows_and_steps(model)
     model.train()
     torch.manual_seed(7)
     first = sum_of_losses(model)

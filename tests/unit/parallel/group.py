@@ -18,25 +18,24 @@ from econmt.config.recipe import ParallelSection
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment
 
-RANKS = 4
-
 Job = Callable[..., Any]
 """Called on each rank with its world first; what it returns goes to the test."""
 
 
 class Group:
-    """Four processes that wait for jobs."""
+    """Processes that wait for jobs; each is started for the first job that needs so many."""
 
     def __init__(self) -> None:
-        self._start()
+        self._pipes: list[Connection] = []
+        self._workers: list[Any] = []
 
-    def _start(self) -> None:
+    def _start(self, ranks: int) -> None:
         context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(RANKS)]
-        self._pipes = [here for here, _ in pairs]
-        self._workers = [context.Process(target=_work, args=(there,), daemon=True) for _, there in pairs]
-        for worker in self._workers:
-            worker.start()
+        for _ in range(len(self._workers), ranks):
+            here, there = context.Pipe()
+            self._pipes.append(here)
+            self._workers.append(context.Process(target=_work, args=(there,), daemon=True))
+            self._workers[-1].start()
 
     def run(self, ranks: int, job: Job, *arguments: Any, **settings: Any) -> list[Any]:
         """What a job returns on each of so many ranks, which meet anew for it.
@@ -47,6 +46,7 @@ class Group:
             arguments: of the job, after the world.
             settings: of the recipe's section ``parallel``.
         """
+        self._start(ranks)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(ranks):
             self._pipes[rank].send((rank, ranks, store.port, job, arguments, settings))
@@ -58,10 +58,8 @@ class Group:
                 found.append((False, "its process has ended"))
         if not all(good for good, _ in found):
             self.close()
-            self._start()
-            pytest.fail(
-                "".join(f"rank {rank}: {value}\n" for rank, (good, value) in enumerate(found) if not good)
-            )
+            wrong = (f"rank {rank}: {value}\n" for rank, (good, value) in enumerate(found) if not good)
+            pytest.fail("".join(wrong))
         return [value for _, value in found]
 
     def close(self) -> None:
@@ -71,6 +69,7 @@ class Group:
                 pipe.send(None)
             worker.join(10)
             worker.kill()
+        self._pipes, self._workers = [], []
 
 
 def _work(pipe: Connection) -> None:

@@ -70,11 +70,9 @@ def leave_at(communicator: Communicator, path: Path, text: Path, update: int) ->
         if communicator.rank == 1 and trainer.state.update == update:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    Trainer._update = done  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_update", done)
         return run(communicator, path, text)
-    finally:
-        Trainer._update = real  # type: ignore[method-assign]
 
 
 def run_slowly(communicator: Communicator, path: Path, text: Path) -> str:
@@ -86,11 +84,9 @@ def run_slowly(communicator: Communicator, path: Path, text: Path) -> str:
         step.seconds += communicator.rank * 5.0
         return found
 
-    TrainingStep.gradient = gradient  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "gradient", gradient)
         return run(communicator, path, text)
-    finally:
-        TrainingStep.gradient = real  # type: ignore[method-assign]
 
 
 def hang(communicator: Communicator) -> list[str]:
@@ -152,7 +148,6 @@ def float16_updates(
         patch.setattr(TranslationTask, "loss", loss)
         for _ in range(5):
             trainer._update(Progress.silent())
-            assert trainer.step.loss_scale is not None
             total = sum(float(part.double().sum()) for part in trainer.parameters.values())
             found.append([trainer.step.loss_scale.state()[0], float(trainer.state.skipped), total])
     return found
@@ -165,7 +160,6 @@ def reduced(communicator: Communicator, _precision: str) -> Tensor:
     table = Embedding(100, 5)
     table.sparse = True
     reduction = communicator.reduction([matrix, *table.parameters()])
-    assert reduction is not None
     reduction.begin()
     ids = torch.randint(0, 90, (4 + communicator.rank,), generator=draw)
     values = torch.randn(7, 5, generator=draw)
@@ -173,8 +167,6 @@ def reduced(communicator: Communicator, _precision: str) -> Tensor:
     loss.backward()
     loss = loss.detach()
     reduction.finish(loss)
-    assert matrix.grad is not None
-    assert table.weight.grad is not None
     return torch.cat([matrix.grad, table.weight.grad.to_dense()])
 
 
@@ -187,8 +179,6 @@ def short_of_memory(communicator: Communicator, path: Path, text: Path, override
             raise MemoryError
         return real(task, model, batch, *more)
 
-    TranslationTask.loss = loss  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TranslationTask, "loss", loss)
         return run(communicator, path, text, overrides)
-    finally:
-        TranslationTask.loss = real  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ PAD = 0
 CPU = torch.device("cpu")
 NO_PENALTIES = "training.activation_regularization=0", "training.temporal_activation_regularization=0"
 ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
+TIED = ("model.weight_tying=softmax", "model.embedding=5", ALL_DROPOUT)
 VARIATIONAL = "model.dropout={inputs: 0.2, layers: 0.3, output: 0.2, variational: true}"
 
 
@@ -56,9 +58,13 @@ def windows(task: LanguageModelTask, lengths: Sequence[int]) -> list[TextBatch]:
     return found
 
 
-def new_model(task: Task) -> nn.Module:
-    torch.manual_seed(5)
-    return task.build_model().double().train()
+def seeded(seed: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    torch.manual_seed(seed)
+    return function(*arguments)
+
+
+def new_model(task: Task) -> Any:
+    return seeded(5, task.build_model).double().train()
 
 
 def gathered(step: PipelinedStep) -> dict[str, Tensor]:
@@ -67,9 +73,8 @@ def gathered(step: PipelinedStep) -> dict[str, Tensor]:
     for name, home in step.divided.homes.items():
         whole = dict(step.model.named_parameters())[name]
         own = torch.zeros_like(whole)
-        if name in step.local and step.local[name].grad is not None:
-            gradient = step.local[name].grad
-            assert gradient is not None
+        gradient = step.local[name].grad if name in step.local else None
+        if gradient is not None:
             rows = len(whole) * step.stages.rank // step.stages.size if home < 0 else 0
             own[rows : rows + len(gradient)] = gradient.to_dense()
         step.stages.all_reduce(own).wait()
@@ -101,10 +106,7 @@ def agrees(
     for number in range(0, len(batches), interval):
         parts = batches[number : number + interval]
         tokens = alone.tokens(parts)
-        torch.manual_seed(100 + number)
-        wanted = alone.gradient(parts, tokens)
-        torch.manual_seed(100 + number)
-        found = pipelined.gradient(parts, tokens)
+        wanted, found = (seeded(100 + number, step.gradient, parts, tokens) for step in (alone, pipelined))
         torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-6, atol=0.0)
         torch.testing.assert_close(found.norm.double(), wanted.norm.double(), rtol=1e-6, atol=0.0)
         gradients = gathered(pipelined)
@@ -121,14 +123,9 @@ def pipelined_language_model(
     task: LanguageModelTask, size: int, homes: Sequence[int], chunks: int, how: str = "auto"
 ) -> PipelinedStep:
     model = new_model(task)
-    assert isinstance(model, LanguageModel)
-    return PipelinedStep(
-        task,
-        model,
-        Stages(size, CPU),
-        divided(model, PipelinePlan([[*homes]], [chunks], "")),
-        implementations=Implementations.everywhere(how),
-    )
+    division = divided(model, PipelinePlan([[*homes]], [chunks], ""))
+    how_to = Implementations.everywhere(how)
+    return PipelinedStep(task, model, Stages(size, CPU), division, implementations=how_to)
 
 
 def language_model(communicator: Communicator) -> None:
@@ -137,19 +134,10 @@ def language_model(communicator: Communicator) -> None:
     # "auto" is torch's LSTM here, which adds to the weights' gradients in each chunk; the other makes them once.
     for overrides, chunks, how in (
         ((), 3, "recompute"),
-        (("model.weight_tying=softmax", "model.embedding=5", ALL_DROPOUT), 4, "auto"),
+        (TIED, 4, "auto"),
         ((VARIATIONAL,), 1, "recompute"),
         (("model.weight_tying=softmax", ALL_DROPOUT, "training.optimizer={name: adam}"), 7, "recompute"),
-        (
-            (
-                "model.size=[9, 7, 6, 8, 6, 6, 9, 5]",
-                "model.weight_tying=softmax",
-                "model.embedding=5",
-                ALL_DROPOUT,
-            ),
-            3,
-            "recompute",
-        ),
+        (("model.size=[9, 7, 6, 8, 6, 6, 9, 5]", *TIED), 3, "recompute"),
     ):
         task = language_model_task("model.dropout=0.0", *overrides)
         step = pipelined_language_model(task, size, homes, chunks, how)
@@ -174,7 +162,6 @@ def divided_table(communicator: Communicator) -> None:
         table.add_gradient(wanted)
         own = whole.requires_grad_()
         nn.functional.embedding(ids, own, PAD).backward(gradient)
-        assert own.grad is not None
         expected = own.grad[even_rows(VOCABULARY, stages.size, stages.rank)]
         assert torch.equal(rows.grad, expected + 1.0)
 
@@ -192,7 +179,6 @@ def tied_tables(communicator: Communicator) -> None:
         feeding = f"model.decoder.input_feeding={str(fed).lower()}"
         pairs = translation_task(feeding, f"model.weight_tying={tying}", "model.dropout=0.2")
         model = new_model(pairs)
-        assert isinstance(model, TranslationModel)
         division = divided(model, translation_homes(model, size, fed, 2))
         agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), division), pairs_of_sentences(pairs), 2)
 
@@ -202,12 +188,8 @@ SHAPED = ("model.decoder.residual=true", "model.encoder.residual=true", "model.d
 
 
 def translation_task(*overrides: str) -> TranslationTask:
-    small = (
-        "model.embedding=6",
-        "model.encoder={layers: 4, size: 8}",
-        "model.decoder={layers: 4, size: 6}",
-        "model.attention.size=5",
-    )
+    layers = ("model.encoder={layers: 4, size: 8}", "model.decoder={layers: 4, size: 6}")
+    small = ("model.embedding=6", *layers, "model.attention.size=5")
     return TranslationTask(load_recipe("quickstart", [*small, *overrides]), VOCABULARY, VOCABULARY)
 
 
@@ -230,9 +212,8 @@ def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int
     upper, layers = len(model.encoder.upper_layers), len(model.decoder.layers)
     pairs = [0, 1] * len(model.encoder.forward_layers)
     decoder = [size - 1] * layers if fed else [layer * size // layers for layer in range(layers)]
-    return PipelinePlan(
-        [pairs, [layer * size // upper for layer in range(upper)], decoder], [chunks, chunks + 1], ""
-    )
+    encoder = [layer * size // upper for layer in range(upper)]
+    return PipelinePlan([pairs, encoder, decoder], [chunks, chunks + 1], "")
 
 
 def translation(communicator: Communicator, cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
@@ -240,7 +221,6 @@ def translation(communicator: Communicator, cases: Sequence[tuple[tuple[str, ...
     for number, (overrides, chunks) in enumerate(cases):
         task = translation_task(*overrides)
         model = new_model(task)
-        assert isinstance(model, TranslationModel)
         division = divided(model, translation_homes(model, size, fed, chunks))
         how = Implementations.everywhere("auto" if number == 1 else "recompute")
         step = PipelinedStep(task, model, Stages(size, CPU), division, implementations=how)
@@ -275,7 +255,6 @@ def float16(communicator: Communicator) -> None:
     """Losses and norms are those of one process whatever the scale, and stages agree on what overflows."""
     for scale in (2**4, 2**10):
         for ours, wanted in steps_in(communicator, Precision(torch.float16), f"training.loss_scale={scale}"):
-            assert ours.loss_scale is not None
             assert float(ours.loss_scale) == scale
             torch.testing.assert_close(
                 (ours.loss, ours.norm), (wanted.loss, wanted.norm), rtol=0.03, atol=0.0
@@ -291,23 +270,14 @@ def steps_in(
     text = language_model_task("model.dropout=0.2", *changes)
     pairs = translation_task(*PLAIN, *SHAPED, *changes)
     for task, batch in ((text, windows(text, (6,))[0]), (pairs, pairs_of_sentences(pairs)[0])):
-        found = []
-        for alone in (False, True):
-            torch.manual_seed(5)
-            model = task.build_model().train()
-            if alone:
-                step = TrainingStep(task, model, precision)
-            else:
-                homes = [layer * communicator.size // 8 for layer in range(8)]
-                division = (
-                    divided(model, PipelinePlan([homes], [3], ""))
-                    if isinstance(model, LanguageModel)
-                    else divided(model, translation_homes(model, communicator.size, False, 2))
-                )
-                step = PipelinedStep(task, model, Stages(communicator.size, CPU), division, precision)
-            torch.manual_seed(6)
-            found.append(step.gradient([batch], torch.tensor(batch.target_tokens)))
-        yield found[0], found[1]
+        model, twin = (seeded(5, task.build_model).train() for _ in range(2))
+        plan = PipelinePlan([[layer * communicator.size // 8 for layer in range(8)]], [3], "")
+        if not isinstance(model, LanguageModel):
+            plan = translation_homes(model, communicator.size, False, 2)
+        division = divided(model, plan)
+        pipelined = PipelinedStep(task, model, Stages(communicator.size, CPU), division, precision)
+        steps, tokens = (pipelined, TrainingStep(task, twin, precision)), torch.tensor(batch.target_tokens)
+        yield tuple(seeded(6, step.gradient, [batch], tokens) for step in steps)  # type: ignore[misc]
 
 
 def run_evenly(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
@@ -319,7 +289,6 @@ def run_evenly(communicator: Communicator, path: Path, text: Path, overrides: Se
 
         if isinstance(model, LanguageModel):
             return PipelinePlan([over(model.layers)], [3], "pipeline: even")
-        assert isinstance(model, TranslationModel)
         pairs = [0, 1] * len(model.encoder.forward_layers)
         upper, lower = over(model.encoder.upper_layers), over(model.decoder.layers)
         return PipelinePlan([pairs, upper, lower], [2, 3], "pipeline: even")

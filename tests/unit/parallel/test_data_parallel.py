@@ -14,6 +14,7 @@ from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.training import tiny, tiny_text
 
+NOISY = ("data.mixing={weights: [[1]], epoch_pairs: 13}", "data.noise={upper: 0.3, typos: 0.3, markup: 0.3}")
 LONG = ("training.max_updates=200", "training.checkpoint_interval=25")
 """Losses are compared as means over the updates between two checkpoints."""
 
@@ -50,10 +51,8 @@ def assert_like_one(folder: Path, one: Path, tolerance: float = 1e-5) -> None:
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=tolerance)
         assert ours["valid_perplexity"] == pytest.approx(theirs["valid_perplexity"], rel=10 * tolerance)
         assert ours["bleu"] == pytest.approx(theirs["bleu"], nan_ok=True)
-    names = [
-        {str(path.relative_to(each)) for path in each.rglob("*") if "tensorboard" not in path.parts}
-        for each in (folder, one)
-    ]
+    paths = [{path.relative_to(each) for path in each.rglob("*")} for each in (folder, one)]
+    names = [{path for path in each if "tensorboard" not in path.parts} for each in paths]
     assert names[0] == names[1]
     for path in one.glob("hypotheses.*"):
         assert (folder / path.name).read_bytes() == path.read_bytes()
@@ -70,10 +69,13 @@ def one(tmp_path_factory: pytest.TempPathFactory, text: Path, group: Group) -> P
     return train(group, 1, path, text, *LONG)
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [pytest.param(2, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4))],
-)
+RANKS = [
+    pytest.param(2, marks=pytest.mark.slow),
+    *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4)),
+]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_train_the_model_of_one(
     group: Group, ranks: int, one: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -88,14 +90,7 @@ def test_ranks_train_the_model_of_one(
         ("training.update_interval=3", "training.batch={type: word, size: 20}"),
         ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}", "model.dropout=0.3"),
         ("training.batch.size=2", "training.max_buckets=2", "training.bucket_width=null"),
-        pytest.param(
-            (
-                "training.bucket_width=null",
-                "data.mixing={weights: [[1]], epoch_pairs: 13}",
-                "data.noise={upper: 0.3, typos: 0.3, markup: 0.3}",
-            ),
-            marks=pytest.mark.thorough,
-        ),
+        pytest.param(("training.bucket_width=null", *NOISY), marks=pytest.mark.thorough),
     ],
     ids=["accumulated updates", "momentum", "fewer rows than ranks", "mixture with noise"],
 )
@@ -124,10 +119,8 @@ def test_a_language_model_is_that_of_one_rank(group: Group, lines: Path, tmp_pat
     alone = train(group, 1, path, lines, *given, name="alone")
     shared = train(group, 2, path, lines, *given)
     assert_like_one(shared, alone)
-    states = [
-        read_tensors(each / "training_state/00012/optimizer.safetensors")[0] for each in (shared, alone)
-    ]
-    mine, other = (state["carried/carried"] for state in states)
+    file = "training_state/00012/optimizer.safetensors"
+    mine, other = (read_tensors(each / file)[0]["carried/carried"] for each in (shared, alone))
     torch.testing.assert_close(mine[:, :, 1:], other[:, :, 1:], rtol=1e-4, atol=1e-5)
     assert mine[:, :, 1:].abs().sum(dim=(0, 1, 3)).min() > 0, "every rank's rows are there"
 
@@ -143,9 +136,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(
         alone = train(group, 1, path, place, "training.max_updates=8", name="alone")
         for ranks, updates in ((2, 4), (1, 6), (3, 8)):
             # A run that ends validates, so that each end is a checkpoint of the run alone.
-            shared = train(
-                group, ranks, path, place, f"training.max_updates={updates}", "training.checkpoint_interval=2"
-            )
+            given = (f"training.max_updates={updates}", "training.checkpoint_interval=2")
+            shared = train(group, ranks, path, place, *given)
         mine, other = (tiny.metrics(jobs.ModelFolder(each))[-1] for each in (shared, alone))
         assert mine["update"] == other["update"] == 8
         assert mine["valid_perplexity"] == pytest.approx(other["valid_perplexity"], rel=1e-4)
@@ -185,12 +177,10 @@ def test_ranks_agree_on_overflows_of_float16(
     """An overflow on any rank is one of all, and halves the scale of all, whoever holds the optimizer's state."""
     path = recipe_in(tmp_path, text)
     scale = ("training.precision=float16", f"training.loss_scale={2**10}", "training.loss_scale_window=2")
-    settings = {"shard_optimizer": shares}
-    first, second = group.run(2, jobs.float16_updates, path, text, scale, **settings)
+    first, second = group.run(2, jobs.float16_updates, path, text, scale, shard_optimizer=shares)
     assert first == second
     assert [skipped for _, skipped, _ in first] == [0, 0, 1, 1, 2]
     assert [factor for factor, _, _ in first] == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**9]
-    sums = [total for _, _, total in first]
-    assert sums[1] == sums[2]
-    assert sums[3] == sums[4]
-    assert len(set(sums)) == 3
+    one, two, three, four, five = [total for _, _, total in first]
+    assert (two, four) == (three, five)
+    assert len({one, two, four}) == 3

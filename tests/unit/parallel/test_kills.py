@@ -42,13 +42,10 @@ class Run:
         command = [sys.executable, "-m", "econmt", "train", str(path), "--data-dir", str(text)]
         patience = "training.early_stopping.max_num_checkpoint_not_improved=null"
         settings = ["data.prepared=null", "training.max_updates=100000", patience]
+        command += [*settings, "--processes", "2", *options]
+        environment = econmt_environment({MARK: self.mark})
         with self._said.open("wb") as file:
-            self.launcher = subprocess.Popen(
-                [*command, *settings, "--processes", "2", *options],
-                stdout=file,
-                stderr=file,
-                env=econmt_environment({MARK: self.mark}),
-            )
+            self.launcher = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
 
     @property
     def said(self) -> str:
@@ -89,36 +86,39 @@ def start(tmp_path: Path, text: Path) -> Iterator[Callable[..., Run]]:
         run.end()
 
 
-def wait_for_rendezvous(run: Run) -> None:
+def wait_for_start(run: Run) -> None:
+    run.wait_until(lambda: len(run.ranks()) == 2)
+
+
+def wait_for_rendezvous(run: Run, reached: Callable[[], object] | None = None) -> None:
     """Waits until rank 0 waits for rank 1, which is stopped while it imports torch."""
-    run.wait_until(lambda: imports_torch(run.ranks().get(1, 0)))
+    run.wait_until(reached or (lambda: imports_torch(run.ranks().get(1, 0))))
     os.kill(run.ranks()[1], signal.SIGSTOP)
     port = port_of(run.ranks()[0])
     run.wait_until(lambda: connections_to(port) > 1)  # one is the launcher's
 
 
-MOMENTS: dict[str, Callable[[Run], None]] = {
-    "start of Python": lambda run: run.wait_until(lambda: len(run.ranks()) == 2),
-    "import of torch": lambda run: run.wait_until(lambda: imports_torch(run.ranks().get(0, 0))),
-    "rendezvous": wait_for_rendezvous,
-    "training": Run.wait_until_it_trains,
-    "writing of a checkpoint": lambda run: run.wait_until(run.folder.temporaries),
-}
+def wait_for_import(run: Run) -> None:
+    run.wait_until(lambda: imports_torch(run.ranks().get(0, 0)))
+
+
+def wait_for_checkpoint(run: Run) -> None:
+    run.wait_until(run.folder.temporaries)
 
 
 @pytest.mark.parametrize(
-    "moment",
+    "wait",
     [
-        "start of Python",
-        pytest.param("import of torch", marks=pytest.mark.thorough),
-        pytest.param("rendezvous", marks=pytest.mark.slow),
-        pytest.param("training", marks=pytest.mark.slow),
-        pytest.param("writing of a checkpoint", marks=pytest.mark.thorough),
+        wait_for_start,
+        pytest.param(wait_for_import, marks=pytest.mark.thorough),
+        pytest.param(wait_for_rendezvous, marks=pytest.mark.slow),
+        pytest.param(Run.wait_until_it_trains, marks=pytest.mark.slow),
+        pytest.param(wait_for_checkpoint, marks=pytest.mark.thorough),
     ],
 )
-def test_no_rank_outlives_its_launcher(start: Callable[..., Run], moment: str) -> None:
+def test_no_rank_outlives_its_launcher(start: Callable[..., Run], wait: Callable[[Run], None]) -> None:
     run = start()
-    MOMENTS[moment](run)
+    wait(run)
     assert run.ranks()
     run.launcher.kill()
     run.launcher.wait()
@@ -161,10 +161,7 @@ def test_a_rank_that_starts_after_its_launcher_has_ended_ends(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -> None:
     run = start("parallel.timeout=2")
-    run.wait_until(lambda: len(run.ranks()) == 2)
-    os.kill(run.ranks()[1], signal.SIGSTOP)
-    port = port_of(run.ranks()[0])
-    run.wait_until(lambda: connections_to(port) > 1)
+    wait_for_rendezvous(run, lambda: len(run.ranks()) == 2)
     assert run.launcher.wait(2 + 2 * ENDED) == 1
     (line,) = run.said.splitlines()
     assert line.startswith(

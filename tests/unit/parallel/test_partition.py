@@ -42,12 +42,8 @@ def all_homes(count: int, stages: int) -> list[tuple[int, ...]]:
 def test_it_is_the_best_of_all(seed: int) -> None:
     draw = random.Random(seed)
     count, stages, steps = draw.randint(1, 6), draw.randint(1, 4), draw.randint(1, 12)
-    pieces = [
-        Piece(
-            str(number), *(draw.uniform(*each) for each in ((0.1, 2.0), (0.0, 1.0), (0.0, 5.0), (0.0, 2.0)))
-        )
-        for number in range(count)
-    ]
+    bounds = ((0.1, 2.0), (0.0, 1.0), (0.0, 5.0), (0.0, 2.0))
+    pieces = [Piece(str(number), *(draw.uniform(*each) for each in bounds)) for number in range(count)]
     link = Link(draw.uniform(0.0, 0.5), draw.uniform(0.0, 0.1))
     wanted = min(
         seconds(pieces, homes, steps, length, link)

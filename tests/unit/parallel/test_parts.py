@@ -26,23 +26,19 @@ def test_the_environment_says_who_a_process_is(monkeypatch: pytest.MonkeyPatch) 
     assert rank_environment() == RankEnvironment(1, 2, 0, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
+def test_an_environment_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value, message in (
         ("RANK", "one", "RANK is 'one', not a number"),
         ("WORLD_SIZE", "9" * 5000, "WORLD_SIZE is '9{40}', not a number"),
         ("RANK", "2", "RANK 2 and LOCAL_RANK 0 must be less than WORLD_SIZE 2"),
         ("MASTER_PORT", None, "MASTER_PORT is missing"),
-    ],
-)
-def test_an_environment_that_makes_no_sense_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, message: str
-) -> None:
-    for key, given in {**RANK, name: value}.items():
-        if given is not None:
-            monkeypatch.setenv(key, given)
-    with pytest.raises(InputError, match=message):
-        rank_environment()
+    ):
+        with monkeypatch.context() as patch:
+            for key, given in {**RANK, name: value}.items():
+                if given is not None:
+                    patch.setenv(key, given)
+            with pytest.raises(InputError, match=message):
+                rank_environment()
 
 
 def test_shares_are_as_even_as_whole_parameters_can_be() -> None:
@@ -72,15 +68,15 @@ class _Store:
 
 def test_the_line_names_who_is_gone_or_late() -> None:
     watch = _Watch(0, 3, _Store(), _Store(), 120)
-    assert watch._line({0: [5, 2]}, "?").startswith(
-        "rank 1 (node1, process 7) and rank 2 (never connected) do not answer, after update 2; all ranks stop"
+    first, late = (
+        "rank 1 (node1, process 7)",
+        "did not reach a collective operation after update 2 within 120 s",
     )
-    assert watch._line({0: [5, 2], 2: [5, 3]}, "?").startswith(
-        "rank 1 (node1, process 7) does not answer, after update 3; all ranks stop"
-    )
-    everyone = {0: [5, 2], 1: [4, 2], 2: [5, 2]}
-    assert watch._line(everyone, "?").startswith(
-        "rank 1 (node1, process 7) did not reach a collective operation after update 2 within 120 s; all ranks stop"
-    )
-    alike = {rank: [5, 2] for rank in everyone}
+    for seen, line in (
+        ({0: [5, 2]}, f"{first} and rank 2 (never connected) do not answer, after update 2"),
+        ({0: [5, 2], 2: [5, 3]}, f"{first} does not answer, after update 3"),
+        ({0: [5, 2], 1: [4, 2], 2: [5, 2]}, f"{first} {late}"),
+    ):
+        assert watch._line(seen, "?").startswith(f"{line}; all ranks stop")
+    alike = {rank: [5, 2] for rank in range(3)}
     assert "failed after update 2 (cable cut)" in watch._line(alike, "cable cut")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,44 +21,21 @@ PAD = 0
 
 
 class Exchange:
-    """What threads that stand for ranks give each other."""
+    """What threads that stand for ranks give each other, when they wait for it."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size)
-        self._given: list[Tensor | None] = [None] * size
+        self._given: list[Any] = [None] * size
 
-    def of(self, rank: int) -> Gatherer:
-        """The rank's way to exchange tensors."""
-        return Gatherer(self, rank)
+    def gather(self, rank: int, tensor: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(wait=partial(self._meet, rank, tensor.clone()))
 
-    def meet(self, rank: int, tensor: Tensor) -> Tensor:
-        """All tensors."""
+    def _meet(self, rank: int, tensor: Tensor) -> Tensor:
         self._given[rank] = tensor
         self._barrier.wait(60)
-        found = torch.stack([each for each in self._given if each is not None])
+        found = torch.stack(self._given)
         self._barrier.wait(60)
         return found
-
-
-class Gatherer:
-    """Exchanges when it is waited for."""
-
-    def __init__(self, exchange: Exchange, rank: int) -> None:
-        self._exchange, self._rank = exchange, rank
-
-    def __call__(self, tensor: Tensor) -> Waiting:
-        return Waiting(self._exchange, self._rank, tensor.clone())
-
-
-class Waiting:
-    """A tensor on its way."""
-
-    def __init__(self, exchange: Exchange, rank: int, tensor: Tensor) -> None:
-        self._exchange, self._rank, self._tensor = exchange, rank, tensor
-
-    def wait(self) -> Tensor:
-        """All of them."""
-        return self._exchange.meet(self._rank, self._tensor)
 
 
 def shares_of(
@@ -67,15 +47,8 @@ def shares_of(
     def rank(number: int) -> VocabularyShares:
         rows = even_rows(len(weight), size, number)
         layer = Slice(weight[rows], bias[rows], rows.start, len(weight), -(-len(weight) // size))
-        return split_cross_entropy(
-            hidden,
-            targets,
-            layer,
-            exchange.of(number),
-            scale=scale,
-            label_smoothing=smoothing,
-            ignore_index=PAD,
-        )
+        settings: Any = {"scale": scale, "label_smoothing": smoothing, "ignore_index": PAD}
+        return split_cross_entropy(hidden, targets, layer, partial(exchange.gather, number), **settings)
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(rank, range(size)))
@@ -87,21 +60,12 @@ def test_shares_add_up_to_the_whole(size: int, smoothing: float, monkeypatch: py
     monkeypatch.setattr(output, "CHUNK_BYTES", 64)
     torch.manual_seed(1)
     rows, width, vocabulary = 13, 4, 11
-    hidden = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(vocabulary, width, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(vocabulary, dtype=torch.float64, requires_grad=True)
+    sizes = ((rows, width), (vocabulary, width), (vocabulary,))
+    hidden, weight, bias = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes)
     targets = torch.randint(0, vocabulary, (rows,))
     targets[3] = PAD
-    loss = linear_cross_entropy(
-        hidden,
-        weight,
-        targets,
-        bias=bias,
-        label_smoothing=smoothing,
-        ignore_index=PAD,
-        reduction="sum",
-        implementation="reference",
-    )
+    settings: Any = {"label_smoothing": smoothing, "ignore_index": PAD, "reduction": "sum"}
+    loss = linear_cross_entropy(hidden, weight, targets, bias=bias, implementation="reference", **settings)
     wanted = torch.autograd.grad(0.3 * loss, [hidden, weight, bias])
     scale = torch.tensor(0.3, dtype=torch.float64)
     found = shares_of(size, hidden.detach(), weight.detach(), bias.detach(), targets, smoothing, scale)

@@ -62,9 +62,8 @@ def test_pipelines_share_the_rows_of_a_batch(group: Group, text: Path, lines: Pa
 def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     given = [*PAIRS, "parallel.pipeline=2"]
-    assert "parallel.pipeline 2: 1 process cannot be divided into pipelines of 2" in jobs.run(
-        Communicator(), path, text, given
-    )
+    alone = jobs.run(Communicator(), path, text, given)
+    assert "parallel.pipeline 2: 1 process cannot be divided into pipelines of 2" in alone
     said = group.run(3, pipeline_checks.run_evenly, path, text, given)
     assert all("parallel.pipeline 2: 3 processes cannot be divided" in each for each in said)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from econmt.config.recipe import load_recipe
 from econmt.engine.communicator import Communicator
-from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
@@ -45,46 +46,35 @@ def measured(
     torch.manual_seed(1)
     model = task.build_model().train()
     stages = task.recipe.parallel.pipeline
+    step: TrainingStep
     with rules_only():
         if stages > 1:
             communicator.stages = stages
-            plan = plan_by_weights(model, stages, shape)
-            step: TrainingStep = PipelinedStep(
-                task, model, Stages(stages, CPU), divided(model, plan), Precision(), communicator=communicator
-            )
+            parts = divided(model, plan_by_weights(model, stages, shape))
+            step = PipelinedStep(task, model, Stages(stages, CPU), parts, communicator=communicator)
         else:
-            step = TrainingStep(task, model, Precision(), communicator=communicator)
+            step = TrainingStep(task, model, communicator=communicator)
         found = measure_step(step, task.example(shape), timed=False)
     kinds = ("weights", "gradients", "optimizer state")
     return {"peak": found.peak, "stash": found.stashed, **{kind: found.category(kind) for kind in kinds}}
 
 
 FED, NOT_FED = (f"model.decoder.input_feeding={value}" for value in ("true", "false"))
+SHARD, STAGES = "parallel.shard_optimizer=true", "parallel.pipeline=2"
 CASES = [
     pytest.param(2, "iwslt", (), SHAPE, id="rows", marks=pytest.mark.thorough),
-    pytest.param(
-        3, "iwslt", ("parallel.shard_optimizer=true", "training.memory_budget=1GiB"), SHAPE, id="shares"
-    ),
+    pytest.param(3, "iwslt", (SHARD, "training.memory_budget=1GiB"), SHAPE, id="shares"),
     pytest.param(2, "iwslt", ("parallel.reduction=bfloat16",), Shape(2, 2, 1), id="what travels"),
-    pytest.param(2, "wikitext2", ("parallel.pipeline=2",), Shape(12, 1, 9), id="stages"),
-    pytest.param(
-        2, "gnmt", ("parallel.pipeline=2", FED), SHAPE, id="stages, fed", marks=pytest.mark.thorough
-    ),
-    pytest.param(
-        4, "gnmt", ("parallel.pipeline=2", NOT_FED), SHAPE, id="two pipelines", marks=pytest.mark.slow
-    ),
+    pytest.param(2, "wikitext2", (STAGES,), Shape(12, 1, 9), id="stages"),
+    pytest.param(2, "gnmt", (STAGES, FED), SHAPE, id="stages, fed", marks=pytest.mark.thorough),
+    pytest.param(4, "gnmt", (STAGES, NOT_FED), SHAPE, id="two pipelines", marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ranks", "name", "overrides", "shape"), CASES)
 def test_a_rank_is_told_what_it_holds(
-    group: Group,
-    ranks: int,
-    name: str,
-    overrides: tuple[str, ...],
-    shape: Shape,
-    monkeypatch: pytest.MonkeyPatch,
+    group: Group, ranks: int, name: str, overrides: Any, shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = task_of(name, overrides).recipe.parallel.model_dump()
     monkeypatch.setattr(translation, "DISTINCT", 0.0)

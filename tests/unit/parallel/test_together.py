@@ -87,9 +87,12 @@ def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
     said = capfd.readouterr().err
     assert code == 0, said
     assert said.count("econmt: error: ") == 1
-    assert f"econmt: error: rank 1 ({socket.gethostname()}, process " in said
-    assert "restarting all ranks from the last saved state (1 of 1)" in said
-    assert "resuming from update " in said
+    for words in (
+        f"econmt: error: rank 1 ({socket.gethostname()}, process ",
+        "restarting all ranks from the last saved state (1 of 1)",
+        "resuming from update ",
+    ):
+        assert words in said
     assert tiny.snapshot(folder) == tiny.snapshot(ModelFolder(whole))
 
 

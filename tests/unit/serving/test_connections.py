@@ -19,7 +19,9 @@ from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_server import exchange
 
 POST = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+JSON = {"Content-Type": "application/json"}
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+FILE = b"POST /translate_file HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
 GET = b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -83,7 +85,7 @@ def test_nothing_after_a_refused_body_is_read(client: Client, monkeypatch: pytes
 def test_a_client_that_sends_first_gets_its_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "LINGER_SECONDS", 20.0)
     for _ in range(5):
-        answer = client.ask("POST", "/translate", b" " * 2_000_000, {"Content-Type": "application/json"})
+        answer = client.ask("POST", "/translate", b" " * 2_000_000, JSON)
         assert answer.status == 413
         assert answer.json == {"error": "the request has more than 268,144 bytes; send parts"}
 
@@ -116,34 +118,33 @@ def test_a_key_in_the_head_is_looked_at_before_the_body(folder: Path) -> None:
     head = POST + b"Authorization: Bearer %s\r\nContent-Length: 100\r\n\r\n"
     with serving(folder, Settings(requests_a_minute=2, read_seconds=60.0), Keys(["sesame"])) as client:
         assert [statuses(exchange(client, head % b"wrong")) for _ in range(3)] == [[403], [403], [429]]
-        body = {"Content-Type": "application/json", "Authorization": "bearer sesame"}
+        body = {**JSON, "Authorization": "bearer sesame"}
         assert [client.ask("POST", "/translate", b"{", body).status for _ in range(3)] == [400, 400, 429]
         assert statuses(exchange(client, head % b"sesame")) == [429]
 
 
 def test_a_key_in_the_body_is_looked_at_before_the_fields(folder: Path) -> None:
-    kind = {"Content-Type": "application/json"}
     with serving(folder, Settings(requests_a_minute=4, read_seconds=60.0), Keys(["sesame"])) as client:
-        basic = {**kind, "Authorization": "Basic c2VzYW1l"}  # of a proxy
+        basic = {**JSON, "Authorization": "Basic c2VzYW1l"}  # of a proxy
         assert client.ask("POST", "/translate", b'{"q": "a", "api_key": "sesame"}', basic).status == 200
         wrong = [b'{"nothing": 1}', b'{"q": "a", "api_key": ["sesame"]}', b'{"q": "a", "api_key": ""}']
-        assert [client.ask("POST", "/translate", each, kind).status for each in wrong] == [403] * 3
-        assert client.ask("POST", "/translate", b"{", kind).status == 400
+        assert [client.ask("POST", "/translate", each, JSON).status for each in wrong] == [403] * 3
+        assert client.ask("POST", "/translate", b"{", JSON).status == 400
         # The address has used up its requests without a key: its bodies are not read any more.
         assert statuses(exchange(client, POST + b"Content-Length: 100\r\n\r\n")) == [429]
-        named = {**kind, "Authorization": "Bearer sesame"}
+        named = {**JSON, "Authorization": "Bearer sesame"}
         assert client.ask("POST", "/translate", b'{"q": "a"}', named).status == 200
 
 
 def test_without_keys_a_rate_is_looked_at_before_the_body(folder: Path) -> None:
     with serving(folder, Settings(requests_a_minute=2, read_seconds=60.0)) as client:
-        assert client.ask("POST", "/translate", b"{", {"Content-Type": "application/json"}).status == 400
+        assert client.ask("POST", "/translate", b"{", JSON).status == 400
         assert client.post("/detect", q="a").status == 200
         assert statuses(exchange(client, POST + b"Content-Length: 100\r\n\r\n")) == [429]
 
 
 def forwarded(client: Client, address: str) -> int:
-    headers = {"Content-Type": "application/json", "X-Forwarded-For": address}
+    headers = {**JSON, "X-Forwarded-For": address}
     return client.ask("POST", "/detect", b'{"q": "a"}', headers).status
 
 
@@ -160,9 +161,8 @@ def test_forwarded_addresses_of_a_named_proxy_count(folder: Path, proxies: list[
     with serving(folder, Settings(requests_a_minute=1), proxies=proxies) as client:
         assert [forwarded(client, f"10.0.0.{number}") for number in range(3)] == [200] * 3
         assert forwarded(client, "10.0.0.1") == 429
-        assert (
-            forwarded(client, "203.0.113.9, 10.0.0.1") == 429
-        )  # the client wrote the first, the proxy the last
+        both = "203.0.113.9, 10.0.0.1"  # the client wrote the first, the proxy the last
+        assert forwarded(client, both) == 429
         long = "x" * 30_000
         assert [forwarded(client, long), forwarded(client, long)] == [200, 429]
 
@@ -186,16 +186,13 @@ def test_a_broken_body_is_refused_once_and_nothing_is_logged(
 
 def test_large_bodies_have_a_common_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_MOST_BYTES", 300_000)
-    head = (
-        b"POST /translate_file HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
-    )
     said = {"error": "the server has too many large requests; ask again in a few seconds"}
     kind, blank = {"Content-Type": "text/plain"}, b" " * 300_000
     with serving(folder, Settings(read_seconds=60.0)) as client:
         assert client.get("/health").status == 200
         received = client.service._bodies
         with connected(client) as unfinished:
-            unfinished.sendall(head % 300_001 + blank)
+            unfinished.sendall(FILE % 300_001 + blank)
             while received._held < 300_000 - bodies._FREE_BYTES:
                 pass
             refused = client.ask("POST", "/translate_file", blank, kind)

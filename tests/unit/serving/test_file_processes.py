@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,44 +17,33 @@ from econmt_serve.file_worker import FileTask
 from econmt_serve.files import WORD
 from econmt_serve.models import LoadedModels
 from econmt_serve.settings import Refused, Settings, Stopping
-from tests.conftest import econmt_environment
+from tests.conftest import run_python
 from tests.unit.serving.conftest import Client, serving
-from tests.unit.serving.test_connections import connected
+from tests.unit.serving.test_connections import FILE, connected
 from tests.unit.serving.test_files import document, same, send
 
 BEFORE = "import sys; sys.path[:] = sys.argv[1:]; import econmt_serve.file_worker as worker; "
 TEXT = FileTask("text/plain", ("en", "de"), 1000)
+STOPPING = {"error": "the server is stopping; ask again when it is back"}
 LIMITS = Settings(most_file_characters=100, read_seconds=60.0)
 
 
 def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:
     """Reads a file in a process."""
-
-    async def run() -> list[tuple[str, bool]]:
-        return await FileProcesses().read(task, content)
-
-    return asyncio.run(run())
+    return asyncio.run(FileProcesses().read(task, content))
 
 
 def test_a_process_starts_without_large_packages() -> None:
     large = ["torch", "numpy", "sentencepiece", "pydantic", "rich", "asyncio", "starlette"]
     program = f"import sys, econmt_serve.file_worker; print([m for m in {large} if m in sys.modules])"
-    said = subprocess.run(
-        [sys.executable, "-c", program], env=econmt_environment(), capture_output=True, text=True, check=True
-    )
-    assert said.stdout == "[]\n"
+    assert run_python("-c", program).stdout == "[]\n"
 
 
 def test_a_file_is_read_and_written_in_a_process() -> None:
-    async def run() -> tuple[list[tuple[str, bool]], tuple[bytes, str]]:
-        task, processes = FileTask("text/html", ("en", "de"), 30), FileProcesses()
-        content = b"<p>A <b>dog</b> runs. It barks."
-        return await processes.read(task, content), await processes.write(
-            task, content, [same("Ein Hund \u00fcbt."), same("Er bellt.")]
-        )
-
-    sentences, written = asyncio.run(run())
-    assert sentences == [("A dog runs.", True), ("It barks.", False)]
+    task, content = FileTask("text/html", ("en", "de"), 30), b"<p>A <b>dog</b> runs. It barks."
+    assert read(content, task) == [("A dog runs.", True), ("It barks.", False)]
+    translated = [same("Ein Hund \u00fcbt."), same("Er bellt.")]
+    written = asyncio.run(FileProcesses().write(task, content, translated))
     page = "<p>Ein <b>Hund</b> \u00fcbt. Er bellt.".encode()
     assert written == (page, "text/html; charset=utf-8")
 
@@ -65,12 +52,9 @@ def test_lines_are_whole_without_splitting() -> None:
     assert read(b"A dog. It barks.", TEXT._replace(languages=None)) == [("A dog. It barks.", False)]
 
 
+SPIN = "worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()"
 PROGRAMS = [
-    (
-        "worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()",
-        413,
-        "10 s",
-    ),
+    (SPIN, 413, "10 s"),
     ("worker.MOST_BYTES = 1 << 28; worker.main()", 413, "the file takes more than 256 MiB of memory"),
     ("import os; os.kill(os.getpid(), 9)", 503, "no memory left"),
     ("sys.exit(3)", 500, "this is a bug in econmt: reading a file ended with code 3"),
@@ -78,14 +62,11 @@ PROGRAMS = [
 
 
 def test_a_stop_is_not_taken_back_by_another() -> None:
-    async def run() -> tuple[bytes, str]:
-        processes = FileProcesses()
-        processes.stop(writing=True)
-        processes.stop(writing=False)
-        return await processes.write(TEXT, b"A", [same("Ein")])
-
+    processes = FileProcesses()
+    processes.stop(writing=True)
+    processes.stop(writing=False)
     with pytest.raises(Stopping):
-        asyncio.run(run())
+        asyncio.run(processes.write(TEXT, b"A", [same("Ein")]))
 
 
 @pytest.mark.parametrize(("program", "status", "said"), PROGRAMS)
@@ -118,11 +99,8 @@ def processes_of(client: Client) -> FileProcesses:
 def test_a_client_that_leaves_ends_its_process(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     hang(monkeypatch)
     processes = processes_of(client)
-    head = (
-        b"POST /translate_file HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\na"
-    )
     with connected(client) as connection:
-        connection.sendall(head)
+        connection.sendall(FILE % 1 + b"a")
         wait_for(lambda: bool(processes._reading))
         (process,) = processes._reading
         assert process.returncode is None
@@ -145,8 +123,7 @@ def test_files_that_take_long_stop_nothing_else_and_end_with_the_server(
             counted = b'econmt_requests_total{path="/translate_file"'
             assert counted not in client.get("/metrics").content, "all files still wait"
         found = [answer.result() for answer in answers]
-    said = {"error": "the server is stopping; ask again when it is back"}
-    assert [(each.status, each.json) for each in found] == [(503, said)] * 6
+    assert [(each.status, each.json) for each in found] == [(503, STOPPING)] * 6
     assert (client.service.refused, processes._reading, caplog.text) == (6, set(), "")
 
 
@@ -172,43 +149,31 @@ def test_what_takes_longer_than_a_stopping_server_waits_is_refused(
                 wait_for(lambda: b"econmt_waiting_sentences 2.0" in client.get("/metrics").content)
         finally:
             going_on.set()
-    said = {"error": "the server is stopping; ask again when it is back"}
-    assert [(each.result().status, each.result().json) for each in (whole, file)] == [(503, said)] * 2
-    assert (stream.result().status, stream.result().json) == (200, said)
+    assert [(each.result().status, each.result().json) for each in (whole, file)] == [(503, STOPPING)] * 2
+    assert (stream.result().status, stream.result().json) == (200, STOPPING)
     assert (client.service.refused, caplog.text) == (3, "")
 
 
+RUNS = "<w:r><w:t>a </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>b </w:t></w:r>" * 5000
+FORMATS = "<w:r><w:rPr>" * 50_000 + "</w:rPr></w:r>" * 50_000
 LARGE = {
-    "line ends": (b"\n" * (1 << 20), "text/plain"),
-    "paragraphs": (b"<p>" * (1 << 18), "text/html"),
-    "tags": (b"<b>" * (1 << 18), "text/html"),
-    "names": (b"".join(b"<x%d translate=no>" % number for number in range(1 << 15)), "text/html"),
-    "unfinished values": (b"<a " + b"\"<a ' \" ' ' " * (1 << 16), "text/html"),
-    "blanks before full stops": (b" " * (1 << 19) + b"a. " * 30_000, "text/plain"),
-    "runs": (
-        document(
-            "<w:p>"
-            + "<w:r><w:t>a </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>b </w:t></w:r>" * 5000
-            + "</w:p>"
-        ),
-        WORD,
-    ),
-    "formats in formats": (
-        document("<w:p>" + "<w:r><w:rPr>" * 50_000 + "</w:rPr></w:r>" * 50_000 + "</w:p>"),
-        WORD,
-    ),
+    "line ends": (b"\n" * (1 << 20), "text/plain", 0),
+    "paragraphs": (b"<p>" * (1 << 18), "text/html", 0),
+    "tags": (b"<b>" * (1 << 18), "text/html", 0),
+    "names": (b"".join(b"<x%d translate=no>" % number for number in range(1 << 15)), "text/html", 0),
+    "unfinished values": (b"<a " + b"\"<a ' \" ' ' " * (1 << 16), "text/html", 1),
+    "blanks before full stops": (b" " * (1 << 19) + b"a. " * 30_000, "text/plain", 1),
+    "runs": (document(f"<w:p>{RUNS}</w:p>"), WORD, 1),
+    "formats in formats": (document(f"<w:p>{FORMATS}</w:p>"), WORD, 0),
 }
-
-
-COUNTS = {"runs": 1, "blanks before full stops": 1, "unfinished values": 1}
+"""Files, their types, and the numbers of their sentences."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_large_files_are_read_within_the_limits(name: str) -> None:
-    content, kind = LARGE[name]
-    sentences = read(content, FileTask(kind, ("en", "de"), 1 << 20))
-    assert len(sentences) == COUNTS.get(name, 0)
+    content, kind, count = LARGE[name]
+    assert len(read(content, FileTask(kind, ("en", "de"), 1 << 20))) == count
 
 
 def test_line_ends_of_a_packed_document_are_read_at_once() -> None:

@@ -7,6 +7,7 @@ import io
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,36 +54,35 @@ def document(body: str = BODY, head: str = HEAD, encoding: str = "utf-8", **part
     return output.getvalue()
 
 
+def part(content: bytes, name: str = "document.xml") -> str:
+    """A part of a document."""
+    return zipfile.ZipFile(io.BytesIO(content)).read(f"word/{name}").decode()
+
+
+def texts_in(xml: str) -> list[str]:
+    return re.findall("<w:t[^>]*>([^<]*)</w:t>", xml)
+
+
+def sentences_of(*arguments: Any) -> list[str]:
+    return [each.text for each in read_file(*arguments).sentences]
+
+
 def test_a_document_keeps_all_but_its_text() -> None:
-    read = WordDocument(
-        document(header1=(HEAD + "<w:p><w:r><w:t>top</w:t></w:r></w:p>" + TAIL).encode()), SPLIT
-    )
+    header = (HEAD + "<w:p><w:r><w:t>top</w:t></w:r></w:p>" + TAIL).encode()
+    read = WordDocument(document(header1=header), SPLIT)
     texts = [each.text for each in read.sentences]
     assert texts == ["Tom is my & your dog.", "He barks.", "left", "right link", "box", "cell", "top"]
     content, kind = read.written([same(text.upper()) for text in texts])
     assert kind == WORD
     written = zipfile.ZipFile(io.BytesIO(content))
     assert written.testzip() is None
-    assert written.namelist() == [
-        "[Content_Types].xml",
-        "word/document.xml",
-        "word/media/image1.png",
-        "word/header1.xml",
-    ]
+    names = ["document.xml", "media/image1.png", "header1.xml"]
+    assert written.namelist() == ["[Content_Types].xml", *(f"word/{name}" for name in names)]
     assert written.read("word/media/image1.png") == bytes(range(256))
-    assert b">TOP<" in written.read("word/header1.xml")
-    xml = written.read("word/document.xml").decode()
-    assert re.findall("<w:t[^>]*>([^<]*)</w:t>", xml) == [
-        "TOM IS ",
-        "MY &amp; YOUR",
-        "",
-        " DOG. HE BARKS.",
-        "LEFT",
-        "RIGHT ",
-        "LINK",
-        "BOX",
-        "CELL",
-    ]
+    assert ">TOP<" in part(content, "header1.xml")
+    xml = part(content)
+    sentence = ["TOM IS ", "MY &amp; YOUR", "", " DOG. HE BARKS."]
+    assert texts_in(xml) == [*sentence, "LEFT", "RIGHT ", "LINK", "BOX", "CELL"]
     without = re.compile("<w:t(?: [^>]*)?>[^<]*</w:t>")
     assert without.sub("T", xml) == without.sub("T", HEAD + BODY + TAIL)
 
@@ -91,9 +91,8 @@ def test_a_format_that_would_move_is_given_up_but_no_word() -> None:
     read = WordDocument(document(), SPLIT)
     made = [same(each.text) for each in read.sentences]
     made[0] = ("dog my & your Tom", [(5, 0), (2, 1), (3, 2), (4, 3), (0, 4)])
-    xml = zipfile.ZipFile(io.BytesIO(read.written(made)[0])).read("word/document.xml").decode()
-    first = xml.partition("<!-- kept")[0]
-    assert "".join(re.findall("<w:t[^>]*>([^<]*)</w:t>", first)) == "dog my &amp; your Tom He barks."
+    first = part(read.written(made)[0]).partition("<!-- kept")[0]
+    assert "".join(texts_in(first)) == "dog my &amp; your Tom He barks."
 
 
 def bomb() -> bytes:
@@ -138,32 +137,24 @@ def test_files_that_cannot_be_read(content: bytes, kind: str, status: int, said:
 
 
 def test_numbers_and_addresses_of_a_document_stay() -> None:
-    number = (
-        "<w:p><w:r><w:t>- 3</w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r></w:p>"
-    )
+    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r>"
+    number = f"<w:p><w:r><w:t>- 3</w:t></w:r>{bold}</w:p>"
     address = "<w:p><w:r><w:t>See https://x.org/a, Tom.</w:t></w:r></w:p>"
     footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
     read = WordDocument(document(number + address, footer1=footer), SPLIT)
     assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
-    made = [same("SIEHE , TOM."), same("3")]
-    written = zipfile.ZipFile(io.BytesIO(read.written(made)[0]))
-    xml = written.read("word/document.xml").decode()
-    assert number in xml
-    assert re.findall("<w:t[^>]*>([^<]*)</w:t>", xml)[2:] == ["SIEHE https://x.org/a, TOM."]
-    assert b">3</w:t>" in written.read("word/footer1.xml")
+    written, _ = read.written([same("SIEHE , TOM."), same("3")])
+    assert number in part(written)
+    assert texts_in(part(written))[2:] == ["SIEHE https://x.org/a, TOM."]
+    assert ">3</w:t>" in part(written, "footer1.xml")
 
 
 def test_lines_without_words_count_as_text() -> None:
     text = b"1 2 3\n\n A dog. \n4 "
-    assert [each.text for each in read_file(text, "text/plain", SPLIT, 12).sentences] == [
-        "1 2 3",
-        "A dog.",
-        "4",
-    ]
+    assert sentences_of(text, "text/plain", SPLIT, 12) == ["1 2 3", "A dog.", "4"]
     with pytest.raises(Refused, match="more than the 11 characters"):
         read_file(text, "text/plain", SPLIT, 11)
-    kept = b"<p>1 2 3</p><p>A dog.</p>"
-    assert [each.text for each in read_file(kept, "text/html", SPLIT, 6).sentences] == ["A dog."]
+    assert sentences_of(b"<p>1 2 3</p><p>A dog.</p>", "text/html", SPLIT, 6) == ["A dog."]
 
 
 def test_pages_keep_their_encoding() -> None:
@@ -177,9 +168,8 @@ def test_pages_keep_their_encoding() -> None:
     assert read_file(text, "text/plain", TextDivision()).written([same("b")]) == written
 
 
-@pytest.mark.parametrize(
-    ("content_type", "head", "codec", "name"),
-    [
+def test_an_answer_has_the_encoding_it_names() -> None:
+    for content_type, head, codec, name in (
         ("text/html", "<meta charset=CP1251>", "cp1251", "windows-1251"),
         ("text/html; charset=windows-1251", "<meta charset=utf-8>", "cp1251", "windows-1251"),
         ("text/html", '<meta http-equiv=a content="text/html; charset=koi8-r">', "koi8-r", "koi8-r"),
@@ -188,16 +178,11 @@ def test_pages_keep_their_encoding() -> None:
         ("text/plain", "\ufeff", "utf-16-le", "utf-16le"),
         ("text/plain; charset=koi8-r", "\ufeff", "utf-16-be", "utf-16be"),
         ("text/html; charset=koi8-r", "\ufeff<meta charset=cp1251>", "utf-8", "utf-8"),
-    ],
-)
-def test_an_answer_has_the_encoding_it_names(content_type: str, head: str, codec: str, name: str) -> None:
-    file = read_file(f"{head}\u0434\u0430".encode(codec), content_type, TextDivision())
-    assert [each.text for each in file.sentences] == ["\u0434\u0430"]
-    kind = content_type.partition(";")[0]
-    assert file.written([same("\u0442\u044b")]) == (
-        f"{head}\u0442\u044b".encode(codec),
-        f"{kind}; charset={name}",
-    )
+    ):
+        file = read_file(f"{head}\u0434\u0430".encode(codec), content_type, TextDivision())
+        assert [each.text for each in file.sentences] == ["\u0434\u0430"]
+        written = f"{head}\u0442\u044b".encode(codec), f"{content_type.partition(';')[0]}; charset={name}"
+        assert file.written([same("\u0442\u044b")]) == written
 
 
 def test_a_text_is_answered_in_utf_8_if_its_encoding_lacks_a_character() -> None:
@@ -214,13 +199,10 @@ def test_labels_are_those_of_the_web() -> None:
 
 
 def test_a_document_of_another_encoding_gets_references() -> None:
-    content = document(
-        "<w:p><w:r><w:t>f\xfcnf</w:t></w:r></w:p>", HEAD.replace("UTF-8", "ISO-8859-1"), "latin-1"
-    )
-    read = WordDocument(content, SPLIT)
+    latin = HEAD.replace("UTF-8", "ISO-8859-1"), "latin-1"
+    read = WordDocument(document("<w:p><w:r><w:t>f\xfcnf</w:t></w:r></w:p>", *latin), SPLIT)
     assert [each.text for each in read.sentences] == ["f\xfcnf"]
-    xml = zipfile.ZipFile(io.BytesIO(read.written([same("f\xfcnf \u20ac")])[0])).read("word/document.xml")
-    assert b">f&#252;nf &#8364;</w:t>" in xml
+    assert ">f&#252;nf &#8364;</w:t>" in part(read.written([same("f\xfcnf \u20ac")])[0])
 
 
 def send(client: Client, content: bytes, kind: str, query: str = "", key: str = "") -> Answer:

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def better(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.folder.path
 
 
+@pytest.fixture
+def mine(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that a test may change."""
+    return Path(shutil.copytree(folder, tmp_path / "mine"))
+
+
 def put(source: Path, target: Path) -> None:
     """Puts parameters in the place of others, as training does."""
     fresh = target / "params.best.safetensors.tmp"
@@ -42,16 +49,12 @@ def put(source: Path, target: Path) -> None:
     fresh.replace(target / "params.best.safetensors")
 
 
-def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    recipe = other / "recipe.yaml"
+def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Path, mine: Path) -> None:
+    recipe = mine / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("target: trg", "target: fr", 1))
-    served = by_pair([folder, other, better], Settings())
-    assert [(each.source, each.target, len(each.folders)) for each in served] == [
-        ("src", "trg", 2),
-        ("src", "fr", 1),
-    ]
+    served = by_pair([folder, mine, better], Settings())
+    pairs = [(each.source, each.target, len(each.folders)) for each in served]
+    assert pairs == [("src", "trg", 2), ("src", "fr", 1)]
     single = econmt.load([folder, better]).translate(["a b c"])[0]
     (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
     assert isinstance(answer, tuple)
@@ -63,9 +66,7 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
         by_pair([tmp_path / "nosuch"], Settings())
 
 
-def test_what_failed_to_load_is_loaded_when_it_can_be(folder: Path, better: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
+def test_what_failed_to_load_is_loaded_when_it_can_be(better: Path, mine: Path) -> None:
     full = [False]
 
     def loaded(folders: Sequence[Path]) -> TrainedModel:
@@ -82,9 +83,7 @@ def test_what_failed_to_load_is_loaded_when_it_can_be(folder: Path, better: Path
     assert [bool(served.reload()) for _ in range(4)] == [False, False, True, False]
 
 
-def test_new_parameters_are_tried_at_once_after_broken(folder: Path, better: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
+def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path) -> None:
     served = Served([mine], Settings())
 
     def tries(count: int) -> str:
@@ -99,9 +98,7 @@ def test_new_parameters_are_tried_at_once_after_broken(folder: Path, better: Pat
 
     (mine / "params.best.safetensors").write_bytes(b"broken")
     assert tries(11) == "F..F....F.."
-    assert served.loaded.translate([econmt.Request("a b c")], TranslationJob()), (
-        "those before are still there"
-    )
+    assert served.loaded.translate([econmt.Request("a b c")], TranslationJob()), "those before are there"
     (mine / "params.best.safetensors").write_bytes(b"broken otherwise")
     assert tries(9) == "F..F....F", "as if it was the first"
     put(better, mine)
@@ -112,9 +109,7 @@ def test_new_parameters_are_tried_at_once_after_broken(folder: Path, better: Pat
     assert tries(2) == "!."
 
 
-def test_a_reload_tells_both_checkpoints(folder: Path, better: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
+def test_a_reload_tells_both_checkpoints(folder: Path, better: Path, mine: Path) -> None:
     served = Served([mine], Settings())
     rows = (folder / "metrics.tsv").read_text().split("\n")
     names, values = (row.split("\t") for row in rows[:2])
@@ -135,7 +130,7 @@ def test_a_reload_tells_both_checkpoints(folder: Path, better: Path, tmp_path: P
 
 
 def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedModel) -> None:
-    served = Served([folder], Settings(), lambda folders: econmt.load(list(folders), precision="float32"))
+    served = Served([folder], Settings(), partial(econmt.load, precision="float32"))
     request = econmt.Request("a b c d")
     for nbest in range(1, 5):
         expected = model.translate([request], nbest_size=nbest)[0].hypotheses
@@ -166,21 +161,24 @@ def test_a_failed_reload_leaves_the_server_at_work(folder: Path, monkeypatch: py
         assert client.post("/translate", q="a b c").status == 200
 
 
-def test_a_bug_is_answered_and_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "told"), [("tokens", "Exception in ASGI application"), ("translate", "division by zero")]
+)
+def test_a_bug_is_answered_and_told_and_the_server_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, told: str
 ) -> None:
     with serving(folder, Settings()) as client:
-        monkeypatch.setattr(LoadedModels, "tokens", lambda *_: 1 / 0)
+        monkeypatch.setattr(LoadedModels, name, lambda *_: 1 / 0)
         answer = client.post("/translate", q="a b c")
         assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
         monkeypatch.undo()
         assert client.post("/translate", q="a b c").status == 200
-    assert "Exception in ASGI application" in caplog.text
+        failed = b"econmt_failed_batches_total 1.0" in client.get("/metrics").content
+        assert failed == (name == "translate")
+    assert told in caplog.text
 
 
-def test_a_sentence_too_long_to_be_translated_whole_is_refused(folder: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
+def test_a_sentence_too_long_to_be_translated_whole_is_refused(mine: Path) -> None:
     recipe = mine / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("max_input_length: 1000", "max_input_length: 4", 1))
     served = Served([mine], Settings())
@@ -190,11 +188,7 @@ def test_a_sentence_too_long_to_be_translated_whole_is_refused(folder: Path, tmp
     assert served.loaded.tokens("1 2 3 4 5 6", "line 3") > 4, "a line without words is copied whole"
 
 
-def test_a_server_takes_better_parameters_up_while_it_answers(
-    folder: Path, better: Path, tmp_path: Path, model: TrainedModel
-) -> None:
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
+def test_a_server_takes_better_parameters_up_while_it_answers(folder: Path, better: Path, mine: Path) -> None:
     texts = ["a b c d", "h g f", "b d"]
     old, new = (
         [t.text for t in econmt.load(each, precision="float32").translate(texts)] for each in (folder, better)
@@ -217,19 +211,6 @@ def test_a_server_takes_better_parameters_up_while_it_answers(
         while b'econmt_reloads_total{result="failed"} 1.0' not in client.get("/metrics").content:
             assert time.monotonic() < end
         assert ask(client) == new
-
-
-def test_a_bug_in_translating_is_answered_and_the_server_goes_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with serving(folder, Settings()) as client:
-        monkeypatch.setattr(LoadedModels, "translate", lambda *_: 1 / 0)
-        answer = client.post("/translate", q="a b c")
-        assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
-        monkeypatch.undo()
-        assert client.post("/translate", q="a b c").status == 200
-        assert b"econmt_failed_batches_total 1.0" in client.get("/metrics").content
-    assert "division by zero" in caplog.text
 
 
 def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

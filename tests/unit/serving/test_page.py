@@ -16,25 +16,13 @@ from tests.unit.serving.conftest import Client
 from tests.unit.serving.test_files import document
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
-    ),
-]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+MISSING = "no Chromium is installed (Debian: apt-get install chromium)"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 expect = sync_api.expect
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +63,8 @@ def test_translates_as_one_types(page: sync_api.Page, model: TrainedModel) -> No
         expect(translation_of(page)).to_have_text(re.compile(model.translate([text])[0].text))
     expect(page.locator("#figures")).to_be_hidden()
     page.get_by_text("Details", exact=True).click()
-    expect(page.locator("#figures")).to_contain_text(
-        re.compile(r"Confidence \d+ %.* ms at the server.*received.*model")
-    )
+    figures = re.compile(r"Confidence \d+ %.* ms at the server.*received.*model")
+    expect(page.locator("#figures")).to_contain_text(figures)
     page.get_by_role("textbox", name="src").fill("")
     expect(translation_of(page)).to_have_text("")
     expect(page.locator("#attention-card")).to_be_hidden()
@@ -152,10 +139,8 @@ def test_lines_stay_side_by_side(page: sync_api.Page, model: TrainedModel) -> No
     page.get_by_role("textbox", name="src").fill(text)
     last = model.translate(["e"])[0].text
     expect(page.locator("#target p").nth(3)).to_have_text(last)
-    tops = [
-        page.locator(place).evaluate_all("lines => lines.map(line => line.getBoundingClientRect().top)")
-        for place in ("#source .line", "#target p")
-    ]
+    top = "lines => lines.map(line => line.getBoundingClientRect().top)"
+    tops = [page.locator(place).evaluate_all(top) for place in ("#source .line", "#target p")]
     assert len(tops[0]) == 4
     assert tops[0] == pytest.approx(tops[1], abs=2)
     first = " ".join(each.text for each in model.translate(["a b!", "C d"]))
@@ -187,9 +172,8 @@ def test_the_source_is_edited_like_any_text(page: sync_api.Page) -> None:
 
 def test_another_translation_is_chosen_and_copied(page: sync_api.Page, model: TrainedModel) -> None:
     page.get_by_role("textbox", name="src").fill("a b c! C")
-    best, *others = dict.fromkeys(
-        each.text for each in model.translate(["a b c!"], nbest_size=4)[0].hypotheses
-    )
+    (found,) = model.translate(["a b c!"], nbest_size=4)
+    best, *others = dict.fromkeys(each.text for each in found.hypotheses)
     items = page.locator("#others li span")
     expect(items).to_have_text([each for each in others if each.strip()])
     page.get_by_role("button", name="Copy “").first.click()
@@ -239,9 +223,8 @@ def test_sentences_that_may_be_incomplete_are_marked(page: sync_api.Page) -> Non
 
 
 def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) -> None:
-    page.locator("#file").set_input_files(
-        {"name": "letter.txt", "mimeType": "text/plain", "buffer": b"a b\r\n\r\nc"}
-    )
+    letter = {"name": "letter.txt", "mimeType": "text/plain", "buffer": b"a b\r\n\r\nc"}
+    page.locator("#file").set_input_files(letter)
     expect(page.locator("#source .line")).to_have_text(["a b", "", "c"])
     one, two = (each.text for each in model.translate(["a b", "c"]))
     expect(page.locator("#target p")).to_have_text([one, "", two])
@@ -301,7 +284,5 @@ def test_fits_a_phone_in_both_colours(page: sync_api.Page) -> None:
         grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         page.locator("#theme").click()
     assert len(grounds) == 2
-    sizes = page.locator("button:visible:not(.word)").evaluate_all(
-        "buttons => buttons.map(button => button.getBoundingClientRect().height)"
-    )
-    assert min(sizes) >= 44
+    heights = "buttons => buttons.map(button => button.getBoundingClientRect().height)"
+    assert min(page.locator("button:visible:not(.word)").evaluate_all(heights)) >= 44

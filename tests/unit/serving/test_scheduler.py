@@ -57,6 +57,12 @@ class Table(NamedTuple):
         fake: Any = self.fake
         return Job(fake, Request(text), TranslationJob(**task), tokens, number)
 
+    async def answers(self, *jobs: Job) -> list[Any]:
+        """What jobs are answered that are submitted together, now that the worker goes on."""
+        self.scheduler.submit(jobs)
+        self.fake.go.set()
+        return await asyncio.gather(*(job.answer for job in jobs))
+
     async def busy(self) -> Job:
         """The worker is at a sentence, and stays at it until ``fake.go`` is set."""
         job = self.job("first")
@@ -66,185 +72,155 @@ class Table(NamedTuple):
         return job
 
 
-def run(test: Callable[[Table], Coroutine[Any, Any, None]], settings: Settings | None = None) -> None:
-    async def main() -> None:
-        scheduler = Scheduler(settings or Settings(wait_seconds=0.0), Metrics())
-        table = Table(Fake(), scheduler, asyncio.create_task(scheduler.run()))
-        try:
-            await test(table)
-        finally:
-            table.fake.go.set()
-            table.running.cancel()
-            await asyncio.gather(table.running, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+Test = Callable[[Table], Coroutine[Any, Any, None]]
 
 
-def test_those_of_like_length_go_with_the_one_that_waits_longest() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        lengths = [5, 50, 6, 49, 4, 51, 7, 48, 5]
-        jobs = [table.job(f"{tokens}-{number}", tokens) for number, tokens in enumerate(lengths)]
-        table.scheduler.submit(jobs)
-        table.fake.go.set()
-        found: list[Any] = list(await asyncio.gather(*(job.answer for job in jobs)))
-        assert [each.text for each in found] == [job.request.text.upper() for job in jobs]
-        batches = [sorted(int(text.split("-")[0]) for text in batch) for batch in table.fake.batches[1:]]
-        assert batches == [[4, 5, 5, 6], [48, 49, 50, 51], [7]]
-        assert table.fake.threads == {"translating_0"}
+def with_table(**settings: Any) -> Callable[[Test], Callable[[], None]]:
+    """Makes a test of a coroutine, which gets a table of its own with these settings."""
 
-    run(test)
+    def decorate(test: Test) -> Callable[[], None]:
+        async def main() -> None:
+            scheduler = Scheduler(Settings(**{"wait_seconds": 0.0, **settings}), Metrics())
+            table = Table(Fake(), scheduler, asyncio.create_task(scheduler.run()))
+            try:
+                await test(table)
+            finally:
+                table.fake.go.set()
+                table.running.cancel()
+                await asyncio.gather(table.running, return_exceptions=True)
 
+        return lambda: asyncio.run(asyncio.wait_for(main(), 20))
 
-def test_what_is_asked_differently_is_not_translated_together() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        jobs = [table.job("a"), table.job("b", nbest=2), table.job("c"), table.job("d", constrained=True)]
-        table.scheduler.submit(jobs)
-        table.fake.go.set()
-        await asyncio.gather(*(job.answer for job in jobs))
-        assert table.fake.batches[1:] == [["a", "c"], ["b"], ["d"]]
-
-    run(test)
+    return decorate
 
 
-def test_a_long_text_does_not_stop_others() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        long = [table.job(f"long {number}", number=number) for number in range(40)]
-        short = table.job("short")
-        table.scheduler.submit(long)
-        table.scheduler.submit([short])
-        table.fake.go.set()
-        await short.answer
-        assert sum(job.answer.done() for job in long) < 10
-        await asyncio.gather(*(job.answer for job in long))
-
-    run(test)
+@with_table()
+async def test_those_of_like_length_go_with_the_one_that_waits_longest(table: Table) -> None:
+    await table.busy()
+    lengths = [5, 50, 6, 49, 4, 51, 7, 48, 5]
+    jobs = [table.job(f"{tokens}-{number}", tokens) for number, tokens in enumerate(lengths)]
+    found = await table.answers(*jobs)
+    assert [each.text for each in found] == [job.request.text.upper() for job in jobs]
+    batches = [sorted(int(text.split("-")[0]) for text in batch) for batch in table.fake.batches[1:]]
+    assert batches == [[4, 5, 5, 6], [48, 49, 50, 51], [7]]
+    assert table.fake.threads == {"translating_0"}
 
 
-def test_the_rest_of_a_long_text_is_not_waited_for() -> None:
-    async def test(table: Table) -> None:
-        table.fake.go.set()
-        jobs = [table.job("late", number=100_000)]
-        table.scheduler.submit(jobs)
-        await jobs[0].answer
-
-    run(test)
+@with_table()
+async def test_what_is_asked_differently_is_not_translated_together(table: Table) -> None:
+    await table.busy()
+    jobs = [table.job("a"), table.job("b", nbest=2), table.job("c"), table.job("d", constrained=True)]
+    await table.answers(*jobs)
+    assert table.fake.batches[1:] == [["a", "c"], ["b"], ["d"]]
 
 
-def test_sentences_that_come_within_the_wait_go_together() -> None:
-    async def test(table: Table) -> None:
-        table.fake.go.set()
-        first, second = table.job("a"), table.job("b")
-        table.scheduler.submit([first])
-        await asyncio.sleep(0)
-        table.scheduler.submit([second])
-        await asyncio.gather(first.answer, second.answer)
-        assert table.fake.batches == [["a", "b"]]
-
-    run(test, Settings(wait_seconds=0.05))
-
-
-def test_one_bad_sentence_stops_no_other() -> None:
-    async def test(table: Table) -> None:
-        table.fake.go.set()
-        good, bad = table.job("good"), table.job("bad")
-        table.scheduler.submit([good, bad])
-        found: Any = await good.answer
-        assert found.text == "GOOD"
-        with pytest.raises(InputError, match="no bad"):
-            await bad.answer
-
-    run(test)
+@with_table()
+async def test_a_long_text_does_not_stop_others(table: Table) -> None:
+    await table.busy()
+    long = [table.job(f"long {number}", number=number) for number in range(40)]
+    short = table.job("short")
+    table.scheduler.submit(long)
+    table.scheduler.submit([short])
+    table.fake.go.set()
+    await short.answer
+    assert sum(job.answer.done() for job in long) < 10
+    await asyncio.gather(*(job.answer for job in long))
 
 
-def test_what_a_client_no_longer_wants_is_not_translated() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        gone, stays = table.job("gone"), table.job("stays")
-        table.scheduler.submit([gone, stays])
-        gone.answer.cancel()
-        table.fake.go.set()
-        await stays.answer
-        assert table.fake.batches[1:] == [["stays"]]
-
-    run(test)
+@with_table()
+async def test_the_rest_of_a_long_text_is_not_waited_for(table: Table) -> None:
+    await table.answers(table.job("late", number=100_000))
 
 
-def test_more_than_may_wait_are_refused_whole() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        table.scheduler.submit([table.job("a"), table.job("b")])
-        with pytest.raises(Refused, match="2 sentences wait already") as full:
-            table.scheduler.submit([table.job("c"), table.job("d")])
-        assert (full.value.status, full.value.retry_seconds) == (503, 1)
-        with pytest.raises(Refused, match="4 sentences, more than the 3 that may wait") as long:
-            table.scheduler.submit([table.job("e", number=number) for number in range(4)])
-        assert long.value.status == 413
-        last = table.job("f")
-        table.scheduler.submit([last])
-        table.fake.go.set()
-        await last.answer
-        assert sorted(text for batch in table.fake.batches for text in batch) == ["a", "b", "f", "first"]
-
-    run(test, Settings(wait_seconds=0.0, most_waiting=3))
+@with_table(wait_seconds=0.05)
+async def test_sentences_that_come_within_the_wait_go_together(table: Table) -> None:
+    table.fake.go.set()
+    first, second = table.job("a"), table.job("b")
+    table.scheduler.submit([first])
+    await asyncio.sleep(0)
+    table.scheduler.submit([second])
+    await asyncio.gather(first.answer, second.answer)
+    assert table.fake.batches == [["a", "b"]]
 
 
-def test_what_clients_gave_up_takes_no_place_from_others() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        gone = [table.job(text) for text in "abc"]
-        table.scheduler.submit(gone)
-        for job in gone[:2]:
-            job.answer.cancel()
-        others = [table.job(text) for text in "de"]
-        table.scheduler.submit(others)
-        table.fake.go.set()
-        await asyncio.gather(gone[2].answer, *(job.answer for job in others))
-        assert sorted(text for batch in table.fake.batches for text in batch) == ["c", "d", "e", "first"]
-
-    run(test, Settings(wait_seconds=0.0, most_waiting=3))
+@with_table()
+async def test_one_bad_sentence_stops_no_other(table: Table) -> None:
+    table.fake.go.set()
+    good, bad = table.job("good"), table.job("bad")
+    table.scheduler.submit([good, bad])
+    found: Any = await good.answer
+    assert found.text == "GOOD"
+    with pytest.raises(InputError, match="no bad"):
+        await bad.answer
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(EconmtError("not finite"), None), (MemoryError(), 503), (ValueError("a bug"), 500)],
-    ids=["econmt", "memory", "bug"],
-)
-def test_a_batch_that_fails_leaves_the_server_at_work(error: Exception, status: int | None) -> None:
-    async def test(table: Table) -> None:
+@with_table()
+async def test_what_a_client_no_longer_wants_is_not_translated(table: Table) -> None:
+    await table.busy()
+    gone, stays = table.job("gone"), table.job("stays")
+    table.scheduler.submit([gone, stays])
+    gone.answer.cancel()
+    table.fake.go.set()
+    await stays.answer
+    assert table.fake.batches[1:] == [["stays"]]
+
+
+@with_table(most_waiting=3)
+async def test_more_than_may_wait_are_refused_whole(table: Table) -> None:
+    await table.busy()
+    table.scheduler.submit([table.job("a"), table.job("b")])
+    with pytest.raises(Refused, match="2 sentences wait already") as full:
+        table.scheduler.submit([table.job("c"), table.job("d")])
+    assert (full.value.status, full.value.retry_seconds) == (503, 1)
+    with pytest.raises(Refused, match="4 sentences, more than the 3 that may wait") as long:
+        table.scheduler.submit([table.job("e", number=number) for number in range(4)])
+    assert long.value.status == 413
+    await table.answers(table.job("f"))
+    assert sorted(text for batch in table.fake.batches for text in batch) == ["a", "b", "f", "first"]
+
+
+@with_table(most_waiting=3)
+async def test_what_clients_gave_up_takes_no_place_from_others(table: Table) -> None:
+    await table.busy()
+    gone = [table.job(text) for text in "abc"]
+    table.scheduler.submit(gone)
+    for job in gone[:2]:
+        job.answer.cancel()
+    await table.answers(*(table.job(text) for text in "de"))
+    await gone[2].answer
+    assert sorted(text for batch in table.fake.batches for text in batch) == ["c", "d", "e", "first"]
+
+
+@with_table()
+async def test_a_batch_that_fails_leaves_the_server_at_work(table: Table) -> None:
+    for error, status in (
+        (EconmtError("not finite"), None),
+        (MemoryError(), 503),
+        (ValueError("a bug"), 500),
+    ):
         table.fake.error = error
-        table.fake.go.set()
-        job = table.job("a")
-        table.scheduler.submit([job])
         with pytest.raises(EconmtError) as failed:
-            await job.answer
+            await table.answers(table.job("a"))
         assert getattr(failed.value, "status", None) == status
         table.fake.error = None
-        again: Any = table.job("b")
-        table.scheduler.submit([again])
-        assert (await again.answer).text == "B"
-
-    run(test)
+        (again,) = await table.answers(table.job("b"))
+        assert again.text == "B"
 
 
-def test_a_lost_device_ends_it_and_leaves_nobody_waiting() -> None:
-    async def test(table: Table) -> None:
-        table.fake.error = RuntimeError("CUDA error: device-side assert triggered")
-        first = await table.busy()
-        other = table.job("waits")
-        table.scheduler.submit([other])
-        table.fake.go.set()
-        for job in (first, other):
-            with pytest.raises(Refused, match="stopping"):
-                await job.answer
-        with pytest.raises(RuntimeError, match="CUDA error"):
-            await table.running
+@with_table()
+async def test_a_lost_device_ends_it_and_leaves_nobody_waiting(table: Table) -> None:
+    table.fake.error = RuntimeError("CUDA error: device-side assert triggered")
+    first = await table.busy()
+    other = table.job("waits")
+    table.scheduler.submit([other])
+    table.fake.go.set()
+    for job in (first, other):
         with pytest.raises(Refused, match="stopping"):
-            table.scheduler.submit([table.job("late")])
-
-    run(test)
+            await job.answer
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        await table.running
+    with pytest.raises(Refused, match="stopping"):
+        table.scheduler.submit([table.job("late")])
 
 
 def test_none_wait_when_all_were_given_up() -> None:
@@ -266,29 +242,23 @@ def test_none_wait_when_all_were_given_up() -> None:
     assert b"econmt_waiting_sentences 0.0" in metrics.text()
 
 
-def test_stopping_does_not_wait_for_what_is_being_translated() -> None:
-    async def test(table: Table) -> None:
-        first = await table.busy()
-        table.running.cancel()
-        await asyncio.gather(table.running, return_exceptions=True)
-        assert not table.fake.go.is_set()
-        with pytest.raises(Refused, match="stopping"):
-            await first.answer
-
-    run(test)
+@with_table()
+async def test_stopping_does_not_wait_for_what_is_being_translated(table: Table) -> None:
+    first = await table.busy()
+    table.running.cancel()
+    await asyncio.gather(table.running, return_exceptions=True)
+    assert not table.fake.go.is_set()
+    with pytest.raises(Refused, match="stopping"):
+        await first.answer
 
 
-def test_the_sentence_that_is_due_first_decides_though_another_came_first() -> None:
-    async def test(table: Table) -> None:
-        await table.busy()
-        late = [table.job(f"late {number}", 9, number=1000 * number) for number in (5, 4, 3, 2, 1)]
-        early = [table.job(f"early {number}", 50, number=number) for number in range(2)]
-        table.scheduler.submit([*late, *early])
-        table.fake.go.set()
-        await asyncio.gather(*(job.answer for job in (*late, *early)))
-        assert table.fake.batches[1:] == [
-            ["early 0", "early 1", "late 1", "late 2"],
-            ["late 3", "late 4", "late 5"],
-        ]
-
-    run(test)
+@with_table()
+async def test_the_sentence_that_is_due_first_decides_though_another_came_first(table: Table) -> None:
+    await table.busy()
+    late = [table.job(f"late {number}", 9, number=1000 * number) for number in (5, 4, 3, 2, 1)]
+    early = [table.job(f"early {number}", 50, number=number) for number in range(2)]
+    await table.answers(*late, *early)
+    assert table.fake.batches[1:] == [
+        ["early 0", "early 1", "late 1", "late 2"],
+        ["late 3", "late 4", "late 5"],
+    ]

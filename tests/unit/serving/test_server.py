@@ -30,6 +30,7 @@ from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import Client, serving
 
 LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 
 def test_translates_a_line_as_the_model_does(client: Client, model: TrainedModel) -> None:
@@ -44,9 +45,7 @@ def test_requests_of_many_clients_get_their_own_answers(client: Client, model: T
     assert len(set(expected)) > 2
     asked = [number % len(LINES) for number in range(60)]
     with ThreadPoolExecutor(12) as clients:
-        found = clients.map(
-            lambda at: client.post("/translate", q=LINES[at], source="src", target="trg"), asked
-        )
+        found = clients.map(lambda at: client.post("/translate", q=LINES[at], source="src"), asked)
         assert [each.json["translatedText"] for each in found] == [expected[at] for at in asked]
 
 
@@ -65,7 +64,7 @@ def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedMod
 
 def test_a_form_does_as_well(client: Client, model: TrainedModel) -> None:
     fields = urlencode({"q": "a b c", "source": "src", "target": "trg", "alternatives": "1"}).encode()
-    answer = client.ask("POST", "/translate", fields, {"Content-Type": "application/x-www-form-urlencoded"})
+    answer = client.ask("POST", "/translate", fields, {"Content-Type": FORM})
     best, other = (entry.text for entry in model.translate(["a b c"], nbest_size=2)[0].hypotheses)
     assert answer.json == {"translatedText": best, "alternatives": [other]}
 
@@ -74,13 +73,11 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
     expected = model.translate(["a b c"])[0]
     found = client.post("/translate", q={"text": "a b c", "id": 7}, details=True).json
     (details,) = found["details"]
-    assert details["id"] == 7
-    assert details["tokens"] == expected.tokens
-    assert details["source_tokens"] == expected.source_tokens
+    whole = (7, expected.tokens, expected.source_tokens)
+    assert tuple(details[name] for name in ("id", "tokens", "source_tokens")) == whole
     assert details["log_probability"] == pytest.approx(expected.log_probability, abs=1e-4)
     mean = math.exp(expected.log_probability / (len(expected.tokens) + 1))
     assert details["confidence"] == pytest.approx(mean, abs=1e-3)
-    assert expected.attention is not None
     assert len(details["attention"]) == len(expected.tokens) + 1
     for row, theirs in zip(details["attention"], expected.attention.tolist(), strict=True):
         assert row == pytest.approx(theirs, abs=1e-4)
@@ -181,12 +178,8 @@ def test_each_sentence_of_a_paragraph_is_translated(client: Client, model: Train
     one, two, three, four = (each.text for each in model.translate(sentences))
     found = client.post("/translate", q=SEVERAL, alternatives=1, details=True).json
     assert found["translatedText"] == f"{one} {two}\n\n  {three} {four} "
-    assert [(each["line"], each["source"]) for each in found["details"]] == [
-        (0, "a b!"),
-        (0, "C d."),
-        (2, "e f?"),
-        (2, "G h."),
-    ]
+    places = [(each["line"], each["source"]) for each in found["details"]]
+    assert places == list(zip((0, 0, 2, 2), sentences, strict=True))
     assert len(found["alternatives"]) == 1
     assert found["alternatives"][0].count("\n") == 2
     streamed = client.post("/translate", q=["x\n", SEVERAL], stream=True).content.splitlines()
@@ -209,16 +202,15 @@ def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedMo
 
 
 def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel) -> None:
-    settings = Settings(
-        split_sentences=False, restore_case=True, avoid=("A",), glossary=Glossary({"b": "G H"})
-    )
+    terms = Glossary({"b": "G H"})
+    settings = Settings(split_sentences=False, restore_case=True, avoid=("A",), glossary=terms)
     with serving(folder, settings) as client:
 
         def translate(text: str) -> str:
             return str(client.post("/translate", q=text).json["translatedText"])
 
         found = translate("a b c")
-        assert found == model.translate(["a b c"], avoid=["A"], glossary=Glossary({"b": "G H"}))[0].text
+        assert found == model.translate(["a b c"], avoid=["A"], glossary=terms)[0].text
         assert "G H" in found
         assert "A" not in found.split()
         assert translate("a! C") == model.translate(["a! C"], avoid=["A"])[0].text, "not split"
@@ -248,13 +240,8 @@ def test_says_what_it_has(client: Client) -> None:
         {"code": "src", "name": "src", "targets": ["trg"]},
         {"code": "trg", "name": "trg", "targets": []},
     ]
-    assert client.post("/detect", q="hallo").json == [
-        {
-            "language": "src",
-            "confidence": 0.0,
-            "note": "not detected: src is the only source language of this server",
-        }
-    ]
+    note = "not detected: src is the only source language of this server"
+    assert client.post("/detect", q="hallo").json == [{"language": "src", "confidence": 0.0, "note": note}]
     health = client.get("/health").json
     assert health["status"] == "ok"
     assert [(each["source"], each["target"]) for each in health["models"]] == [("src", "trg")]
@@ -280,6 +267,9 @@ def test_the_page_comes_from_the_package_and_may_load_nothing_else(client: Clien
     assert b"https://" not in answer.content
 
 
+LONG = "x" * 200_000
+PARTS = "this server takes 500"
+ONE = "constraints and target_prefix belong to one sentence"
 WRONG = [
     ({}, 400, "the request: q: "),
     ({"q": 3}, 400, "the request: q: expected a text, a list of texts or an object, as"),
@@ -288,39 +278,39 @@ WRONG = [
     ({"q": "a", "source": "fr"}, 400, "nothing translates fr to anything here; this server has src to trg"),
     ({"q": "a", "target": "fr"}, 400, "nothing translates auto to fr here"),
     ({"q": "a", "alternatives": 4}, 400, "alternatives 4: at most 3, the beam keeps 4 hypotheses"),
-    ({"q": "a" * 501}, 413, "q has 501 characters, this server takes 500 at a time; send parts"),
-    ({"q": ["a b", "c"], "constraints": ["A"]}, 400, "constraints and target_prefix belong to one sentence"),
-    (
-        {"q": "a\nb", "target_prefix": "A"},
-        400,
-        "q: constraints and target_prefix belong to one sentence; this has 2",
-    ),
-    (
-        {"q": {"text": "a\nb", "constraints": ["A"]}},
-        400,
-        "q: constraints and target_prefix belong to one sentence; this has 2",
-    ),
+    ({"q": "a" * 501}, 413, f"q has 501 characters, {PARTS} at a time; send parts"),
+    ({"q": ["a b", "c"], "constraints": ["A"]}, 400, ONE),
+    ({"q": "a\nb", "target_prefix": "A"}, 400, f"q: {ONE}; this has 2"),
+    ({"q": {"text": "a\nb", "constraints": ["A"]}}, 400, f"q: {ONE}; this has 2"),
     ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: unknown field constrains"),
     ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
     ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: 'a': the translation is blank"),
     ({"q": "a", "glossary": "a = d\nb"}, 400, "glossary:2: 1 column in 'b'"),
-    ({"q": ["", ""] * 300}, 413, "q has 600 characters, this server takes 500 at a time"),
-    (
-        {"q": "a", "avoid": ["b"] * 250},
-        413,
-        "q and its constraints have 501 characters, this server takes 500",
-    ),
+    ({"q": ["", ""] * 300}, 413, f"q has 600 characters, {PARTS} at a time"),
+    ({"q": "a", "avoid": ["b"] * 250}, 413, f"q and its constraints have 501 characters, {PARTS}"),
     ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
     ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
     (
         {"q": "a", "target_prefix": "D " * 200},
         413,
-        "q: constraints and target_prefix have 400 tokens, a translation",
+        "q: constraints and target_prefix have 400 tokens, a tran",
     ),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
     ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
+    ({"q": "a", "source": LONG}, 400, "nothing translates xxx"),
+    ({"q": "a", "target": LONG}, 400, "nothing translates auto to xxx"),
+    ({"q": "a", LONG: 1}, 400, "the request: xxx"),
+    ({"q": "a", "format": LONG}, 400, "the request: format: must be one of text, html, found the text 'xxx"),
+    (
+        {"q": "a", "alternatives": LONG},
+        400,
+        "the request: alternatives: expected a whole number, found the text 'xx",
+    ),
+    ({"q": "a", "alternatives": 10**4000}, 400, "the request: alternatives: "),
+    ({"q": "a", "glossary": {LONG: 1}}, 400, "the request: glossary.xxx"),
+    ({"q": "a", "source": "\u202e" * 20_000}, 400, "nothing translates \\u202e"),
 ]
 
 
@@ -332,35 +322,35 @@ def test_what_cannot_be_done_is_told_in_a_line(
     assert answer.status == status
     assert answer.json["error"].startswith(said)
     assert "\n" not in answer.json["error"]
+    assert len(answer.json["error"]) < 500
 
 
 def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(queries, "check_request", lambda request, _: seen.append(len(request.avoid)))
-    body = queries.TranslateBody(q=["a"] * 50, avoid=["b"] * 70)
-    texts = queries.texts_of(body, 500, TextDivision())
+    found = requests_of(*["a"] * 50, avoid=["b"] * 70)
     assert sum(seen) == 70
-    assert [len(text.sentences[0].avoid) for text in texts] == [70] * 50
+    assert [len(each.avoid) for each in found] == [70] * 50
+
+
+def requests_of(*entries: object, **wishes: Any) -> list[Request]:
+    """The sentences of a request with these entries, which wishes this of all of them."""
+    body = queries.TranslateBody(q=[*entries], **wishes)
+    return [text.sentences[0] for text in queries.texts_of(body, 500, TextDivision())]
 
 
 def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     """Lists of both count, a prefix of the entry comes before that of the request."""
-    entries = [{"text": "a", "avoid": ["X"], "constraints": ["K"], "target_prefix": "P"}, {"text": "b"}, "c"]
-    avoiding = [
-        (text.sentences[0].text, [*text.sentences[0].avoid], [*text.sentences[0].constraints])
-        for text in queries.texts_of(queries.TranslateBody(q=entries, avoid=["Y", "Z"]), 500, TextDivision())
-    ]
+    entry = {"text": "a", "avoid": ["X"], "constraints": ["K"], "target_prefix": "P"}
+    found = requests_of(entry, {"text": "b"}, "c", avoid=["Y", "Z"])
+    avoiding = [(each.text, [*each.avoid], [*each.constraints]) for each in found]
     assert avoiding == [("a", ["X", "Y", "Z"], ["K"]), ("b", ["Y", "Z"], []), ("c", ["Y", "Z"], [])]
-    body = queries.TranslateBody(
-        q=[entries[0]], avoid=["Y"], constraints=["L"], target_prefix="Q", glossary={"a": "A"}
-    )
-    (request,) = queries.texts_of(body, 500, TextDivision())[0].sentences
+    wishes = {"avoid": ["Y"], "constraints": ["L"], "target_prefix": "Q", "glossary": {"a": "A"}}
+    (request,) = requests_of(entry, **wishes)
     assert (list(request.avoid), list(request.constraints)) == (["X", "Y"], ["K", "L"])
     assert request.target_prefix == "P"
-    body = queries.TranslateBody(q=["a"], target_prefix="Q", glossary={"a": "A", "b": "B"})
-    (request,) = queries.texts_of(body, 500, TextDivision())[0].sentences
+    (request,) = requests_of("a", target_prefix="Q", glossary={"a": "A", "b": "B"})
     assert request.target_prefix == "Q"
-    assert request.glossary is not None
     assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "B"]
 
 
@@ -372,24 +362,37 @@ def test_terms_of_a_request_are_found_by_its_language() -> None:
         assert (text.sentences[0].glossary is not None) == expected
 
 
-def test_bodies_that_are_none(client: Client) -> None:
-    def ask(body: bytes, kind: str) -> tuple[int, str]:
-        answer = client.ask("POST", "/translate", body, {"Content-Type": kind} if kind else {})
-        return answer.status, answer.json["error"]
-
-    assert ask(b"{", "application/json")[0] == 400
-    assert ask(b"[]", "application/json")[0] == 400
-    assert ask(b"\xff\xfe", "application/json")[0] == 400
-    assert ask(b"[" * 100_000, "application/json")[0] == 400
-    assert ask(b"q=a&alternatives=x", "application/x-www-form-urlencoded")[0] == 400
-    assert ask(b"q=%ff", "application/x-www-form-urlencoded")[0] == 400
-    assert ask(b"hello", "text/plain") == (
+BODIES = [
+    (b"{", JSON, 400, ""),
+    (b"[]", JSON, 400, ""),
+    (b"\xff\xfe", JSON, 400, ""),
+    (b"[" * 100_000, JSON, 400, ""),
+    (b"x" * 300_000, JSON, 413, ""),
+    (b"q=a&alternatives=x", FORM, 400, ""),
+    (b"q=%ff", FORM, 400, ""),
+    (b"q=a&source=src&q=b", FORM, 400, "the request: a field is given twice; give each once"),
+    (
+        b"hello",
+        "text/plain",
         415,
         "content type text/plain is not read; send application/json, or a form urlencoded",
-    )
-    assert ask(b"x" * 300_000, "application/json")[0] == 413
+    ),
+    (b"{}", "x" * 30_000, 415, "content type xxx"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "status", "said"), BODIES)
+def test_bodies_that_are_none(client: Client, body: bytes, kind: str, status: int, said: str) -> None:
+    answer = client.ask("POST", "/translate", body, {"Content-Type": kind})
+    assert (answer.status, answer.json["error"][: len(said)]) == (status, said)
+    assert len(answer.content) < 300
+
+
+def test_addresses_that_are_none(client: Client) -> None:
     assert client.get("/translate").status == 405
-    assert client.get("/no/such").json == {"error": "Not Found"}
+    for path in ("/no/such", "/languages/?" + "x" * 30_000):
+        answer = client.get(path)
+        assert (answer.status, answer.json) == (404, {"error": "Not Found"})
 
 
 TWICE = [
@@ -407,47 +410,13 @@ TWICE = [
 
 @pytest.mark.parametrize(("body", "said"), TWICE)
 def test_json_with_two_meanings_or_none_is_refused(client: Client, body: bytes, said: str) -> None:
-    answer = client.ask("POST", "/translate", body, {"Content-Type": "application/json"})
+    answer = client.ask("POST", "/translate", body, {"Content-Type": JSON})
     assert answer.status == 400
     assert answer.json["error"].startswith("the request: broken, not valid JSON (")
     assert said in answer.json["error"]
-    assert answer.json["error"].endswith(
-        '); send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
-    )
+    end = '); send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
+    assert answer.json["error"].endswith(end)
     assert len(answer.json["error"]) < 300
-
-
-def test_a_form_s_field_twice_is_refused(client: Client) -> None:
-    kind = {"Content-Type": "application/x-www-form-urlencoded"}
-    answer = client.ask("POST", "/translate", b"q=a&source=src&q=b", kind)
-    assert (answer.status, answer.json["error"]) == (
-        400,
-        "the request: a field is given twice; give each once",
-    )
-
-
-LONG = "x" * 200_000
-ECHOED: list[tuple[dict[str, object], str]] = [
-    ({"q": "a", "source": LONG}, "nothing translates xxx"),
-    ({"q": "a", "target": LONG}, "nothing translates auto to xxx"),
-    ({"q": "a", LONG: 1}, "the request: xxx"),
-    ({"q": "a", "format": LONG}, "the request: format: must be one of text, html, found the text 'xxx"),
-    (
-        {"q": "a", "alternatives": LONG},
-        "the request: alternatives: expected a whole number, found the text 'xxx",
-    ),
-    ({"q": "a", "alternatives": 10**4000}, "the request: alternatives: "),
-    ({"q": "a", "glossary": {LONG: 1}}, "the request: glossary.xxx"),
-    ({"q": "a", "source": "\u202e" * 20_000}, "nothing translates \\u202e"),
-]
-
-
-@pytest.mark.parametrize(("fields", "said"), ECHOED)
-def test_what_a_client_wrote_is_shortened(client: Client, fields: dict[str, object], said: str) -> None:
-    answer = client.post("/translate", **fields)
-    assert answer.status == 400
-    assert answer.json["error"].startswith(said)
-    assert len(answer.json["error"]) < 500
 
 
 def test_phrases_in_errors_are_cut(folder: Path) -> None:
@@ -462,16 +431,6 @@ def test_phrases_in_errors_are_cut(folder: Path) -> None:
             assert len(answer.json["error"]) <= 1000
         streamed = client.post("/translate", q="a", constraints=["ß" * 90_000], stream=True)
         assert len(streamed.content) < 10_000
-
-
-def test_a_content_type_is_not_repeated_at_length(client: Client) -> None:
-    answer = client.ask("POST", "/translate", b"{}", {"Content-Type": "x" * 30_000})
-    assert (answer.status, len(answer.content) < 300) == (415, True)
-
-
-def test_an_address_with_a_slash_too_much_is_not_found(client: Client) -> None:
-    answer = client.ask("GET", "/languages/?" + "x" * 30_000)
-    assert (answer.status, answer.json) == (404, {"error": "Not Found"})
 
 
 def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
@@ -492,18 +451,15 @@ def test_a_request_that_does_not_arrive_is_given_up(client: Client) -> None:
     assert b"took more than 1 s to arrive" in said
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
+def test_garbage_harms_no_other_client(client: Client, model: TrainedModel) -> None:
+    for garbage in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
         b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nX\x00Y: z\r\n\r\n",
-    ],
-)
-def test_garbage_harms_no_other_client(client: Client, model: TrainedModel, garbage: bytes) -> None:
-    said = exchange(client, garbage + b"\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 400 ") or said == b""
+    ):
+        said = exchange(client, garbage + b"\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 400 ") or said == b""
     assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
 
 
@@ -515,11 +471,9 @@ def test_clients_that_leave_are_noted_and_nothing_is_lost(client: Client, model:
 
     before = left()
     body = json.dumps({"q": "a b c d e f\n" * 30}).encode()
-    head = (
-        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    )
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     for _ in range(3):
-        exchange(client, head % len(body) + body, wait=False)
+        exchange(client, head + b"Content-Length: %d\r\n\r\n" % len(body) + body, wait=False)
     assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
     end = time.monotonic() + PATIENCE
     while left() < before + 3:

@@ -23,9 +23,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of eight updates that nothing happened to."""
-    run = Run(text, tmp_path_factory.mktemp("whole") / "run")
-    run.train()
-    return run
+    return Run(text, tmp_path_factory.mktemp("whole") / "run").trained()
 
 
 @pytest.fixture

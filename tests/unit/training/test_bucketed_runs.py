@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,8 @@ from econmt.data.batching.batches import Batch
 from econmt.engine.devices import trims_batches
 from econmt.engine.step import StepResult, TrainingStep
 from tests.unit.training.conftest import UseRows
-from tests.unit.training.tiny import Run, metrics
+from tests.unit.training.tiny import MakeRun, metrics
 
-MakeRun = Callable[..., Run]
 DERIVED = ("training.bucket_width=null", "training.max_buckets=3")
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
 
@@ -48,8 +47,7 @@ def test_on_a_cpu_batches_are_cut_to_their_longest_pair(
 
 
 def test_untrimmed_batches_have_the_shapes_of_buckets(make_run: MakeRun, computed: list[Batch]) -> None:
-    run = make_run(*DERIVED, "training.trim_batches=never", "training.max_updates=16")
-    run.train()
+    run = make_run(*DERIVED, "training.trim_batches=never", "training.max_updates=16").trained()
     shapes = {shape[:2] for shape in run.trainer().batches.shapes()}
     assert len(shapes) <= 3
     assert {(batch.source.shape[1], batch.target_output.shape[1]) for batch in computed} == shapes
@@ -70,15 +68,11 @@ CHANGING = (
 )
 
 
-def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
-    make_run: MakeRun,
-) -> None:
+def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(make_run: MakeRun) -> None:
     text = make_run().text
     exact = (*EXACT, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
-    free = make_run(*DERIVED, *exact, name="free")
-    free.train()
-    bounded = make_run(*DERIVED, *exact, "training.memory_budget=1GiB", name="bounded")
-    bounded.train()
+    free = make_run(*DERIVED, *exact, name="free").trained()
+    bounded = make_run(*DERIVED, *exact, "training.memory_budget=1GiB", name="bounded").trained()
     trainer = bounded.trainer()
     assert trainer.budget.plan is not None
     assert {entry[:2] for entry in trainer.budget.plan} == {shape[:2] for shape in trainer.batches.shapes()}

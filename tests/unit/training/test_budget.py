@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -31,9 +32,8 @@ from econmt_memory.measure.ledger import OutsideMemory
 from econmt_ops.dispatch.device_limits import H200
 from tests.unit.training.conftest import UseRows
 from tests.unit.training.test_trainer import batch_of, gradients
-from tests.unit.training.tiny import Run, snapshot, watch_losses
+from tests.unit.training.tiny import MakeRun, Run, snapshot, watch_losses
 
-MakeRun = Callable[..., Run]
 LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
@@ -70,12 +70,18 @@ def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException
     return attempts
 
 
-def plan_of(trainer: Trainer) -> MemoryPlan:
-    assert trainer.budget.plan is not None
-    return trainer.budget.plan
+Planned = Callable[..., Run]
 
 
-# ---------------------------------------------------------------------- the same update
+@pytest.fixture
+def planned(make_run: MakeRun, use_rows: UseRows) -> Planned:
+    """Makes runs with a byte budget whose plans have so many rows a micro-batch."""
+
+    def make(rows: int, *overrides: str, name: str = "run", **settings: int) -> Run:
+        use_rows(rows, **settings)
+        return make_run(BUDGET, *overrides, name=name)
+
+    return make
 
 
 def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run: MakeRun) -> None:
@@ -91,8 +97,7 @@ def test_a_batch_of_all_ranks_is_divided_into_the_micro_batches_of_each(make_run
 
 def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Planner, "allot")
-    run = make_run("training.max_updates=2", "ops.encoder=recompute")
-    run.train()
+    run = make_run("training.max_updates=2", "ops.encoder=recompute").trained()
     assert "plan" not in run.said()
     trainer = run.trainer()
     assert trainer.budget.plan is None
@@ -100,10 +105,8 @@ def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytes
     assert trainer.step.implementations == Implementations.everywhere("recompute")
 
 
-def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: UseRows) -> None:
-    use_rows(3)
-    run = make_run(BUDGET, "training.max_updates=2")
-    run.train()
+def test_the_plan_is_shown_and_logged(planned: Planned) -> None:
+    run = planned(3, "training.max_updates=2").trained()
     log = run.folder.log.read_text()
     for text in (run.said(), log):
         assert "plan for a memory budget of 1 GiB" in text
@@ -113,44 +116,29 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: UseRows) -> N
     assert all(line[:2] == "20" for line in log.splitlines())
 
 
-# ---------------------------------------------------------------------- going on
-
-
-def test_a_saved_plan_is_taken_over(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2)
-    make_run(BUDGET, "training.max_updates=2").train()
+def test_a_saved_plan_is_taken_over(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(2, "training.max_updates=2").train()
+    run = planned(2, "training.max_updates=4")
     monkeypatch.delattr(Planner, "allot")
-    run = make_run(BUDGET, "training.max_updates=4")
     run.train()
     assert "micro-batches" in run.said()
-    assert {entry.rows for entry in plan_of(run.trainer())} == {2}
+    assert {entry.rows for entry in run.trainer().budget.plan} == {2}
 
 
-def test_another_budget_makes_another_plan_and_asks_for_no_leave(
-    make_run: MakeRun, use_rows: UseRows
-) -> None:
-    use_rows(2)
+def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, planned: Planned) -> None:
     make_run("training.max_updates=2").train()
-    make_run(BUDGET, "training.max_updates=4").train()
-    use_rows(1)
-    make_run("training.memory_budget=2GiB", "training.max_updates=6").train()
-    assert {entry.rows for entry in plan_of(make_run("training.memory_budget=2GiB").trainer())} == {1}
-    last = make_run("ops.output=recompute", "training.max_updates=8")
-    last.train()
+    planned(2, "training.max_updates=4").train()
+    planned(1, "training.memory_budget=2GiB", "training.max_updates=6").train()
+    assert {entry.rows for entry in make_run("training.memory_budget=2GiB").trainer().budget.plan} == {1}
+    last = make_run("ops.output=recompute", "training.max_updates=8").trained()
     assert last.trainer().state.plan == {}
-
-
-# ---------------------------------------------------------------------- memory is full
 
 
 @pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
 def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    use_rows(8)
-    trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
+    trainer = planned(8, *EXACT, "training.batch.size=8").trainer()
     batches = [batch_of(trainer, range(3)), batch_of(trainer, range(8))]
     whole = gradients(trainer, batches)
     attempts = fill_memory(monkeypatch, 4, error)
@@ -166,44 +154,35 @@ def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
 
 
 def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_rows(2)
-    make_run(BUDGET, name="small").train()
-    use_rows(4)
+    small = planned(2, name="small").trained()
     fill_memory(monkeypatch, 2)
     for updates in (4, 8):
-        make_run(BUDGET, f"training.max_updates={updates}", name="full").train()
-    full = make_run(BUDGET, name="full")
+        full = planned(4, f"training.max_updates={updates}", name="full").trained()
     # Masks of dropout are drawn for each micro-batch, and attempts that failed have drawn none.
     found, expected = (
         {name: content for name, content in snapshot(run.folder).items() if name.endswith("safetensors")}
-        for run in (full, make_run(name="small"))
+        for run in (full, small)
     )
     assert found == expected
     assert len(found) > 2
-    learnt = {entry.rows for entry in plan_of(full.trainer())}
-    assert learnt == {2}
+    assert {entry.rows for entry in full.trainer().budget.plan} == {2}
     assert "micro-batches have at most 2 from now on" in full.folder.log.read_text()
 
 
 def test_one_sentence_that_does_not_fit_ends_the_run(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_rows(4)
     attempts = fill_memory(monkeypatch, 0)
-    with pytest.raises(
-        TrainingError, match=r"^out of memory on cpu for a batch of 1 pairs, .*: lower data\.max_length or"
-    ):
-        make_run(BUDGET).train()
+    message = r"^out of memory on cpu for a batch of 1 pairs, .*: lower data\.max_length or"
+    with pytest.raises(TrainingError, match=message):
+        planned(4).train()
     assert attempts == [4, 2, 1]
 
 
-def test_other_errors_are_no_lack_of_memory(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(4)
-    trainer = make_run(BUDGET).trainer()
+def test_other_errors_are_no_lack_of_memory(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = planned(4).trainer()
     fill_memory(monkeypatch, 0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         gradients(trainer, [batch_of(trainer, range(4))])
@@ -219,20 +198,16 @@ def test_without_a_budget_full_memory_ends_the_run_and_names_the_budget(
         gradients(trainer, [batch_of(trainer, range(4))])
 
 
-# ---------------------------------------------------------------------- the first step
-
-
 def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_rows(3)
-    trainer = make_run(BUDGET).trainer()
-    worst = plan_of(trainer).worst
-    shapes = []
-    watch_losses(
-        monkeypatch,
-        lambda batch, _: shapes.append((*batch.source.shape, batch.target_output.shape[1])),
-    )
+    trainer, shapes = planned(3).trainer(), list[tuple[int, ...]]()
+    worst = trainer.budget.plan.worst
+
+    def note(batch: Batch, _: Implementations) -> None:
+        shapes.append((*batch.source.shape, batch.target_output.shape[1]))
+
+    watch_losses(monkeypatch, note)
     state, before = torch.get_rng_state(), [p.clone() for p in trainer.parameters.values()]
     trainer.rehearse()
     assert shapes == [(worst.rows, worst.source, worst.target)]
@@ -242,34 +217,20 @@ def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
     assert trainer.batches.state_dict()["position"] == 0
 
 
-@pytest.mark.parametrize(("overrides", "rehearsals"), [((), 0), ((BUDGET,), 1)], ids=["free", "bounded"])
 def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
-    make_run: MakeRun,
-    use_rows: UseRows,
-    monkeypatch: pytest.MonkeyPatch,
-    overrides: tuple[str, ...],
-    rehearsals: int,
+    make_run: MakeRun, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_rows(3)
-    calls = []
+    calls: list[int] = []
     monkeypatch.setattr(Trainer, "rehearse", lambda trainer: calls.append(trainer.state.update))
-    make_run(*overrides, "training.max_updates=2").train()
-    assert calls == [0] * rehearsals
+    make_run("training.max_updates=2").train()
+    assert calls == []
+    planned(3, "training.max_updates=2", name="bounded").train()
+    assert calls == [0]
 
 
-# ---------------------------------------------------------------------- validation and the end
-
-
-def test_validation_obeys_the_budget(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2, decoding_rows=2)
-    run = make_run(BUDGET, "training.max_updates=8")
-    run.train()
-    trainer = run.trainer()
-    rows: list[int] = []
-    sizes: list[int] = []
-
+def test_validation_obeys_the_budget(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = planned(2, "training.max_updates=8", decoding_rows=2).trained().trainer()
+    rows, sizes = list[int](), list[int]()
     watch_losses(monkeypatch, lambda batch, _: rows.append(len(batch.indices)))
 
     class Noted(Translator):
@@ -278,27 +239,19 @@ def test_validation_obeys_the_budget(
             sizes.append(self.options.batch_size)
 
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
-    found = []
-    for plan in (None, trainer.budget.plan):
-        result = validate(trainer.step, trainer.prepared, plan)
-        found.append((result.perplexity, result.hypotheses))
+    free, bounded = (validate(trainer.step, trainer.prepared, plan) for plan in (None, trainer.budget.plan))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
-    assert found[1][1] == found[0][1]
-
-
-# ---------------------------------------------------------------------- real plans
+    assert bounded.perplexity == pytest.approx(free.perplexity, rel=1e-6)
+    assert bounded.hypotheses == free.hypotheses
 
 
 def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2")
-    run.train()
+    run = make_run("training.max_updates=2").trained()
     before = snapshot(run.folder)
     small = make_run("training.memory_budget=25KiB", *REAL)
-    with pytest.raises(
-        InputError, match=r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
-    ) as e:
+    message = r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
+    with pytest.raises(InputError, match=message) as e:
         run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
     assert "; set training.memory_budget=" in str(e.value)
     assert snapshot(run.folder) == before
@@ -312,9 +265,10 @@ def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
         make_run("training.memory_budget=20KiB", *REAL).trainer()
 
 
-def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> list[int]:
-    """Sets the memory outside of PyTorch's allocator that budgets count; returns numbers of graphs it is asked for."""
+def memory_outside(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[int]:
+    """Sets the MiB outside of PyTorch's allocator that budgets count; returns numbers of graphs they are asked for."""
     asked: list[int] = []
+    expected = OutsideMemory(*(size << 20 for size in sizes))
     meter = SimpleNamespace(
         expected=lambda graphs: asked.append(graphs) or expected, source="measured somehow"
     )
@@ -322,29 +276,26 @@ def memory_outside(monkeypatch: pytest.MonkeyPatch, expected: OutsideMemory) -> 
     return asked
 
 
-def test_a_gpus_budget_is_about_all_of_its_memory(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2)
-
-    asked = memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
-    trainer = make_run(BUDGET).trainer()
-    budget = trainer.budget
+def make_on_gpu(run: Run) -> Budget:
+    """Makes the plan of a run as for a GPU."""
+    budget = run.trainer().budget
     budget.device = torch.device("cuda")
     budget.make(TrainingState(), 0)
-    assert asked == [len(trainer.batches.shapes())]
-    assert budget.plan is not None
+    return budget
+
+
+def test_a_gpus_budget_is_about_all_of_its_memory(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, run = memory_outside(monkeypatch, 300, 150, 50), planned(2)
+    budget = make_on_gpu(run)
+    assert asked == [len(run.trainer().batches.shapes())]
     assert budget.plan.budget == (1024 - 500) << 20
     assert budget.notes == [
         "training.memory_budget 1GiB: 500 MiB of it for memory outside of PyTorch's allocator (context 300 MiB, "
         "libraries 150 MiB, kernels and CUDA graphs 50 MiB; measured somehow)"
     ]
-    small = make_run("training.memory_budget=400MiB", "training.cuda_graphs=off").trainer().budget
-    small.device = torch.device("cuda")
-    with pytest.raises(
-        InputError, match="beside 500 MiB outside of PyTorch's allocator; use a larger budget, such as"
-    ):
-        small.make(TrainingState(), 0)
+    message = "beside 500 MiB outside of PyTorch's allocator; use a larger budget, such as"
+    with pytest.raises(InputError, match=message):
+        make_on_gpu(planned(2, "training.memory_budget=400MiB", "training.cuda_graphs=off"))
     assert asked[1:] == [0]
 
 
@@ -355,71 +306,54 @@ def test_a_gpus_budget_is_about_all_of_its_memory(
 def test_advice_for_a_gpu_counts_what_is_outside_too(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, search: int, refused: str
 ) -> None:
-    memory_outside(monkeypatch, OutsideMemory(300 << 20, 150 << 20, 50 << 20))
+    memory_outside(monkeypatch, 300, 150, 50)
     monkeypatch.setattr("econmt.budget.run_budget.estimate_search", lambda *_: search)
 
     def made(budget: str) -> Budget:
-        run = make_run(f"training.memory_budget={budget}", "training.cuda_graphs=off", *REAL)
-        made = run.trainer().budget
-        made.device = torch.device("cuda")
-        made.make(TrainingState(), 0)
-        return made
+        return make_on_gpu(make_run(f"training.memory_budget={budget}", "training.cuda_graphs=off", *REAL))
 
     with pytest.raises(InputError, match=rf"^training\.memory_budget 50\d MiB: {refused}") as error:
         made("515000KiB" if search else "513000KiB")
     assert "beside 500 MiB outside of PyTorch's allocator; set training.memory_budget=" in str(error.value)
     advised = re.search(r"memory_budget=(\S+)", str(error.value))
-    assert advised is not None
     assert made(advised[1]).plan is not None
 
 
-def test_auto_is_what_the_device_has(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2)
+def test_auto_is_what_the_device_has(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**9)
     monkeypatch.setattr("econmt.estimate.byte_budget.group_memory", lambda: None)
-    run = make_run("training.memory_budget=auto", "training.max_updates=2")
+    run = planned(2, "training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
-    assert plan_of(trainer).budget == int(AUTO_SHARE * (10**9 + weights))
+    assert trainer.budget.plan.budget == int(AUTO_SHARE * (10**9 + weights))
     run.train()
     # A run that goes on keeps its plan, though other programs have come and gone.
     monkeypatch.setattr("econmt.estimate.byte_budget.free_memory", lambda device: 10**8)
-    assert plan_of(run.trainer()).budget == plan_of(trainer).budget
+    assert run.trainer().budget.plan.budget == trainer.budget.plan.budget
     # Unless the machine is another one.
     monkeypatch.setattr("econmt.budget.run_budget.total_memory", lambda device: 10**9)
-    assert plan_of(run.trainer()).budget < plan_of(trainer).budget
+    assert run.trainer().budget.plan.budget < trainer.budget.plan.budget
 
 
-def test_a_search_that_does_not_fit_is_refused(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rows(2)
-    monkeypatch.setattr("econmt.budget.run_budget.search_rows", lambda *_: 0)
+def test_a_search_that_does_not_fit_is_refused(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = planned(2, "training.memory_budget=1MiB", decoding_rows=0)
     monkeypatch.setattr("econmt.budget.run_budget.estimate_search", lambda *_: 10**9)
-    with pytest.raises(
-        InputError, match=r"with decoding\.beam_size=2 needs .*; set training\.memory_budget=.* or a"
-    ):
-        make_run("training.memory_budget=1MiB").trainer()
+    message = r"with decoding\.beam_size=2 needs .*; set training\.memory_budget=.* or a"
+    with pytest.raises(InputError, match=message):
+        run.trainer()
 
 
 def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
-    for name, copies in (("adam", 2), ("sgd", 0), ("{name: sgd, momentum: 0.9}", 1)):
-        optimizer = name if name.startswith("{") else f"{{name: {name}}}"
+    for optimizer, copies in (("{name: adam}", 2), ("{name: sgd}", 0), ("{name: sgd, momentum: 0.9}", 1)):
         trainer = make_run(f"training.optimizer={optimizer}").trainer()
         weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
-        budget = Budget(
-            trainer.task,
-            trainer.prepared,
-            trainer.batches,
-            CPU,
-            NAMED["float32"],
-            trainer.parameters.values(),
-        )
-        assert budget._state == copies * weights
+        assert budget_of(trainer, Communicator())._state == copies * weights
     trainer = make_run("training.averaging={start: non-monotone}").trainer()
     assert trainer.budget._state == 3 * weights, "the mean, too, before it begins"
+    trainer = make_run("training.fixed_param_names=['(?!decoder).*']").trainer()
+    learnt = [part for part in trainer.parameters.values() if part.requires_grad]
+    assert 0 < len(learnt) < len(trainer.parameters)
+    assert trainer.budget._state == 2 * sum(part.nbytes for part in learnt), "what is fixed has none"
 
 
 @pytest.mark.parametrize(("updates", "count"), [(0, 5), (3, 2), (4, 1), (5, 0), (6, 0)])
@@ -431,60 +365,40 @@ def test_no_more_shapes_are_prepared_than_updates_follow(make_run: MakeRun, upda
     assert shapes == [(shape.source, shape.target) for shape in frequent[:count]]
 
 
-def test_what_is_fixed_has_no_state(make_run: MakeRun) -> None:
-    trainer = make_run("training.fixed_param_names=['(?!decoder).*']").trainer()
-    learnt = [part for part in trainer.parameters.values() if part.requires_grad]
-    assert 0 < len(learnt) < len(trainer.parameters)
-    assert trainer.budget._state == 2 * sum(part.nbytes for part in learnt)
+CHANGES: list[str | tuple[str, object]] = [
+    "data.noise.typos=0.5",
+    "data.mixing.weights=[[1]]",
+    "data.subwords={type: bpe, dropout: 0.1}",
+    "training.fixed_param_names=[output.bias]",
+    "training.batch.size=5",
+    "training.max_buckets=2",
+    ("precision", NAMED["bfloat16"]),
+    ("device", torch.device("meta")),
+    ("communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "data.noise.typos=0.5",
-        "data.mixing.weights=[[1]]",
-        "data.subwords={type: bpe, dropout: 0.1}",
-        "training.fixed_param_names=[output.bias]",
-        "training.batch.size=5",
-        "training.max_buckets=2",
-    ],
-)
-def test_a_plan_holds_for_the_same_shapes_and_state_only(
-    make_run: MakeRun, use_rows: UseRows, change: str
+def test_a_plan_holds_for_the_same_text_shapes_state_precision_and_ranks_only(
+    make_run: MakeRun, planned: Planned
 ) -> None:
-    use_rows(2)
-    derived = (BUDGET, "training.bucket_width=null")
-    budget = make_run(*derived).trainer().budget
-    before = budget._made_for("text")
-    budget.recipe = make_run(*derived, change).recipe
-    assert budget._made_for("text") != before
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("precision", NAMED["bfloat16"]),
-        ("device", torch.device("meta")),
-        ("communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
-    ],
-)
-def test_a_plan_holds_for_the_same_text_precision_and_ranks_only(
-    make_run: MakeRun, use_rows: UseRows, name: str, value: object
-) -> None:
-    use_rows(2)
-    budget = make_run(BUDGET).trainer().budget
+    derived = "training.bucket_width=null"
+    budget = planned(2, derived).trainer().budget
     before = budget._made_for("text")
     assert budget._made_for("other text") != before
-    setattr(budget, name, value)
-    assert budget._made_for("text") != before
+    for change in CHANGES:
+        changed = copy.copy(budget)
+        if isinstance(change, str):
+            changed.recipe = make_run(BUDGET, derived, change).recipe
+        else:
+            setattr(changed, *change)
+        assert changed._made_for("text") != before, change
+    assert budget._made_for("text") == before
 
 
 def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun) -> None:
     run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
     worlds = [Communicator(), SimulatedRank(Rank(0, 2), run.recipe.parallel)]
-    plans = [
-        first_plan(run.recipe, run.prepared(), CPU, NAMED["float32"], communicator) for communicator in worlds
-    ]
+    plans = [first_plan(run.recipe, run.prepared(), CPU, NAMED["float32"], world) for world in worlds]
     alone, shared = (plan.worst for plan in plans if plan is not None)
     assert (alone.rows, shared.rows) == (16, 8)
     assert 0.4 * alone.peak < shared.peak < 0.8 * alone.peak
@@ -492,15 +406,14 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])
 def test_the_limit_of_a_gpu_names_it_by_its_number(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch, name: str, index: int
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, name: str, index: int
 ) -> None:
-    use_rows(2)
     limits: list[tuple[float, object]] = []
     real = H200._replace(memory=4 << 30)
     monkeypatch.setattr("econmt.budget.run_budget.limits_of", lambda _: real)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit))
-    budget = make_run(BUDGET).trainer().budget
+    budget = planned(2).trainer().budget
     budget.device = torch.device(name)
     with budget.enforced():
         assert limits == [(0.25, index)]
@@ -515,7 +428,7 @@ def test_the_limit_of_a_gpu_names_it_by_its_number(
 
 @pytest.mark.cuda
 def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory_outside(monkeypatch, OutsideMemory(0, 0, 0))  # other tests may use the same GPU
+    memory_outside(monkeypatch, 0, 0, 0)  # other tests may use the same GPU
     budget = 256 << 20
     run = make_run("training.device=cuda", f"training.memory_budget={budget}", *REAL)
     torch.cuda.empty_cache()
@@ -526,11 +439,10 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun, monkeypatch: pytest.Monkey
 
 @pytest.mark.cuda
 def test_a_gpu_that_is_full_learns_smaller_micro_batches(
-    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory_outside(monkeypatch, OutsideMemory(0, 0, 0))
-    use_rows(1)
-    trainer = make_run("training.device=cuda", BUDGET, *EXACT).trainer()
+    memory_outside(monkeypatch, 0, 0, 0)
+    trainer = planned(1, "training.device=cuda", *EXACT).trainer()
     trainer.budget.notes.clear()
     few, times = batch_of(trainer, range(30)), 4000
     names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
@@ -581,10 +493,8 @@ def budget_of(trainer: Trainer, communicator: Communicator) -> Budget:
     )
 
 
-def test_ranks_refuse_a_budget_together(make_run: MakeRun, use_rows: UseRows) -> None:
-    use_rows(2)
-    trainer = make_run(BUDGET).trainer()
-    assert trainer.budget.plan is not None
+def test_ranks_refuse_a_budget_together(planned: Planned) -> None:
+    trainer = planned(2).trainer()
     found = {"plan": trainer.budget.plan.state_dict()}
     budget_of(trainer, AnotherRank(result=found)).make(TrainingState(), 0)
     with pytest.raises(InputError, match=r"alone take .* beside 1 GiB outside"):
@@ -593,16 +503,13 @@ def test_ranks_refuse_a_budget_together(make_run: MakeRun, use_rows: UseRows) ->
         budget_of(trainer, AnotherRank(result={"error": ["too little"]})).make(TrainingState(), 0)
 
 
-def test_rank_zero_decides_if_a_saved_plan_is_kept(make_run: MakeRun, use_rows: UseRows) -> None:
+def test_rank_zero_decides_if_a_saved_plan_is_kept(planned: Planned) -> None:
     """Another rank may have another GPU."""
-    use_rows(2)
-    trainer = make_run(BUDGET).trainer()
+    trainer = planned(2).trainer()
     plan = trainer.budget.plan
-    assert plan is not None
     trainer.budget.store(trainer.state)
     other = plan.state_dict() | {"decoding_rows": plan.decoding_rows + 1}
     budget = budget_of(trainer, AnotherRank(result={"plan": other}))
     trainer.state.plan["made_for"] = budget._made_for(trainer.state.text)
     budget.make(trainer.state, 0)
-    assert budget.plan is not None
     assert budget.plan.decoding_rows == plan.decoding_rows + 1

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,16 +19,13 @@ from econmt.checkpoint.recovery import recover
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors, write_tensors
 from econmt.errors import InputError, TrainingError
 from econmt.export.model_folder import export_model
-from tests.unit.training.tiny import Run, snapshot
-
-MakeRun = Callable[..., Run]
+from tests.unit.engine.toy import assert_same_bits, parameters
+from tests.unit.training.tiny import MakeRun, Run, snapshot
 
 
 @pytest.fixture(scope="module")
 def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(text, tmp_path_factory.mktemp("trained") / "run", ("training.keep_last_params=9",))
-    run.train()
-    return run
+    return Run(text, tmp_path_factory.mktemp("trained") / "run", ("training.keep_last_params=9",)).trained()
 
 
 @pytest.fixture
@@ -38,14 +36,13 @@ def copy(trained: Run, tmp_path: Path) -> Run:
 
 
 def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
-    trainer = trained.trainer()
+    trainer, before = trained.trainer(), torch.get_rng_state()
     loaded = load_model(trained.folder.path, "last")
+    assert torch.equal(torch.get_rng_state(), before), "it draws nothing"
     assert not loaded.model.training
     assert loaded.recipe == trained.recipe
     assert loaded.vocabularies.target.size == 12
-    assert set(dict(loaded.model.named_parameters())) == set(trainer.parameters)
-    for name, parameter in loaded.model.named_parameters():
-        assert torch.equal(parameter, trainer.parameters[name])
+    assert_same_bits(parameters(loaded.model), parameters(trainer.model))
 
 
 def test_which_checkpoint(trained: Run) -> None:
@@ -58,9 +55,9 @@ def test_which_checkpoint(trained: Run) -> None:
     assert not torch.equal(bias(2), bias(4))
     best = int(read_metadata(trained.folder.best)["update"])
     assert torch.equal(bias("best"), bias(best))
-    with pytest.raises(InputError, match=r"no checkpoint '5' \(checkpoints of updates: 2, 4, 6, 8\)"):
+    with refused(r"no checkpoint '5' \(checkpoints of updates: 2, 4, 6, 8\)"):
         bias(5)
-    with pytest.raises(InputError, match="checkpoint 'newest': use best, last or the number of an update"):
+    with refused("checkpoint 'newest': use best, last or the number of an update"):
         bias("newest")
 
 
@@ -69,88 +66,63 @@ def test_a_parameter_file_says_what_it_belongs_to(trained: Run) -> None:
     assert (metadata["format"], metadata["update"]) == ("econmt-1", "4")
     assert len(metadata["vocabulary"]) == 64
     model = json.loads(metadata["model"])
-    assert (model["embedding"], model["encoder"]["size"], model["source_size"], model["target_size"]) == (
-        6,
-        8,
-        12,
-        12,
-    )
+    assert [model[name] for name in ("embedding", "source_size", "target_size")] == [6, 12, 12]
+    assert model["encoder"]["size"] == 8
 
 
-def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
-    with pytest.raises(InputError, match=f"^{tmp_path / 'absent'}: no such model folder"):
+def refused(message: str) -> pytest.RaisesExc[InputError]:
+    return pytest.raises(InputError, match=message)
+
+
+def test_folders_that_hold_no_model(tmp_path: Path, trained: Run, copy: Run) -> None:
+    with refused(f"^{tmp_path / 'absent'}: no such model folder"):
         load_model(tmp_path / "absent")
-    with pytest.raises(InputError, match=f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
+    with refused(f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
         load_model(tmp_path)
-    with pytest.raises(InputError, match=f"^{copy.folder.recipe}: not a model folder, as it is a file"):
+    with refused(f"^{copy.folder.recipe}: not a model folder, as it is a file"):
         load_model(copy.folder.recipe)
     copy.folder.best.unlink()
-    with pytest.raises(InputError, match=r"no checkpoint 'best' \(checkpoints of updates: 2"):
+    with refused(r"no checkpoint 'best' \(checkpoints of updates: 2"):
         load_model(copy.folder.path)
     for path in copy.folder.numbered_parameters().values():
         path.unlink()
-    with pytest.raises(InputError, match="no checkpoint 'best', and no other; train until the first, which"):
+    with refused("no checkpoint 'best', and no other; train until the first, which"):
         load_model(copy.folder.path)
-
-
-@pytest.mark.parametrize("which", ["last", 4])
-def test_an_exported_model_has_the_best_checkpoint_alone(
-    trained: Run, tmp_path: Path, which: str | int
-) -> None:
     exported = export_model(trained.folder.path, tmp_path / "exported")
-    with pytest.raises(InputError, match=f"^{exported}: no checkpoint '{which}'; it has the best one alone$"):
-        load_model(exported, which)
+    for which in ("last", 4):
+        with refused(f"^{exported}: no checkpoint '{which}'; it has the best one alone$"):
+            load_model(exported, which)
 
 
 def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
     vocabulary = copy.folder.path / "vocab.source.txt"
     vocabulary.write_text(vocabulary.read_text().replace("a", "z"))
     message = rf"^{copy.folder.best}: belongs to another vocabulary \(fingerprint \w{{12}}, here \w{{12}}\); restore"
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         load_model(copy.folder.path)
-
-
-def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
-    tensors, metadata = read_tensors(path)
-    for name, value in changes.items():
-        key = name.replace("__", ".")
-        if value is None:
-            del tensors[key]
-        else:
-            tensors[key] = value
-    write_tensors(path, tensors, metadata)
 
 
 def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) -> None:
-    best = copy.folder.best
-    before = best.read_bytes()
-    rewrite(best, output__bias=torch.zeros(5))
-    with pytest.raises(
-        InputError,
-        match=rf"^{best}: parameter 'output.bias' has shape \(5,\), but the recipe's model needs \(12,\)",
+    tensors, metadata = read_tensors(copy.folder.best)
+    bias, needed = "parameter 'output.bias' has", "but the recipe's model needs"
+    for name, value, message in (
+        ("output.bias", torch.zeros(5), rf"{bias} shape \(5,\), {needed} \(12,\)"),
+        ("output.bias", None, "has no parameter 'output.bias'"),
+        ("output.bias", torch.zeros(12).int(), f"{bias} type int32, {needed} float32; the file is damaged"),
+        ("strange", torch.zeros(1), "has a parameter unknown to the model, 'strange'"),
     ):
-        load_model(copy.folder.path)
-    best.write_bytes(before)
-    rewrite(best, output__bias=None)
-    with pytest.raises(InputError, match=rf"^{best}: has no parameter 'output.bias'"):
-        load_model(copy.folder.path)
-    best.write_bytes(before)
-    rewrite(best, output__bias=torch.zeros(12, dtype=torch.int32))
-    with pytest.raises(
-        InputError,
-        match=rf"^{best}: parameter 'output.bias' has type int32, but the recipe's model needs float32; the file is damaged",
-    ):
-        load_model(copy.folder.path)
-    best.write_bytes(before)
-    rewrite(best, strange=torch.zeros(1))
-    with pytest.raises(InputError, match=rf"^{best}: has a parameter unknown to the model, 'strange'"):
-        load_model(copy.folder.path)
+        found = {key: tensor for key, tensor in {**tensors, name: value}.items() if tensor is not None}
+        write_tensors(copy.folder.best, found, metadata)
+        with refused(f"^{copy.folder.best}: {message}"):
+            load_model(copy.folder.path)
 
 
 def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
     recipe = copy.folder.recipe
+    recipe.write_text(recipe.read_text().replace("dropout: 0.2", "dropout: 0.0"))
+    assert load_model(copy.folder.path).recipe.model.dropout == 0.0, "which may differ"
     recipe.write_text(recipe.read_text().replace("reverse_input: false", "reverse_input: true"))
-    with pytest.raises(InputError, match=rf"^{copy.folder.best}: was trained with model.encoder "):
+    with refused(rf"^{copy.folder.best}: was trained with model.encoder "):
         load_model(copy.folder.path)
 
 
@@ -158,36 +130,23 @@ def test_a_description_without_a_key_of_today_has_its_default(copy: Run) -> None
     tensors, metadata = read_tensors(copy.folder.best)
     description = json.loads(metadata["model"])
     assert description["encoder"].pop("rank") is None
-    write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
-    assert load_model(copy.folder.path).recipe.model.encoder.rank is None
-    description["encoder"]["rank"] = 2
-    write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
-    with pytest.raises(InputError, match=r"was trained with model\.encoder .*rank"):
-        load_model(copy.folder.path)
-    description["encoder"]["unheard"] = 2
-    write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
-    with pytest.raises(InputError, match=r"was trained with model\.encoder .*unheard"):
-        load_model(copy.folder.path)
-
-
-def test_dropout_in_the_recipe_may_differ(copy: Run) -> None:
-    recipe = copy.folder.recipe
-    recipe.write_text(recipe.read_text().replace("dropout: 0.2", "dropout: 0.0"))
-    assert load_model(copy.folder.path).recipe.model.dropout == 0.0
+    for key in (None, "rank", "unheard"):
+        description["encoder"] |= {key: 2} if key else {}
+        write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
+        if key is None:
+            assert load_model(copy.folder.path).recipe.model.encoder.rank is None
+        else:
+            with refused(rf"was trained with model\.encoder .*{key}"):
+                load_model(copy.folder.path)
 
 
 def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: Path) -> None:
     target = export_model(trained.folder.path, tmp_path / "lean")
-    assert sorted(path.name for path in target.iterdir()) == [
-        "params.best.safetensors",
-        "recipe.yaml",
-        "vocab.source.txt",
-        "vocab.target.txt",
-    ]
+    names = {"params.best.safetensors", "recipe.yaml", "vocab.source.txt", "vocab.target.txt"}
+    assert {path.name for path in target.iterdir()} == names
     whole, lean = load_model(trained.folder.path), load_model(target)
-    for name, parameter in whole.model.named_parameters():
-        assert torch.equal(parameter, dict(lean.model.named_parameters())[name])
-    with pytest.raises(InputError, match="lean: exists already; use a new folder"):
+    assert_same_bits(parameters(lean.model), parameters(whole.model))
+    with refused("lean: exists already; use a new folder"):
         export_model(trained.folder.path, target)
 
 
@@ -196,8 +155,7 @@ def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.M
     monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
     kept = []
     for updates in (2, 4, 6, 8, 10, 12):
-        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}")
-        run.train()
+        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}").trained()
         assert set(run.folder.numbered_hypotheses()) == set(run.folder.numbered_parameters())
         assert run.folder.commits() == [Commit(each, True) for each in (updates - 2, updates) if each]
         assert run.folder.temporaries() == []
@@ -211,8 +169,7 @@ def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: p
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    run = make_run("training.max_updates=4")
-    run.train()
+    run = make_run("training.max_updates=4").trained()
     best = int(read_metadata(run.folder.best)["update"])
     assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
     assert run.folder.best.stat().st_nlink == 1
@@ -222,10 +179,7 @@ def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: p
 OPERATIONS = [
     (os, "fsync"),
     (os, "link"),
-    (Path, "replace"),
-    (Path, "rename"),
-    (Path, "unlink"),
-    (Path, "mkdir"),
+    *((Path, name) for name in ("replace", "rename", "unlink", "mkdir")),
 ]
 
 
@@ -234,7 +188,9 @@ class Crash(BaseException):
 
 
 @contextmanager
-def failing(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def failing(
+    number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch, operations: Any = OPERATIONS
+) -> Iterator[list[int]]:
     """Raises ``error`` instead of the file operation of that number, and of all after it."""
     count = [0]
 
@@ -248,25 +204,20 @@ def failing(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
         return operation
 
     with monkeypatch.context() as patch:
-        for owner, name in OPERATIONS:
+        for owner, name in operations:
             patch.setattr(owner, name, wrap(getattr(owner, name)))
         yield count
-
-
-def checkpoint_operations(run: Run, monkeypatch: pytest.MonkeyPatch) -> int:
-    with failing(10**9, Crash(), monkeypatch) as count:
-        run.train()
-    return count[0]
 
 
 @pytest.mark.slow
 def test_a_crash_at_any_file_operation_loses_nothing(
     make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = make_run("training.max_updates=4", name="base")
-    base.train()
+    base = make_run("training.max_updates=4", name="base").trained()
     shutil.copytree(base.folder.path, base.folder.path.with_name("count"))
-    operations = checkpoint_operations(make_run("training.max_updates=6", name="count"), monkeypatch)
+    with failing(10**9, Crash(), monkeypatch) as count:
+        make_run("training.max_updates=6", name="count").train()
+    operations = count[0]
     assert operations >= 20
     for number in range(1, operations + 1):
         name = f"crashed{number}"
@@ -278,8 +229,7 @@ def test_a_crash_at_any_file_operation_loses_nothing(
             with pytest.raises(Crash), failing(1, Crash(), monkeypatch):
                 run.train()
         load_model(run.folder.path, "best")
-        run = make_run(name=name)
-        run.train()
+        run = make_run(name=name).trained()
         assert snapshot(run.folder) == snapshot(whole.folder), number
         assert run.folder.temporaries() == []
         shutil.rmtree(run.folder.path)
@@ -317,8 +267,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(copy: Run, number: i
 def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:
     """What was set aside the first time gives way."""
     state = copy.folder.state(Commit(8, True))
-    aside = state.with_name(f"{state.name}.damaged")
-    shutil.copytree(state, aside)
+    aside = shutil.copytree(state, state.with_name(f"{state.name}.damaged"))
     (state / "state.json").write_text("broken again")
     commit, _ = recover(copy.folder, 2, False)
     assert commit == Commit(6, True)
@@ -329,10 +278,8 @@ def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> 
 def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
     """A state is renamed before it is removed; one of that name may be there from the time before."""
     state = checkpoints.load_state(copy.folder, Commit(8, True))
-    old = copy.folder.state(Commit(2, True))
-    shutil.copytree(copy.folder.state(Commit(6, True)), old)
-    left = old.with_name(f"{old.name}.tmp")
-    shutil.copytree(old, left)
+    old = shutil.copytree(copy.folder.state(Commit(6, True)), copy.folder.state(Commit(2, True)))
+    left = shutil.copytree(old, old.with_name(f"{old.name}.tmp"))
     aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
     aside.mkdir()
     recovery.finish_commit(copy.folder, state, 8, False)
@@ -375,27 +322,19 @@ def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
     shutil.rmtree(copy.folder.state(Commit(6, True)))  # so that there is none to fall back to
     content = (state / "state.json").read_text()
     (state / "state.json").write_text(content[:100])
-    with pytest.raises(InputError, match=rf"^{state / 'state.json'}: broken, not valid JSON"):
+    with refused(rf"^{state / 'state.json'}: broken, not valid JSON"):
         copy.train()
     (state / "state.json").unlink()
-    with pytest.raises(InputError, match=rf"^{state / 'state.json'}: cannot be read"):
+    with refused(rf"^{state / 'state.json'}: cannot be read"):
         copy.train()
     (state / "state.json").write_text(content)
     (state / "optimizer.safetensors").write_bytes(b"\x80\x04K.")
-    with pytest.raises(InputError, match=r"optimizer.safetensors is a pickle"):
+    with refused(r"optimizer.safetensors is a pickle"):
         copy.trainer()
-
-
-def test_loading_a_model_draws_nothing(trained: Run) -> None:
-    before = torch.get_rng_state()
-    load_model(trained.folder.path)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(1)
-    assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_commit_needs_its_vocabulary(copy: Run) -> None:
     tensors, metadata = read_tensors(copy.folder.parameters(8))
     write_tensors(copy.folder.parameters(8), tensors, {**metadata, "vocabulary": "0" * 64})
-    with pytest.raises(InputError, match=rf"^{copy.folder.parameters(8)}: belongs to another vocabulary"):
+    with refused(rf"^{copy.folder.parameters(8)}: belongs to another vocabulary"):
         checkpoints.load_saved(copy.folder, Commit(8, True))

@@ -49,17 +49,13 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
 
 
 def test_nothing_measured_is_the_rule() -> None:
-    assert choose_implementations(AUTO, []) == RULE
-    assert choose_implementations(Implementations(output="reference"), []) == RULE._replace(
-        output="reference"
-    )
-    assert choose_implementations(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
+    for named in ({}, {"output": "reference"}, {"stash": "cells"}):
+        assert choose_implementations(Implementations(**named), []) == RULE._replace(**named)
     # What is named keeps what it keeps by itself.
-    assert choose_implementations(Implementations(encoder="recompute"), []).stash == "auto"
-    assert choose_implementations(Implementations(encoder="reference"), []).stash == "gates"
-    assert choose_implementations(AUTO, [], device="cuda") == Implementations(
-        "reference", "reference", "recompute", "recompute", "gates"
-    )
+    for encoder, stash in (("recompute", "auto"), ("reference", "gates")):
+        assert choose_implementations(Implementations(encoder=encoder), []).stash == stash
+    on_gpu = Implementations("reference", "reference", "recompute", "recompute", "gates")
+    assert choose_implementations(AUTO, [], device="cuda") == on_gpu
 
 
 def test_each_kind_of_op_for_itself() -> None:
@@ -68,9 +64,8 @@ def test_each_kind_of_op_for_itself() -> None:
         measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
         measurement("linear", reference=2.0, recompute=1.0),
     ]
-    assert choose_implementations(AUTO, found) == Implementations(
-        "recompute", "reference", "recompute", "recompute", "gates"
-    )
+    chosen = Implementations("recompute", "reference", "recompute", "recompute", "gates")
+    assert choose_implementations(AUTO, found) == chosen
     assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
 
 
@@ -81,15 +76,10 @@ def test_all_calls_of_a_kind_count() -> None:
     assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
 
 
-def test_the_reference_must_be_worth_its_memory() -> None:
-    assert (
-        choose_implementations(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder
-        == "recompute"
-    )
-    assert (
-        choose_implementations(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder
-        == "reference"
-    )
+@pytest.mark.parametrize(("milliseconds", "expected"), [(0.9, "recompute"), (0.8, "reference")])
+def test_the_reference_must_be_worth_its_memory(milliseconds: float, expected: str) -> None:
+    found = [measurement("lstm", reference=milliseconds, recompute=1.0)]
+    assert choose_implementations(AUTO, found).encoder == expected
 
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
@@ -113,12 +103,7 @@ def test_a_run_is_as_long_as_its_first_limit() -> None:
 
 def test_the_shape_of_most_rows_is_measured() -> None:
     """Not that of most batches, of the largest ones, or of the last."""
-    shapes = [
-        BatchShape(4, 5, 10, 9),
-        BatchShape(6, 7, 40, 3),
-        BatchShape(8, 9, 50, 2),
-        BatchShape(9, 9, 30, 3),
-    ]
+    shapes = [BatchShape(*sizes) for sizes in ((4, 5, 10, 9), (6, 7, 40, 3), (8, 9, 50, 2), (9, 9, 30, 3))]
     assert frequent_shape(SimpleNamespace(shapes=lambda: shapes)) == Shape(40, 6, 7)  # type: ignore[arg-type]
 
 
@@ -140,11 +125,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
     def quick(functions: Any, *_: Any, **__: Any) -> Any:
         found = real(functions, 60.0, least=1, most=1, drop=False)
-        assert found is not None
-        return {
-            name: timing._replace(samples=(1.0 if name.startswith("reference") else 2.0,))
-            for name, timing in found.items()
-        }
+        seconds = {name: 1.0 if name.startswith("reference") else 2.0 for name in found}
+        return {name: timing._replace(samples=(seconds[name],)) for name, timing in found.items()}
 
     monkeypatch.setattr(session, "alternate", quick)
     yield
@@ -164,12 +146,9 @@ def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> 
     assert all(parameter.grad is None for parameter in model.parameters())
     keys = list(session.measurements)
     assert all(key.endswith("backward") for key in keys)
-    assert {key.partition(" ")[0] for key in keys} == {
-        "bidirectional_lstm",
-        "lstm",
-        "linear_cross_entropy",
-        "attentional_lstm" if input_feeding else "additive_attention",
-    }
+    attention = "attentional_lstm" if input_feeding else "additive_attention"
+    ops = {"bidirectional_lstm", "lstm", "linear_cross_entropy", attention}
+    assert {key.partition(" ")[0] for key in keys} == ops
     assert any("B=3" in key and "T=6" in key for key in keys)
 
 
@@ -177,14 +156,11 @@ def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> 
 def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Run(text, tmp_path / "one", ("training.max_updates=2",))
-    one.train()
+    one = Run(text, tmp_path / "one", ("training.max_updates=2",)).trained()
     chosen = RULE._replace(encoder="reference", decoder="reference", output="reference")
-    assert (
-        "ops: encoder reference, decoder reference, attention recompute, output reference, stash gates (measured in"
-        in one.said()
-    )
-    assert "ops: encoder reference" in one.folder.log.read_text()
+    said = "ops: encoder reference, decoder reference, attention recompute, output reference, stash gates (measured in"
+    assert said in one.said()
+    assert said in one.folder.log.read_text()
     # It goes on as it began, although the rule says otherwise now.
     monkeypatch.setattr(choice, "measure", None)
     later = Run(text, tmp_path / "one", ("training.max_updates=4",))
@@ -198,30 +174,25 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
 
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "measure", None)
-    tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))
-    tiny.train()
+    tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",)).trained()
     assert "stash gates (default; the model is too small to measure)" in tiny.said()
-    named = Run(
-        text, tmp_path / "named", ("ops={encoder: reference, decoder: reference, output: reference}",)
-    )
+    ops = ("ops={encoder: reference, decoder: reference, output: reference}",)
+    named = Run(text, tmp_path / "named", ops)
     assert named.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_a_choice_for_another_device_is_made_anew() -> None:
-    recipe = load_recipe("quickstart", ["ops.output=reference"])
-    saved = as_saved(RULE, CPU)
+    recipe, saved = load_recipe("quickstart", ["ops.output=reference"]), as_saved(RULE, CPU)
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
-    assert saved_choice(recipe, saved, torch.device("cuda")) is None
-    assert saved_choice(recipe, {}, CPU) is None
-    assert saved_choice(recipe, {"device": "cpu"}, CPU) is None
+    for other, device in ((saved, torch.device("cuda")), ({}, CPU), ({"device": "cpu"}, CPU)):
+        assert saved_choice(recipe, other, device) is None
 
 
 def test_what_a_machine_cannot_run_is_refused() -> None:
     refuse_missing(AUTO, "cpu")
     refuse_missing(Implementations.everywhere("recompute"), "cpu")
-    with pytest.raises(
-        InputError, match=r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"
-    ):
+    message = r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"
+    with pytest.raises(InputError, match=message):
         refuse_missing(Implementations(output="triton"), "cpu")
 
 
@@ -231,6 +202,5 @@ def test_in_cuda_graphs_the_rule_recomputes() -> None:
         with captured():
             found = choose_implementations(AUTO, [], device="cuda")
     assert {found.traits(key).recomputes for key in ("encoder", "decoder", "output")} == {True}
-    assert (
-        found.stash == eager.stash == implementations_of("attentional_lstm")[found.decoder].traits.model_stash
-    )
+    level = implementations_of("attentional_lstm")[found.decoder].traits.model_stash
+    assert found.stash == eager.stash == level

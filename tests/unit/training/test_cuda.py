@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,9 @@ from econmt.data.batching.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
 from econmt_ops.dispatch.rule import rules_only
-from tests.unit.training.tiny import Run, metrics, snapshot, write_text
+from tests.unit.training.tiny import MakeRun, Run, assert_parts_are_the_whole, metrics, write_text
 
 pytestmark = pytest.mark.cuda
-MakeRun = Callable[..., Run]
 GPU = ("training.device=cuda", "model.dropout=0.0")
 
 
@@ -33,8 +31,7 @@ def test_a_gpu_learns_what_a_cpu_learns(make_run: MakeRun) -> None:
 
 
 def test_parameters_stay_float32_in_bfloat16(make_run: MakeRun) -> None:
-    run = make_run(*GPU, "training.precision=bfloat16")
-    run.train()
+    run = make_run(*GPU, "training.precision=bfloat16").trained()
     trainer = run.trainer()
     assert trainer.step.precision.dtype == torch.bfloat16
     assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
@@ -53,11 +50,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs:
         "training.loss_scale_window=2",
         *named("recompute"),
     )
-    make_run(*how, name="whole").train()
-    make_run(*how, "training.max_updates=4", name="parts").train()
-    make_run(*how, name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    assert found == expected
+    assert_parts_are_the_whole(make_run, *how, ends=(4, 8))
 
 
 def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> None:
@@ -103,10 +96,8 @@ CASES = {
     "thin": (*named("recompute"), *THIN),
 }
 WAYS = {
-    f"{name}, {precision}": (*changes, f"training.precision={precision}")
-    for name, changes in CASES.items()
-    for precision in ("float32", "bfloat16")
-} | {
+    **{f"{name}, float32": (*changes, "training.precision=float32") for name, changes in CASES.items()},
+    **{f"{name}, bfloat16": (*changes, "training.precision=bfloat16") for name, changes in CASES.items()},
     "auto, float16": (*named("auto"), "training.precision=float16"),
     "float16, several batches": ("training.precision=float16", "training.update_interval=2"),
     "float16, nadam": ("training.precision=float16", "training.optimizer.name=nadam"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,12 +10,19 @@ import torch
 from econmt.errors import InputError, TrainingError
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.tiny import MakeRun, Run, assert_parts_are_the_whole, metrics
 
-MakeRun = Callable[..., Run]
 HALF = "training.precision=float16"
 LARGE = (HALF, f"training.loss_scale={2**30}", "training.loss_scale_window=3")
 """A scale with which gradients overflow at first, and that then grows and falls again in a few updates."""
+
+
+OTHERS = (
+    "training.averaging={start: at-once, decay: 0.5}",
+    "training.optimizer.name=adam8bit",
+    "model.decoder.size=40",
+    "training.update_interval=2",
+)
 
 
 def begin(run: Run) -> Trainer:
@@ -32,7 +38,6 @@ def tensors(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def scale_of(trainer: Trainer) -> tuple[float, int]:
-    assert trainer.step.loss_scale is not None
     return trainer.step.loss_scale.state()
 
 
@@ -63,29 +68,13 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        (),
-        pytest.param(
-            (
-                "training.averaging={start: at-once, decay: 0.5}",
-                "training.optimizer.name=adam8bit",
-                "model.decoder.size=40",
-                "training.update_interval=2",
-            ),
-            marks=pytest.mark.thorough,
-        ),
-    ],
+    [(), pytest.param(OTHERS, marks=pytest.mark.thorough)],
     ids=["plain", "average, 8 bits, several batches"],
 )
 def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tuple[str, ...]) -> None:
     """Also where it ends right after an overflow, or between two."""
-    how = (*LARGE, *changes, "training.max_updates=24", "training.checkpoint_interval=4")
-    whole = make_run(*how, name="whole")
-    whole.train()
-    for updates in (4, 16, 24):
-        make_run(*how, f"training.max_updates={updates}", name="parts").train()
-    parts = make_run(*how, name="parts")
-    assert snapshot(parts.folder) == snapshot(whole.folder)
+    how = (*LARGE, *changes, "training.checkpoint_interval=4")
+    whole = assert_parts_are_the_whole(make_run, *how, ends=(4, 16, 24))
     rows = metrics(whole.folder)
     assert rows[0]["skipped_updates"] == 4.0
     assert rows[0]["loss_scale"] == 2.0**26
@@ -98,7 +87,6 @@ def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tupl
 
 def test_a_scale_that_is_too_small_stops_the_run(make_run: MakeRun) -> None:
     trainer = begin(make_run(HALF))
-    assert trainer.step.loss_scale is not None
     trainer.step.loss_scale.restore(2.0**-13, 0)
     trainer._update(Progress.silent())
     trainer.step.loss_scale.restore(2.0**-14, 0)
@@ -114,9 +102,8 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scale(make_run: MakeRun) -> N
     trainer = begin(make_run(HALF))
     with torch.no_grad():
         trainer.model.output.bias.fill_(float("nan"))
-    with pytest.raises(
-        TrainingError, match=r"the loss is not finite at update 1.*float32, which has a wider range"
-    ):
+    message = r"the loss is not finite at update 1.*float32, which has a wider range"
+    with pytest.raises(TrainingError, match=message):
         trainer._update(Progress.silent())
 
 

@@ -10,6 +10,11 @@ from econmt.errors import InputError
 from tests.unit.training.tiny import Run, metrics, write_guides, write_text
 
 GUIDED = ("data.alignment=align", "training.guided_alignment_weight=0.5", "training.max_updates=6")
+FACTORS = ("data.source_factors=[case]", "model.source_factors_num_embed=[2]")
+TERMS = (
+    "data.annotate_terms={glossary: terms, share: 0.9}",
+    "data.subwords={type: bpe, size: 40, joint: true}",
+)
 
 
 @pytest.fixture
@@ -43,16 +48,9 @@ def test_attention_follows_the_alignment(text: Path) -> None:
         ("train.weights", "0.25", ("data.weights=weights",)),
         ("train.align", "0-0", ("data.alignment=align",)),
         ("valid.align", "0-0", ("data.alignment=align",)),
-        ("train.case", "y", ("data.source_factors=[case]", "model.source_factors_num_embed=[2]")),
-        ("valid.case", "y", ("data.source_factors=[case]", "model.source_factors_num_embed=[2]")),
-        (
-            "terms",
-            "a = B",
-            (
-                "data.annotate_terms={glossary: terms, share: 0.9}",
-                "data.subwords={type: bpe, size: 40, joint: true}",
-            ),
-        ),
+        ("train.case", "y", FACTORS),
+        ("valid.case", "y", FACTORS),
+        ("terms", "a = B", TERMS),
     ],
 )
 def test_a_changed_file_beside_the_text_stops_a_resumed_run(

@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from econmt.model import TranslationModel
 from econmt.training.hooks import HookError, Judged, program_hook
 from econmt.training.run import run_recipe
 from econmt.training.validation import validate
-from tests.unit.training.tiny import Run, metrics
+from tests.unit.training.tiny import MakeRun, metrics
 
-MakeRun = Callable[..., Run]
 PROGRAM = """
 import json, os, sys
 lines = sys.stdin.read().splitlines()
@@ -108,35 +106,33 @@ def test_a_hook_that_fails_leaves_a_gap(make_run: MakeRun, capfd: pytest.Capture
     assert found[::2] == [2.0, 6.0]
     assert math.isnan(found[1])
     assert "best checkpoint 6" in run.said()
-    assert (
-        "warning: validation hook: judge: ended with exit code 3; this checkpoint has no figure"
-        in capfd.readouterr().err
-    )
+    said = "warning: validation hook: judge: ended with exit code 3; this checkpoint has no figure"
+    assert said in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "expected"),
     [
-        ("print('BLEU 3.5e1')", None),
+        ("print('BLEU 3.5e1')", 35.0),
+        ("print('5\\n\\n')", 5.0),
         ("print('none')", "ends with 'none'; the last word must be a number"),
         ("print('nan')", "ends with 'nan'"),
         ("pass", "ends with ''"),
         ("raise SystemExit(4)", "ended with exit code 4"),
-        ("print('5\\n\\n')", None),
         ("while True: print(1)", "wrote more than 8,032 bytes for 2"),
         ("import sys; sys.stdout.buffer.write(b'7\\n\\xff')", "ends with '\ufffd'"),
     ],
 )
 def test_the_figure_of_a_program(
-    tmp_path: Path, code: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, code: str, expected: str | float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LINE_BYTES", 8000)
-    hook = program_hook(command("-c", code))
-    if message is None:
-        assert hook(judged(tmp_path, "a"), lambda: False) == (35.0 if "BLEU" in code else 5.0)
+    hook, translations = program_hook(command("-c", code)), judged(tmp_path, "a")
+    if isinstance(expected, float):
+        assert hook(translations, lambda: False) == expected
         return
-    with pytest.raises(HookError, match=message):
-        hook(judged(tmp_path, "a"), lambda: False)
+    with pytest.raises(HookError, match=expected):
+        hook(translations, lambda: False)
 
 
 def test_a_program_that_waits_is_ended_with_the_run(tmp_path: Path) -> None:

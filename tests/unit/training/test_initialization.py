@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,39 +11,28 @@ from econmt.checkpoint.tensor_files import read_tensors
 from econmt.data.batching.store import PreparedData
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
-from tests.unit.training.tiny import Run
-
-MakeRun = Callable[..., Run]
+from tests.unit.engine.toy import assert_same_bits, parameters
+from tests.unit.training.tiny import MakeRun, Run
 
 
 @pytest.fixture
 def first(make_run: MakeRun) -> Run:
-    run = make_run("training.max_updates=2", name="first")
-    run.train()
-    return run
-
-
-def start(run: Run) -> dict[str, torch.Tensor]:
-    """The parameters with which a run begins."""
-    return {name: part.detach() for name, part in run.trainer().model.named_parameters()}
+    return make_run("training.max_updates=2", name="first").trained()
 
 
 def test_a_run_begins_with_the_parameters_of_another(make_run: MakeRun, first: Run) -> None:
+    """It is said, recorded, and its updates are counted from nothing."""
     expected, _ = read_tensors(first.folder.best)
     for place in (first.folder.path, first.folder.best):
-        second = make_run(f"training.initialize_from={place}", name=f"second-{place.name}")
-        found = start(second)
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not torch.equal(start(make_run(name="other"))["output.weight"], expected["output.weight"])
-
-
-def test_it_is_said_recorded_and_counts_from_nothing(make_run: MakeRun, first: Run) -> None:
-    second = make_run(f"training.initialize_from={first.folder.path}", name="second")
-    result = second.train()
-    assert result.update == 8
+        second = make_run(
+            f"training.initialize_from={place}", "training.max_updates=3", name=f"second-{place.name}"
+        )
+        assert_same_bits(parameters(second.trainer().model), expected)
+    other = parameters(make_run(name="other").trainer().model)
+    assert not torch.equal(other["output.weight"], expected["output.weight"])
+    assert second.train().update == 3
     assert f"initial parameters: update 2 of {first.folder.best}" in second.said()
-    assert f"initialize_from: {first.folder.path}" in second.folder.recipe.read_text()
+    assert f"initialize_from: {first.folder.best}" in second.folder.recipe.read_text()
 
 
 def test_going_on_needs_the_other_model_no_more(make_run: MakeRun, first: Run) -> None:
@@ -52,11 +40,9 @@ def test_going_on_needs_the_other_model_no_more(make_run: MakeRun, first: Run) -
     make_run(key, name="whole").train()
     make_run(key, "training.max_updates=4", name="parts").train()
     first.folder.best.unlink()
-    parts = make_run(key, name="parts")
-    parts.train()
-    whole, _ = read_tensors(make_run(key, name="whole").folder.best)
-    found, _ = read_tensors(parts.folder.best)
-    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    parts = make_run(key, name="parts").trained()
+    runs = parts, make_run(key, name="whole")
+    assert_same_bits(*(read_tensors(run.folder.best)[0] for run in runs))
     with pytest.raises(InputError, match=r"another recipe: training\.initialize_from .* -> null"):
         make_run(name="parts").train()
 
@@ -124,17 +110,13 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     start_from = f"training.initialize_from={first.folder.path}"
     with pytest.raises(InputError, match="belongs to another vocabulary"):
         make_run(*keys, start_from, name="second").trainer()
-    second = make_run(
-        *keys, start_from, "training.update_vocab=true", "training.max_updates=1", name="second"
-    )
+    more = ("training.update_vocab=true", "training.max_updates=1")
+    second = make_run(*keys, start_from, *more, name="second")
     trainer, drawn = second.trainer(), make_run(*keys, name="drawn").trainer()
     before = rows(load_model(first.folder.path).model, first.prepared())
     after, fresh = rows(trainer.model, second.prepared()), rows(drawn.model, second.prepared())
-    assert (
-        after.keys()
-        == before.keys()
-        == {"source_embedding.weight", "target_embedding.weight", "output.weight", "output.bias"}
-    )
+    tables = {"source_embedding.weight", "target_embedding.weight", "output.weight", "output.bias"}
+    assert after.keys() == before.keys() == tables
     for name, found in after.items():
         letters = "ehwy" if name.startswith("source") else "EHWY"
         assert found.keys() != before[name].keys()
@@ -147,7 +129,6 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     assert all(torch.equal(trainer.parameters[name], expected_others[name]) for name in others)
     second.train()
     assert "source vocabulary: 8 of 12 tokens are known there, other rows are random" in second.said()
-    with pytest.raises(
-        InputError, match=r"update_vocab: true has no effect without training\.initialize_from"
-    ):
+    message = r"update_vocab: true has no effect without training\.initialize_from"
+    with pytest.raises(InputError, match=message):
         make_run("training.update_vocab=true")

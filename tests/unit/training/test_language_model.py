@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,12 +30,16 @@ from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.tiny import metrics, snapshot
+from tests.unit.training.tiny import assert_parts_are_the_whole, metrics, snapshot
 from tests.unit.training.tiny_text import TextRun, write_lines
 
 MakeRun = Callable[..., TextRun]
 CPU = torch.device("cpu")
 NO_DROPOUT = "model.dropout=0.0"
+JITTER = "training.bptt_jitter=true"
+NON_MONOTONE = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
+AT_ONCE = "training.averaging={start: at-once}"
+PENALTIES = ("training.activation_regularization=2.0", "training.temporal_activation_regularization=1.0")
 RECOMPUTE = Implementations.everywhere("recompute")
 
 
@@ -54,31 +59,17 @@ def make_run(text: Path, tmp_path: Path) -> MakeRun:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (
-            "training.bptt_jitter=true",
-            "training.averaging={start: non-monotone, non_monotone_interval: 1}",
-            "model.size=[9, 6]",
-            "training.activation_regularization=2.0",
-            "training.temporal_activation_regularization=1.0",
-        ),
-        (
-            "training.averaging={start: at-once}",
-            "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}",
-        ),
+        (JITTER, NON_MONOTONE, "model.size=[9, 6]", *PENALTIES),
+        (AT_ONCE, "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}"),
         ("training.schedule={name: plateau-reduce, reduce_num_not_improved: 1}",),
-        ("model.cell=qrnn2", "model.size=[9, 6]", "model.dropout.weights=0.0", "training.bptt_jitter=true"),
+        ("model.cell=qrnn2", "model.size=[9, 6]", "model.dropout.weights=0.0", JITTER),
         ("training.precision=float16", f"training.loss_scale={2**24}", "training.loss_scale_window=3"),
     ],
 )
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrides: tuple[str, ...]) -> None:
     # Learning rates so high that validation does not always improve.
-    rest = ("training.max_updates=24", "training.optimizer.learning_rate=30.0", *overrides)
-    whole = make_run(*rest, name="whole")
-    whole.train()
-    for updates in (4, 16, 24):
-        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    assert found == expected
+    rest = ("training.optimizer.learning_rate=30.0", *overrides)
+    whole = assert_parts_are_the_whole(make_run, *rest, ends=(4, 16, 24))
     if "non-monotone" in "".join(overrides):
         state = whole.trainer().state
         assert state.average_from is not None
@@ -86,44 +77,31 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrid
 
 
 def test_where_a_part_of_a_run_ends_does_not_decide_on_averaging(make_run: MakeRun) -> None:
-    averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
-    rest = ("training.optimizer.learning_rate=30.0", averaging)
-    begins = {}
-    for name, ends in (("whole", (32,)), ("parts", (3, 9, 18, 23, 32))):
-        for updates in ends:
-            make_run(*rest, f"training.max_updates={updates}", name=name).train()
-        state = make_run(*rest, "training.max_updates=32", name=name).trainer().state
-        begins[name] = state.average_from
-        assert {row["update"] for row in state.metrics} >= {*ends}
-    assert begins["parts"] == begins["whole"]
-    assert begins["whole"] is not None
-
-
-def test_a_run_that_ends_where_averaging_begins_goes_on_with_its_parameters(make_run: MakeRun) -> None:
-    """The mean has no values yet."""
-    averaging = "training.averaging={start: non-monotone, non_monotone_interval: 1}"
-    rest = ("training.optimizer.learning_rate=30.0", averaging, "training.max_updates=32")
-    whole = make_run(*rest, name="whole")
-    whole.train()
+    """Where it ends when averaging begins, it goes on with its parameters: the mean has no values yet."""
+    rest = ("training.optimizer.learning_rate=30.0", NON_MONOTONE)
+    whole = make_run(*rest, "training.max_updates=32", name="whole").trained()
     begins = whole.trainer().state.average_from
     assert begins is not None
-    for updates in (begins, 32):
-        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
-    assert snapshot(make_run(name="parts").folder) == snapshot(whole.folder)
+    for name, ends in (("parts", (3, 9, 18, 23, 32)), ("there", (begins, 32))):
+        for updates in ends:
+            run = make_run(*rest, f"training.max_updates={updates}", name=name).trained()
+        state = run.trainer().state
+        assert state.average_from == begins
+        assert {row["update"] for row in state.metrics} >= {*ends}
+    assert snapshot(run.folder) == snapshot(whole.folder)
 
 
 def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> None:
-    averaging = "training.averaging={start: at-once}"
     # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
-    whole = make_run(averaging, name="whole").trainer()
+    whole = make_run(AT_ONCE, name="whole").trainer()
     for _ in range(7):
         whole._update(Progress.silent())
-    parts = make_run(averaging, name="parts").trainer()
+    parts = make_run(AT_ONCE, name="parts").trainer()
     for _ in range(3):
         parts._update(Progress.silent())
     parts.folder.recipe.write_text(recipe_text(parts.recipe))
     parts._save(optimizer_tensors(parts.optimizer, parts.parameters), None)
-    resumed = make_run(averaging, name="parts").trainer()
+    resumed = make_run(AT_ONCE, name="parts").trainer()
     assert resumed.state.update == 3
     assert float(resumed.model.get_buffer("carried").abs().sum()) > 0.0
     for _ in range(4):
@@ -135,8 +113,7 @@ def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> N
 
 
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
-    run = make_run("training.max_updates=8", "model.dropout=0.1")
-    run.train()
+    run = make_run("training.max_updates=8", "model.dropout=0.1").trained()
     results = make_results(run.context())
     rows = metrics(run.folder)
     best = next(row for row in rows if row["update"] == results.best_update)
@@ -173,31 +150,22 @@ def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: P
 @pytest.mark.parametrize(
     ("size", "bptt", "rows", "expected"),
     [
-        (3, 5, 1, 15),
-        (3, 5, 2, 7),
-        (3, 5, 15, 1),
-        (3, 5, 16, 1),
-        (40, 30, 1, 1024),
-        (40, 30, 3, 341),
-        (32, 32, 4, 256),
+        *((3, 5, 1, 15), (3, 5, 2, 7), (3, 5, 15, 1), (3, 5, 16, 1)),
+        *((40, 30, 1, 1024), (40, 30, 3, 341), (32, 32, 4, 256)),
     ],
 )
 def test_windows_of_validation_are_no_larger_than_a_batch(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, size: int, bptt: int, rows: int, expected: int
 ) -> None:
-    asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(language_model, "whole_text", lambda store, *sizes: asked.append(sizes))
+    monkeypatch.setattr(language_model, "whole_text", lambda store, *sizes: sizes)
     run = make_run(f"training.batch.size={size}", f"training.bptt={bptt}", f"training.valid_rows={rows}")
     task, prepared = LanguageModelTask(run.recipe, 12), run.prepared()
-    task.evaluation(prepared, "valid")
-    assert asked == [(rows, expected, 0)]
+    assert task.evaluation(prepared, "valid").batches == (rows, expected, 0)
     # A final figure has rows of at least 4,000 tokens, at most 32, which read 1,000 tokens first.
     for tokens, exact_rows in ((3_999, 1), (8_000, 2), (11_999, 2), (400_000, 32)):
-        asked.clear()
-        store = SimpleNamespace(total_tokens=tokens)
-        task.evaluation(prepared._replace(valid=store), "valid", exact=True)  # type: ignore[arg-type]
-        window = max(1, min(size * bptt, 1024) // exact_rows)
-        assert asked == [(exact_rows, window, 1_000)]
+        store: Any = SimpleNamespace(total_tokens=tokens)
+        asked = task.evaluation(prepared._replace(valid=store), "valid", exact=True).batches
+        assert asked == (exact_rows, max(1, min(size * bptt, 1024) // exact_rows), 1_000)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -246,17 +214,16 @@ def test_training_carries_the_state_to_the_next_batch_and_forgets_it_with_the_ep
     trainer = make_run(NO_DROPOUT, "training.optimizer.learning_rate=1e-30").trainer()
     trainer.model.train()
     assert isinstance(trainer.model, LanguageModel)
-    losses = []
-    for _ in range(trainer.batches.batches_per_epoch + 2):
-        batch = next(trainer.batches)
-        losses.append(float(trainer.task.loss(trainer.model, batch, Implementations()).detach()))
-    again = losses[-2:]
-    assert again == losses[:2]
+
+    def next_loss() -> float:
+        return float(trainer.task.loss(trainer.model, next(trainer.batches), Implementations()).detach())
+
+    losses = [next_loss() for _ in range(trainer.batches.batches_per_epoch + 2)]
+    assert losses[-2:] == losses[:2]
     # The same batch without what came before it.
     trainer.batches.load_state_dict({**trainer.batches.state_dict(), "position": 1})
     trainer.model.carried.zero_()
-    alone = trainer.task.loss(trainer.model, next(trainer.batches), Implementations()).detach()
-    assert float(alone) != losses[1]
+    assert next_loss() != losses[1]
 
 
 def test_steps_in_graphs_carry_the_state_too(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +291,7 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
     rest = ("training.device=cuda", "training.precision=float32", f"training.bptt_jitter={jitter}")
     found = {}
     for graphs in ("off", "auto"):
-        run = make_run(*rest, f"training.cuda_graphs={graphs}", name=graphs)
-        run.train()
+        run = make_run(*rest, f"training.cuda_graphs={graphs}", name=graphs).trained()
         found[graphs] = metrics(run.folder)[-1]
         assert "no CUDA graph" not in run.console.file.getvalue()  # type: ignore[attr-defined]
     for key in ("valid_perplexity", "train_loss", "gradient_norm"):
@@ -334,7 +300,7 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
 
 @pytest.mark.cuda
 def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
-    rest = ("training.device=cuda", "training.precision=float32", "training.averaging={start: at-once}")
+    rest = ("training.device=cuda", "training.precision=float32", AT_ONCE)
     make_run(*rest, name="whole").train()
     for updates in (4, 8, 12):
         make_run(*rest, f"training.max_updates={updates}", name="parts").train()

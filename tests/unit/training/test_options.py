@@ -20,9 +20,8 @@ from econmt.errors import InputError
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics
-
-MakeRun = Callable[..., Run]
+from tests.unit.engine.toy import assert_same_bits, parameters
+from tests.unit.training.tiny import MakeRun, metrics
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def steps(trainer: Trainer, count: int) -> dict[str, torch.Tensor]:
     """Makes so many updates; the parameters after them."""
     for _ in range(count):
         trainer._update(Progress.silent())
-    return {name: part.detach().clone() for name, part in trainer.parameters.items()}
+    return parameters(trainer.model)
 
 
 def leave(trainer: Trainer) -> None:
@@ -73,16 +72,13 @@ def test_a_mean_that_another_optimizer_left_begins_anew(make_run: MakeRun) -> No
     leave(trainer)
     means, _ = read_tensors(trainer.folder.state(Commit(3, False)) / "params.safetensors")
     other = make_run(AVERAGING, "training.optimizer.name=sgd").trainer(resume_with_changes=True)
-    assert all(torch.equal(part, means[name]) for name, part in other.parameters.items())
+    assert_same_bits(parameters(other.model), means)
     assert other.state.average_from == 3
-
-
-def test_a_mean_that_another_rule_began_not_begins(make_run: MakeRun) -> None:
-    trainer = make_run("training.averaging={start: non-monotone}").trainer()
+    trainer = make_run("training.averaging={start: non-monotone}", name="another").trainer()
     steps(trainer, 2)
     leave(trainer)
-    other = make_run(AVERAGING).trainer(resume_with_changes=True)
-    assert other.state.average_from == 2
+    other = make_run(AVERAGING, name="another").trainer(resume_with_changes=True)
+    assert other.state.average_from == 2, "another rule has not begun it"
 
 
 def test_copies_of_the_state_are_saved_with_what_the_mean_displaces(make_run: MakeRun) -> None:
@@ -93,13 +89,13 @@ def test_copies_of_the_state_are_saved_with_what_the_mean_displaces(make_run: Ma
     trainer.step.optimizer_tensors = lambda: {name: value.clone() for name, value in real().items()}  # type: ignore[method-assign]
     leave(trainer)
     found = make_run(AVERAGING).trainer()
-    assert all(torch.equal(part, wanted[name]) for name, part in found.parameters.items())
+    assert_same_bits(parameters(found.model), wanted)
 
 
 def test_names_that_are_fixed(make_run: MakeRun) -> None:
     names = r"training.fixed_param_names=['encoder\..*', 'output\.bias']"
     run = make_run(names, "training.optimizer={name: adamw, weight_decay: 0.1}", "training.max_updates=4")
-    before = {name: part.detach().clone() for name, part in run.trainer().parameters.items()}
+    before = parameters(run.trainer().model)
     run.train()
     after, _ = read_tensors(run.folder.best)
     still = {name for name, value in after.items() if torch.equal(value, before[name])}
@@ -126,8 +122,7 @@ FORMER = {
 def test_a_folder_of_an_earlier_version_goes_on(make_run: MakeRun) -> None:
     """With the keys of former options in its recipe and in its parameter files; other values are refused."""
     keys = ("model.dropout={layers: 0.1}",)
-    whole = make_run(*keys, name="whole")
-    whole.train()
+    whole = make_run(*keys, name="whole").trained()
     make_run(*keys, "training.max_updates=4", name="parts").train()
     parts = make_run(*keys, name="parts")
 
@@ -144,11 +139,9 @@ def test_a_folder_of_an_earlier_version_goes_on(make_run: MakeRun) -> None:
         write_tensors(path, tensors, metadata)
     assert set(load_model(parts.folder.path).model.state_dict()) == set(read_tensors(whole.folder.best)[0])
     parts.train()
-    after = {run: read_tensors(run.folder.best)[0] for run in (whole, parts)}
-    assert all(torch.equal(part, after[parts][name]) for name, part in after[whole].items())
+    assert_same_bits(*(read_tensors(run.folder.best)[0] for run in (whole, parts)))
     recipe["model"]["lhuc"] = "all"
     parts.folder.recipe.write_text(yaml.safe_dump(recipe))
-    with pytest.raises(
-        InputError, match=r"recipe.yaml:\d+: model.lhuc is no longer supported; remove it, and train"
-    ):
+    message = r"recipe.yaml:\d+: model.lhuc is no longer supported; remove it, and train"
+    with pytest.raises(InputError, match=message):
         load_model(parts.folder.path)

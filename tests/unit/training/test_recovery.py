@@ -21,17 +21,15 @@ from econmt.errors import InputError, TrainingError
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.run import train
-from tests.unit.training.tiny import Run, snapshot
+from tests.unit.training.test_output_folder import contents
+from tests.unit.training.tiny import MakeRun, Run, snapshot
 
-MakeRun = Callable[..., Run]
 NEWEST = "training_state/00006"
 
 
 @pytest.fixture(scope="module")
 def at_six(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",))
-    run.train()
-    return run
+    return Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",)).trained()
 
 
 @pytest.fixture
@@ -86,10 +84,6 @@ def test_a_state_that_is_set_aside_stays_until_there_is_a_newer_one(run: Run) ->
     assert run.folder.commits() == [Commit(4, True)]
     assert (run.folder.states / "00006.damaged" / "optimizer.safetensors").is_file()
     assert run.folder.parameters(6).read_bytes() == parameters
-
-
-def test_a_state_that_was_set_aside_goes_with_the_one_that_replaces_it(run: Run) -> None:
-    flip(run.folder.path / NEWEST / "optimizer.safetensors")
     Run(run.text, run.folder.path, ("training.max_updates=6",)).train()
     assert sorted(path.name for path in run.folder.states.iterdir()) == ["00004", "00006"]
 
@@ -100,8 +94,7 @@ def test_the_best_states_of_the_newest_and_of_the_one_before_are_kept(
     """A plateau may come at the last checkpoint, or again at it when the state before is resumed from."""
     values = iter((3.0, 4.0, 4.5, 2.0))
     monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
-    run = make_run("training.schedule.name=plateau-reduce")
-    run.train()
+    run = make_run("training.schedule.name=plateau-reduce").trained()
     assert [row["update"] for row in run.trainer().state.metrics] == [2, 4, 6, 8]
     assert run.trainer().state.best_update == 8
     assert sorted(path.name for path in run.folder.states.iterdir()) == ["00002", "00006", "00008"]
@@ -110,11 +103,11 @@ def test_the_best_states_of_the_newest_and_of_the_one_before_are_kept(
 def test_without_a_state_that_can_be_read_nothing_is_touched(run: Run) -> None:
     for number in ("00004", "00006"):
         flip(run.folder.states / number / "optimizer.safetensors")
-    before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+    before = contents(run.folder.path)
     newest = run.folder.path / NEWEST / "optimizer.safetensors"
     with pytest.raises(InputError, match=rf"^{newest}: damaged \(its checksum is wrong\)"):
         run.train()
-    assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
+    assert contents(run.folder.path) == before
 
 
 def test_an_interrupted_state_is_gone_around_too(run: Run, whole: Run) -> None:
@@ -138,11 +131,10 @@ def test_a_state_that_cannot_be_read_back_stops_training_and_the_one_before_goes
         if path.name == "optimizer.safetensors" and metadata["update"] == "6":
             flip(path)
 
+    message = r"update 6 cannot be read back \(.*\); the checkpoint of update 4 is"
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write_tensors", damaging)
-        with pytest.raises(
-            TrainingError, match=r"update 6 cannot be read back \(.*\); the checkpoint of update 4 is"
-        ) as e:
+        with pytest.raises(TrainingError, match=message) as e:
             run.train()
     assert "\n" not in str(e.value)
     assert Commit(4, True) in run.folder.commits()
@@ -172,10 +164,8 @@ def test_a_best_that_is_lost_is_said(make_run: MakeRun, monkeypatch: pytest.Monk
         file.seek(-1, 2)
         file.write(b"\x7f")
     run.train()
-    assert (
-        f"the best checkpoint so far is lost; the next better one replaces it: {run.folder.best}: damaged"
-        in run.said()
-    )
+    said = f"the best checkpoint so far is lost; the next better one replaces it: {run.folder.best}: damaged"
+    assert said in run.said()
     assert read_tensors(run.folder.best)[1]["update"] == "10"
 
 
@@ -204,13 +194,6 @@ OTHERS = (
     "training_state/notes.tmp",
     "probe.tmp",
 )
-
-
-def put_others(folder: ModelFolder) -> None:
-    for name in OTHERS:
-        path = folder.path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"of someone else: {name}")
 
 
 def test_what_a_save_left_half_is_no_obstacle_to_the_next(run: Run, whole: Run) -> None:
@@ -246,15 +229,16 @@ def test_files_of_a_checkpoint_at_the_update_of_an_interruption_are_not_taken_fo
 
 
 def test_files_of_others_in_a_model_folder_stay(run: Run) -> None:
-    put_others(run.folder)
+    for name in OTHERS:
+        path = run.folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"of someone else: {name}")
     run.train()
     for name in OTHERS:
         assert (run.folder.path / name).read_text() == f"of someone else: {name}"
     run.folder.clear()
-    found = sorted(
-        str(path.relative_to(run.folder.path)) for path in run.folder.path.rglob("*") if path.is_file()
-    )
-    assert found == sorted([*OTHERS, "vocab.source.txt", "vocab.target.txt"])
+    files = {str(path.relative_to(run.folder.path)) for path in run.folder.path.rglob("*") if path.is_file()}
+    assert files == {*OTHERS, "vocab.source.txt", "vocab.target.txt"}
 
 
 def test_a_key_that_gets_an_effect_is_a_change(tmp_path: Path) -> None:

@@ -14,23 +14,6 @@ def schedule(**keys: object) -> Schedule:
     return Schedule(Config.model_validate(keys), 0.4, 16)
 
 
-def test_constant() -> None:
-    assert [schedule(name="constant").learning_rate(update) for update in (1, 2, 10**6)] == [0.4] * 3
-
-
-def test_warm_up_is_linear_from_zero() -> None:
-    rates = [schedule(name="constant", warmup=4).learning_rate(update) for update in range(1, 7)]
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
-
-
-def test_inverse_square_root_falls_after_the_warm_up() -> None:
-    found = schedule(name="inverse-sqrt", warmup=100)
-    assert found.learning_rate(50) == pytest.approx(0.2)
-    assert found.learning_rate(100) == pytest.approx(0.4)
-    assert found.learning_rate(400) == pytest.approx(0.2)
-    assert found.learning_rate(900) == pytest.approx(0.4 / 3)
-
-
 # checkpoint, improved?, reduced?, factor after it, checkpoints without improvement after it; patience 2, factor 0.7
 PLATEAU = [
     (1, True, False, 1.0, 0),
@@ -76,33 +59,35 @@ def test_the_state_of_another_schedule_is_left_aside() -> None:
     assert found.learning_rate(4) == pytest.approx(0.4 / math.sqrt(4))
 
 
-def test_noam_is_the_formula_of_the_paper() -> None:
-    found = schedule(name="noam", warmup=100)
-    for update in (1, 50, 99, 100, 101, 400, 5000):
-        expected = 0.4 * 16**-0.5 * min(update**-0.5, update * 100**-1.5)
-        assert found.learning_rate(update) == pytest.approx(expected, rel=1e-12)
+ENDS = {"warmup": 4, "decay_updates": 20, "min_learning_rate": 0.1}
+ROOT = math.sqrt(2)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("cosine", [0.2, 0.4, 0.1 + 0.3 * (2 + math.sqrt(2)) / 4, 0.25, 0.1, 0.1]),
-        ("linear", [0.2, 0.4, 0.325, 0.25, 0.1, 0.1]),
-    ],
-)
-def test_cosine_and_linear_end_at_the_lowest_rate(name: str, expected: list[float]) -> None:
-    found = schedule(name=name, warmup=4, decay_updates=20, min_learning_rate=0.1)
-    assert [found.learning_rate(update) for update in (2, 4, 8, 12, 20, 1000)] == pytest.approx(expected)
-    assert schedule(name=name, decay_updates=20).learning_rate(20) == pytest.approx(0.0, abs=1e-16)
+def test_rates_are_those_of_the_formulas() -> None:
+    for keys, rates in (
+        ({"name": "constant"}, {1: 0.4, 2: 0.4, 10**6: 0.4}),
+        ({"name": "constant", "warmup": 4}, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.4, 6: 0.4}),
+        ({"name": "inverse-sqrt", "warmup": 100}, {50: 0.2, 100: 0.4, 400: 0.2, 900: 0.4 / 3}),
+        (
+            {"name": "noam", "warmup": 100},
+            {n: 0.4 * 16**-0.5 * min(n**-0.5, n * 100**-1.5) for n in (1, 50, 99, 100, 101, 400, 5000)},
+        ),
+        (
+            {"name": "cosine", **ENDS},
+            {2: 0.2, 4: 0.4, 8: 0.1 + 0.3 * (2 + ROOT) / 4, 12: 0.25, 20: 0.1, 1000: 0.1},
+        ),
+        ({"name": "linear", **ENDS}, {2: 0.2, 4: 0.4, 8: 0.325, 12: 0.25, 20: 0.1, 1000: 0.1}),
+        ({"name": "cosine", "decay_updates": 20}, {20: 0.0}),
+        ({"name": "linear", "decay_updates": 20}, {20: 0.0}),
+    ):
+        found = {update: schedule(**keys).learning_rate(update) for update in rates}
+        assert found == pytest.approx(rates, rel=1e-12, abs=1e-16)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"name": "cosine"}, "cosine needs decay_updates of more than warmup"),
-        ({"name": "linear", "warmup": 5, "decay_updates": 5}, r"more than warmup \(5\)"),
-    ],
-)
-def test_schedules_that_lack_something(keys: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        schedule(**keys)
+def test_schedules_that_lack_something() -> None:
+    for message, keys in {
+        "cosine needs decay_updates of more than warmup": {"name": "cosine"},
+        r"more than warmup \(5\)": {"name": "linear", "warmup": 5, "decay_updates": 5},
+    }.items():
+        with pytest.raises(ValidationError, match=message):
+            schedule(**keys)

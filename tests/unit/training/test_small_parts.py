@@ -34,11 +34,11 @@ from econmt.training.update_metrics import MetricsQueue
 from tests.unit.engine.test_step import make_step, make_task
 
 CPU = torch.device("cpu")
+NO_PATIENCE = EarlyStopping(max_num_checkpoint_not_improved=None)
 
 
-@pytest.mark.parametrize(
-    ("limits", "state", "epoch", "reason"),
-    [
+def test_end_reason() -> None:
+    for limits, state, epoch, reason in (
         ({"max_updates": 5}, {"update": 4}, 0, None),
         ({"max_updates": 5}, {"update": 5}, 0, "max_updates 5 reached"),
         ({"max_epochs": 2}, {"update": 99}, 1, None),
@@ -48,23 +48,23 @@ CPU = torch.device("cpu")
         ({}, {"num_not_improved": 7}, 0, None),
         ({}, {"num_not_improved": 8}, 0, "no better perplexity for 8 checkpoints"),
         ({"max_updates": 5, "max_seconds": 1}, {"update": 1, "seconds": 2.0}, 0, "max_seconds 1 reached"),
-    ],
-)
-def test_end_reason(limits: dict[str, int], state: dict[str, float], epoch: int, reason: str | None) -> None:
-    assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason  # type: ignore[arg-type]
+        ({"max_updates": 9, "early_stopping": NO_PATIENCE}, {"update": 8, "num_not_improved": 1000}, 0, None),
+    ):
+        assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason
 
 
-def test_without_patience_only_limits_end_a_run() -> None:
-    training = Training(max_updates=9, early_stopping=EarlyStopping(max_num_checkpoint_not_improved=None))
-    assert end_reason(training, TrainingState(update=8, num_not_improved=1000), 0) is None
-
-
-def test_time_left_is_that_of_the_nearest_limit() -> None:
+def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
     state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
-    assert seconds_left(Training(max_updates=300), state, 0.5, 0.5) == pytest.approx(100.0)
-    assert seconds_left(Training(max_epochs=2), state, 0.5, 0.5) == pytest.approx(150.0)
-    assert seconds_left(Training(max_seconds=60, max_updates=10**6), state, 0.5, 0.5) == pytest.approx(10.0)
+    for limits, left in (
+        ({"max_updates": 300}, 100.0),
+        ({"max_epochs": 2}, 150.0),
+        ({"max_seconds": 60, "max_updates": 10**6}, 10.0),
+    ):
+        assert seconds_left(Training(**limits), state, 0.5, 0.5) == pytest.approx(left)
     assert seconds_left(Training(), state, 0.5, 0.5) is None
+    assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
+    assert share_done(Training(max_updates=50), state, 0.5) == 1.0
+    assert share_done(Training(), state, 0.5) is None
 
 
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
@@ -100,9 +100,8 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
     readings = MetricsQueue(torch.device("cuda"))
     found = []
     for update in (1, 2, 3):
-        ready = readings.submit(
-            update, StepResult(torch.tensor(10.0 * update), torch.tensor(0.5)), update, []
-        )
+        result = StepResult(torch.tensor(10.0 * update), torch.tensor(0.5))
+        ready = readings.submit(update, result, update, [])
         found.append([(reading.update, reading.loss, reading.tokens) for reading in ready])
     assert found == [[], [(1, 10.0, 1)], [(2, 20.0, 2)]]
     assert [(reading.update, reading.loss) for reading in readings.flush()] == [(3, 30.0)]
@@ -125,25 +124,21 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str, problem: str) -> None:
+        with pytest.raises(InputError, match=f"device '{name}': {problem}"):
+            resolve_device(name)
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
-    with pytest.raises(InputError, match="device 'tpu': unknown; use auto, cpu, cuda or cuda:N"):
-        resolve_device("tpu")
-    for name, remedy in {
-        "mps": "econmt does not use Apple's GPUs; use device cpu or auto",
-        "xpu:0": "econmt does not use Intel's GPUs; use device cpu or auto",
-        "rocm": "PyTorch's builds for ROCm call AMD's GPUs cuda; use device cuda or auto",
-    }.items():
-        with pytest.raises(InputError, match=f"device '{name}': {remedy}"):
-            resolve_device(name)
-    with pytest.raises(InputError, match="device 'cuda:1': torch sees no GPU here"):
-        resolve_device("cuda:1")
+    refused("tpu", "unknown; use auto, cpu, cuda or cuda:N")
+    refused("mps", "econmt does not use Apple's GPUs; use device cpu or auto")
+    refused("xpu:0", "econmt does not use Intel's GPUs; use device cpu or auto")
+    refused("rocm", "PyTorch's builds for ROCm call AMD's GPUs cuda; use device cuda or auto")
+    refused("cuda:1", "torch sees no GPU here")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("auto") == torch.device("cuda")
-    assert resolve_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(InputError, match="device 'cuda:2': torch sees 2 GPUs here"):
-        resolve_device("cuda:2")
+    assert [resolve_device(name) for name in ("auto", "cuda:1")] == [*map(torch.device, ("cuda", "cuda:1"))]
+    refused("cuda:2", "torch sees 2 GPUs here")
 
 
 def test_determinism_and_threads_are_put_back() -> None:
@@ -196,10 +191,7 @@ def test_the_bar_shows_what_is_done() -> None:
     lengths = {}
     for update in (0, 1000, 2000, 4000):
         shown = FIGURES._replace(update=update, updates=4000).live(80).plain
-        heavy, light = (
-            shown.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}"),
-            shown.count("\N{BOX DRAWINGS LIGHT HORIZONTAL}"),
-        )
+        heavy, light = (shown.count(bar) for bar in "\u2501\u2500")  # horizontal lines of boxes
         lengths[update] = heavy / (heavy + light)
         assert f"{update:,}/4,000" in shown
     assert lengths == pytest.approx({0: 0.0, 1000: 0.25, 2000: 0.5, 4000: 1.0}, abs=0.1)
@@ -207,9 +199,7 @@ def test_the_bar_shows_what_is_done() -> None:
 
 def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
     pace = Pace()
-    assert (
-        pace.seconds_per_update(1000.0, 100) == 10.0
-    )  # of the whole run, of which this process has seen nothing yet
+    assert pace.seconds_per_update(1000.0, 100) == 10.0, "of the whole run, of which it has seen nothing yet"
     assert pace.seconds_per_update(1001.0, 101) == 1.0
     for step in range(2, 400):
         found = pace.seconds_per_update(1000.0 + step, 100 + step)
@@ -226,13 +216,6 @@ def test_the_pace_is_measured_over_minutes_of_long_updates_too() -> None:
         found = pace.seconds_per_update(seconds, update)
         if seconds > 400.0:
             assert found == pytest.approx(100.0), "of both kinds of updates, not of the last one alone"
-
-
-def test_share_done_is_that_of_the_nearest_limit() -> None:
-    state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
-    assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
-    assert share_done(Training(max_updates=50), state, 0.5) == 1.0
-    assert share_done(Training(), state, 0.5) is None
 
 
 def test_a_rank_is_judged_by_the_time_since_the_report_before() -> None:
@@ -257,11 +240,22 @@ def show(folder: Path, terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
+def log_of(folder: Path) -> list[str]:
+    """The lines of a log without their times."""
+    return [line[20:] for line in (folder / "log").read_text().splitlines()]
+
+
+def test_without_a_terminal_there_are_plain_lines_and_tensorboard_gets_every_figure(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     assert show(tmp_path, False).splitlines() == [FIGURES.line(80), "checkpoint [best]"]
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert [line[20:] for line in lines] == [FIGURES.line(), "checkpoint [best]"]
-    assert list((tmp_path / "tensorboard").iterdir())
+    assert log_of(tmp_path) == [FIGURES.line(), "checkpoint [best]"]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    names = {"train/loss", "train/learning_rate", "train/target_tokens_per_second"}
+    assert names <= set(events.Tags()["scalars"])
+    (event,) = events.Scalars("train/loss")
+    assert (event.step, event.value) == (1200, 4.0)
 
 
 def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
@@ -269,23 +263,7 @@ def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
     assert "1,200  loss 4.000" in shown
     assert "\x1b[" in shown  # the cursor goes back over the line
     assert "checkpoint [best]" in shown
-    assert [line[20:] for line in (tmp_path / "log").read_text().splitlines()] == [
-        FIGURES.line(),
-        "checkpoint [best]",
-    ]
-
-
-def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    show(tmp_path, False)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert {"train/loss", "train/learning_rate", "train/target_tokens_per_second"} <= set(
-        events.Tags()["scalars"]
-    )
-    (event,) = events.Scalars("train/loss")
-    assert (event.step, event.value) == (1200, 4.0)
+    assert log_of(tmp_path) == [FIGURES.line(), "checkpoint [best]"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -304,10 +282,9 @@ def test_pages_of_libraries_are_given_back_and_come_again() -> None:
 def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool) -> None:
     config = Averaging(start="non-monotone", non_monotone_interval=1)
     average = RunAverage(config, make_step(make_task()).optimizer, 2)
-    state = TrainingState(update=update)
     perplexities = {2: 4.0, 4: 5.0, 6: 4.5, 7: 9.0}
-    state.metrics = [
-        {"update": at, "valid_perplexity": value} for at, value in perplexities.items() if at <= update
-    ]
+    rows = [{"update": at, "valid_perplexity": value} for at, value in perplexities.items()]
+    state = TrainingState(update=update)
+    state.metrics = [row for row in rows if row["update"] <= update]
     assert bool(average.checkpoint(state)) == begins
     assert state.average_from == (update if begins else None)

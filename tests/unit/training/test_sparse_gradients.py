@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,22 +11,18 @@ from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations, layers
 from tests.unit.training.conftest import UseRows
-from tests.unit.training.tiny import Run, metrics, watch_losses
+from tests.unit.training.tiny import MakeRun, metrics, watch_losses
 
-MakeRun = Callable[..., Run]
-
+JOINT = "data.subwords={type: bpe, size: 30, joint: true}"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "momentum": ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}",),
     "embedding dropout": ("model.dropout={embedding: 0.3}",),
     "several batches": ("training.update_interval=3",),
     "micro-batches": ("training.memory_budget=1GiB",),
-    "src_trg": ("data.subwords={type: bpe, size: 30, joint: true}", "model.weight_tying=src_trg"),
+    "src_trg": (JOINT, "model.weight_tying=src_trg"),
     "trg_softmax": ("model.weight_tying=trg_softmax",),
-    "src_trg_softmax": (
-        "data.subwords={type: bpe, size: 30, joint: true}",
-        "model.weight_tying=src_trg_softmax",
-    ),
+    "src_trg_softmax": (JOINT, "model.weight_tying=src_trg_softmax"),
     "no input feeding": ("model.decoder={input_feeding: false, size: 8}",),
 }
 
@@ -58,17 +52,11 @@ def test_a_run_learns_the_same(
     name: str,
 ) -> None:
     use_rows(2)
-    rows = []
+    rows, short = [], ("training.max_updates=4", "training.gradient_clipping.threshold=0.5")
     for few in (0, 10**9):
         monkeypatch.setattr(layers, "_FEW", few)
         layouts.clear()
-        run = make_run(
-            *VARIANTS[name],
-            "training.max_updates=4",
-            "training.gradient_clipping.threshold=0.5",
-            name=str(few),
-        )
-        run.train()
+        run = make_run(*VARIANTS[name], *short, name=str(few)).trained()
         # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
         dense = few > 0 or name in ("several batches", "micro-batches", "src_trg_softmax")
         assert (torch.sparse_coo not in layouts) == dense

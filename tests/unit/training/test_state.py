@@ -2,18 +2,11 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from econmt.checkpoint.state import (
-    COLUMNS,
-    Meter,
-    TrainingState,
-    random_states,
-    restore_random_states,
-)
+from econmt.checkpoint.state import COLUMNS, Meter, TrainingState, random_states, restore_random_states
 from econmt.errors import InputError
 
 
@@ -50,27 +43,28 @@ def test_every_value_comes_back_from_json_with_the_same_bits() -> None:
     assert after.to_json() == before.to_json()
 
 
-@pytest.mark.parametrize("field", ["random", "since_log", "metrics", "num_not_improved", "format"])
-def test_a_state_that_lacks_something_is_refused_with_the_file_and_the_field(field: str) -> None:
+def without(field: str) -> str:
     values = json.loads(state().to_json())
     del values[field]
-    with pytest.raises(
-        InputError, match=rf"^state\.json: (broken training state \({field}: missing\)|not a training state)"
+    return json.dumps(values)
+
+
+def test_text_that_is_no_state_is_refused_with_the_file() -> None:
+    fields = "random", "since_log", "metrics", "num_not_improved"
+    none = ("", "{", "[]", "null", without("format"))
+    later = state().to_json().replace("econmt-training-state-1", "econmt-training-state-9")
+    for text, problem in (
+        *((without(field), rf"broken training state \({field}: missing\)") for field in fields),
+        *((text, "(broken|not a training state)") for text in none),
+        ('{"format": "econmt-training-state-1", "since_checkpoint": 3}', "broken"),
+        (later, "not a training state of this"),
     ):
-        TrainingState.from_json(json.dumps(values), "state.json")
+        with pytest.raises(InputError, match=rf"^state\.json: {problem}"):
+            TrainingState.from_json(text, "state.json")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": "econmt-training-state-1", "since_checkpoint": 3}', "null"]
-)
-def test_text_that_is_no_state_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"^state\.json: (broken|not a training state)"):
-        TrainingState.from_json(text, "state.json")
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
+def test_a_value_that_no_run_has_saved_is_named() -> None:
+    for path, value, words in (
         (("metrics", 0), {}, "metrics"),
         (("metrics",), {}, "metrics"),
         (("metrics", 1, "update"), "12", "metrics"),
@@ -90,49 +84,28 @@ def test_text_that_is_no_state_is_refused(text: str) -> None:
         (("plan",), {"budget": 1}, "plan"),
         (("precision",), "float8", "precision"),
         (("unheard",), 1, "unheard"),
-    ],
-)
-def test_a_value_that_no_run_has_saved_is_named(path: tuple[Any, ...], value: object, words: str) -> None:
-    values = json.loads(state().to_json())
-    inner = values
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    with pytest.raises(InputError, match=r"^state\.json: broken training state") as caught:
-        TrainingState.from_json(json.dumps(values), "state.json")
-    assert words in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_another_version_is_refused() -> None:
-    text = state().to_json().replace("econmt-training-state-1", "econmt-training-state-9")
-    with pytest.raises(InputError, match="not a training state of this version"):
-        TrainingState.from_json(text, "state.json")
+    ):
+        values = json.loads(state().to_json())
+        inner = values
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        with pytest.raises(InputError, match=r"^state\.json: broken training state") as caught:
+            TrainingState.from_json(json.dumps(values), "state.json")
+        assert words in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None:
-    values = row(
-        update=10,
-        seconds=1.23456,
-        target_tokens=99,
-        train_loss=0.1 + 0.2,
-        bleu=100 / 3,
-        target_tokens_per_second=12.345,
-    )
+    figures = {"train_loss": 0.1 + 0.2, "bleu": 100 / 3, "target_tokens_per_second": 12.345}
+    values = row(update=10, seconds=1.23456, target_tokens=99, **figures)
     text = TrainingState(metrics=[values]).metrics_text()
     header, line, end = text.split("\n")
     assert end == ""
-    assert header.split("\t")[:9] == [
-        "update",
-        "seconds",
-        "target_tokens",
-        "train_loss",
-        "valid_perplexity",
-        "bleu",
-        "learning_rate",
-        "target_tokens_per_second",
-        "peak_memory_bytes",
-    ]
+    names = (
+        "update seconds target_tokens train_loss valid_perplexity bleu learning_rate target_tokens_per_second"
+    )
+    assert header.split("\t")[:9] == [*names.split(), "peak_memory_bytes"]
     found = dict(zip(header.split("\t"), line.split("\t"), strict=True))
     assert (found["update"], found["seconds"], found["target_tokens_per_second"]) == ("10", "1.235", "12.3")
     assert float(found["train_loss"]) == 0.1 + 0.2

@@ -3,7 +3,8 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +24,13 @@ from econmt.training.progress import Figures, Progress
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics, not_finite
 from econmt.training.validation import Validation
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.engine.toy import assert_same_bits
+from tests.unit.training.tiny import MakeRun, metrics, snapshot
 
-MakeRun = Callable[..., Run]
 
-
-def batch_of(trainer: Trainer, indices: range) -> Batch:
-    chosen = torch.tensor(list(indices)).numpy()
-    source, source_lengths, target, target_lengths = trainer.prepared.train.gather(chosen)
+def batch_of(trainer: Trainer, indices: Iterable[int], store: Any = None) -> Batch:
+    chosen = np.array([*indices])
+    source, source_lengths, target, target_lengths = (store or trainer.prepared.train).gather(chosen)
     shape = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
     return pad_batch(chosen, source, source_lengths, target, target_lengths, shape)
 
@@ -55,38 +55,21 @@ def test_an_error_in_a_rehearsal_leaves_random_states_as_they_were(make_run: Mak
     assert float(torch.rand(())) == expected
 
 
-def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun) -> None:
-    # 30 pairs, batches of 4: 8 an epoch; 4 updates of 3 batches are an epoch and a half.
-    run = make_run("training.update_interval=3", "training.max_updates=4")
-    result = run.train()
-    assert result.update == 4
-    rows = metrics(run.folder)
-    assert [row["epoch"] for row in rows] == [0, 1]
-    lengths = run.prepared().train.target_lengths + 1
-    assert int(lengths.sum()) < rows[-1]["target_tokens"] < 2 * int(lengths.sum())
-    # The first row is about all updates so far, which take some of the seconds of the run.
-    assert 0.0 < rows[0]["target_tokens"] / rows[0]["target_tokens_per_second"] < rows[0]["seconds"]
-
-
 def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(make_run: MakeRun) -> None:
     run = make_run(
         "training.max_updates=60",
         "training.checkpoint_interval=20",
         "training.keep_last_params=9",
         "model.dropout=0.0",
-    )
-    run.train()
+    ).trained()
     references = (run.text / "valid.trg").read_text().splitlines()
     scores = []
-    for line in run.folder.metrics.read_text().splitlines()[1:]:
-        row = dict(
-            zip(run.folder.metrics.read_text().split("\n")[0].split("\t"), line.split("\t"), strict=True)
-        )
+    for row in metrics(run.folder):
         hypotheses = run.folder.hypotheses(int(row["update"])).read_text().splitlines()
-        by_hand = sacrebleu.corpus_bleu(hypotheses, [references])
-        assert row["bleu"] == repr(by_hand.score)
-        assert f"BLEU {by_hand.score:.2f}" in run.folder.log.read_text()
-        scores.append(by_hand.score)
+        scores.append(sacrebleu.corpus_bleu(hypotheses, [references]).score)
+        assert row["bleu"] == scores[-1]
+        assert f"\t{scores[-1]!r}\t" in run.folder.metrics.read_text()
+        assert f"BLEU {scores[-1]:.2f}" in run.folder.log.read_text()
     assert max(scores) > 0.0
     metric = sacrebleu.BLEU()
     metric.corpus_score(references, [references])
@@ -94,28 +77,21 @@ def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(mak
 
 
 def test_decode_and_evaluate_bounds_the_sentences_translated(make_run: MakeRun) -> None:
-    some = make_run("training.decode_and_evaluate=2", "training.max_updates=2", name="some")
-    some.train()
+    some = make_run("training.decode_and_evaluate=2", "training.max_updates=2", name="some").trained()
     assert len(some.folder.hypotheses(2).read_text().splitlines()) == 2
-    none = make_run("training.decode_and_evaluate=0", "training.max_updates=2", name="none")
-    none.train()
+    none = make_run("training.decode_and_evaluate=0", "training.max_updates=2", name="none").trained()
     assert not none.folder.hypotheses(2).exists()
     assert math.isnan(metrics(none.folder)[0]["bleu"])
 
 
 def test_perplexity_is_that_of_the_saved_parameters(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=4")
-    run.train()
+    run = make_run("training.max_updates=4").trained()
     trainer = run.trainer()
-    store = trainer.prepared.valid
-    total, tokens = 0.0, 0
-    trainer.model.eval()
-    for index in range(len(store)):
-        source, source_lengths, target, target_lengths = store.gather(torch.tensor([index]).numpy())
-        shape = (int(source_lengths[0]) + 1, int(target_lengths[0]) + 1)
-        one = pad_batch(torch.tensor([index]).numpy(), source, source_lengths, target, target_lengths, shape)
-        hidden = trainer.model(one.source, one.source_lengths, one.target_input)
-        logits = hidden[0] @ trainer.model.output.weight.T + trainer.model.output.bias
+    model, total, tokens = trainer.model.eval(), 0.0, 0
+    for index in range(len(trainer.prepared.valid)):
+        one = batch_of(trainer, [index], trainer.prepared.valid)
+        hidden = model(one.source, one.source_lengths, one.target_input)
+        logits = hidden[0] @ model.output.weight.T + model.output.bias
         total += torch.nn.functional.cross_entropy(logits, one.target_output[0], reduction="sum").item()
         tokens += one.target_tokens
     assert metrics(run.folder)[-1]["valid_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
@@ -153,8 +129,7 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
 
 def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeRun) -> None:
     """As that of a row of metrics is where both have the same interval."""
-    run = make_run("training.log_interval=2", "training.max_updates=6")
-    run.train()
+    run = make_run("training.log_interval=2", "training.max_updates=6").trained()
     logged = re.findall(r"^update (\d+)  loss ([\d.]+)", run.said(), re.MULTILINE)
     assert logged == [(f"{row['update']:.0f}", f"{row['train_loss']:.4f}") for row in metrics(run.folder)]
     assert len(logged) == 3
@@ -168,16 +143,15 @@ def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: 
         return Validation(2.0, 0.0, "", None)
 
     monkeypatch.setattr("econmt.training.trainer.validate", drawing)
-    often = make_run("training.checkpoint_interval=1", name="often")
-    seldom = make_run("training.checkpoint_interval=8", name="seldom")
-    often.train()
-    seldom.train()
-    assert often.folder.parameters(8).read_bytes() == seldom.folder.parameters(8).read_bytes()
+    often, seldom = (
+        make_run(f"training.checkpoint_interval={n}", "training.max_updates=4", name=str(n)).trained()
+        for n in (1, 4)
+    )
+    assert often.folder.parameters(4).read_bytes() == seldom.folder.parameters(4).read_bytes()
 
 
 def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=4")
-    run.train()
+    run = make_run("training.max_updates=4").trained()
     before = snapshot(run.folder)
     longer = make_run("training.max_updates=9")
     trainer = longer.trainer()
@@ -204,9 +178,8 @@ def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run
         trainer.run(progress, Interrupts())
     message = str(caught.value)
     assert message.startswith("the loss is not finite at update 5, pairs ")
-    for pair in pairs:
-        assert trainer.prepared.train.location(pair) in message
-    assert "the last good checkpoint is update 4" in message
+    for words in (*map(trainer.prepared.train.location, pairs), "the last good checkpoint is update 4"):
+        assert words in message
     assert "\n" not in message
     for name, value in weights.items():
         assert torch.equal(trainer.parameters[name], value)
@@ -238,24 +211,19 @@ def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, 3.0, 4.0, 3.0)
-    run = make_run(*PLATEAU, "training.max_updates=4")
-    run.train()
+    run = make_run(*PLATEAU, "training.max_updates=4").trained()
     assert "checkpoint 4: validation perplexity 4.00" in run.said()
     assert "best is checkpoint 2; training returns to it with a reduced learning rate" in run.said()
     trainer = run.trainer()
     assert trainer.state.update == 4
     assert trainer.schedule.learning_rate(5) == pytest.approx(0.01)
-    best = make_run(*PLATEAU, "training.max_updates=2", name="best")
-    best.train()
+    best = make_run(*PLATEAU, "training.max_updates=2", name="best").trained()
     expected = best.trainer()
     for name, parameter in trainer.parameters.items():
-        assert torch.equal(parameter, expected.parameters[name])
-        state, wanted = (
-            trainer.optimizer.state[parameter],
-            expected.optimizer.state[expected.parameters[name]],
-        )
-        assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
-        assert all(torch.equal(state[key], wanted[key]) for key in state)
+        best_parameter = expected.parameters[name]
+        assert torch.equal(parameter, best_parameter)
+        assert set(trainer.optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
+        assert_same_bits(trainer.optimizer.state[parameter], expected.optimizer.state[best_parameter])
     # What was validated at update 4 is kept as it was.
     assert run.folder.parameters(4).read_bytes() != run.folder.parameters(2).read_bytes()
 
@@ -302,37 +270,49 @@ def test_a_first_score_that_is_not_a_number_gives_way_to_the_next(metric: str) -
     assert (state.best_score, state.best_update, state.num_not_improved) == (5.0, 2, 2)
 
 
+@pytest.mark.parametrize("metric", ["perplexity", "bleu"])
 def test_early_stopping_counts_checkpoints_since_the_best(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, metric: str
 ) -> None:
+    """Of BLEU more is better."""
     script(monkeypatch, 5.0, 4.0, 4.0, 4.5, 1.0)
-    run = make_run("training.max_updates=50", "training.early_stopping.max_num_checkpoint_not_improved=2")
+    scores = iter((10.0, 30.0, 20.0, 29.0))
+    monkeypatch.setattr("econmt.training.validation.bleu", lambda *a: Score("BLEU", next(scores), "s", "t"))
+    stopping = "training.early_stopping"
+    keys = (f"{stopping}.metric={metric}", f"{stopping}.max_num_checkpoint_not_improved=2")
+    run = make_run("training.max_updates=50", *keys)
     result = run.train()
     assert (result.update, result.best_update) == (8, 4)
-    assert result.reason == "no better perplexity for 2 checkpoints"
+    name = metric.upper() if metric == "bleu" else metric
+    assert result.reason == f"no better {name} for 2 checkpoints"
+    assert run.folder.best.read_bytes() == run.folder.parameters(4).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("overrides", "whole", "ends", "parts", "best"),
+    ("overrides", "scores", "ends", "best"),
     [
         # Ends at updates 4 and 5 are worse than the checkpoint at 3, but do not count.
-        (("max_num_checkpoint_not_improved=2",), (3.0, 3.1, 3.2), (3, 4, 5), (3.0, 3.5, 3.6, 3.1, 3.2), 3),
+        (("max_num_checkpoint_not_improved=2",), (3.0, 3.1, 3.2, 3.0, 3.5, 3.6, 3.1, 3.2), (3, 4, 5), 3),
         # The end at update 4 is the best of all, but the next ones are compared with the checkpoint at 3.
-        (("max_num_checkpoint_not_improved=2",), (3.0, 2.9, 3.2, 2.95), (4,), (3.0, 2.8, 2.9, 3.2, 2.95), 4),
-        (("schedule.name=plateau-reduce", "max_updates=9"), (3.0, 4.0, 3.2), (2, 4, 7), (9.0, 3.0, 2.0, 4.0, 8.0, 3.2), 4),
+        (("max_num_checkpoint_not_improved=2",), (3.0, 2.9, 3.2, 2.95, 3.0, 2.8, 2.9, 3.2, 2.95), (4,), 4),
+        (
+            ("schedule.name=plateau-reduce", "max_updates=9"),
+            (3.0, 4.0, 3.2, 9.0, 3.0, 2.0, 4.0, 8.0, 3.2),
+            (2, 4, 7),
+            4,
+        ),
     ],
-)  # fmt: skip
+)
 def test_ends_between_checkpoints_do_not_count(
     make_run: MakeRun,
     monkeypatch: pytest.MonkeyPatch,
     overrides: tuple[str, ...],
-    whole: tuple[float, ...],
+    scores: tuple[float, ...],
     ends: tuple[int, ...],
-    parts: tuple[float, ...],
     best: int,
 ) -> None:
     """A run in parts ends, and reduces its rate, where one does that never stopped, with the same parameters."""
-    script(monkeypatch, *whole, *parts)
+    script(monkeypatch, *scores)  # of the whole run, then of the parts
     keys = ["checkpoint_interval=3", "schedule.reduce_num_not_improved=1", "schedule.reduce_factor=0.5"]
     keys += ["max_updates=50", "decode_and_evaluate=0", "keep_last_params=1", *overrides]
     both = [f"training.{'early_stopping.' if key.startswith('max_num') else ''}{key}" for key in keys]
@@ -354,30 +334,10 @@ def test_ends_between_checkpoints_do_not_count(
     assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
 
 
-def test_early_stopping_on_bleu_prefers_more(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = iter((10.0, 30.0, 20.0, 29.0))
-    monkeypatch.setattr("econmt.training.validation.bleu", lambda *a: Score("BLEU", next(scores), "s", "t"))
-    run = make_run(
-        "training.max_updates=50",
-        "training.early_stopping.metric=bleu",
-        "training.early_stopping.max_num_checkpoint_not_improved=2",
-    )
-    result = run.train()
-    assert (result.update, result.best_update) == (8, 4)
-    assert result.reason == "no better BLEU for 2 checkpoints"
-    assert run.folder.best.read_bytes() == run.folder.parameters(4).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("limit", "updates"),
-    [
-        ("max_updates=5", 5),
-        ("max_epochs=2", 16),  # 30 pairs in batches of 4
-    ],
-)
+@pytest.mark.parametrize(("limit", "updates"), [("max_updates=5", 5), ("max_epochs=1", 8)])
 def test_limits(make_run: MakeRun, limit: str, updates: int) -> None:
+    """30 pairs in batches of 4 are an epoch."""
     run = make_run("training.max_updates=null", "training.checkpoint_interval=100", f"training.{limit}")
     result = run.train()
-    assert result.update == updates
-    assert result.reason == f"{limit.replace('=', ' ')} reached"
+    assert (result.update, result.reason) == (updates, f"{limit.replace('=', ' ')} reached")
     assert [row["update"] for row in metrics(run.folder)] == [updates]

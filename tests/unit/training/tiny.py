@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rich.console import Console
@@ -113,9 +113,12 @@ def context_of(
 class Run:
     """One recipe and its folder."""
 
+    form = RECIPE
+
     def __init__(self, text: Path, output: Path, overrides: tuple[str, ...] = ()) -> None:
-        path = write_recipe(output.with_name(output.name + ".yaml"), text, output)
-        self.recipe: Recipe = load_recipe(path, overrides)
+        self.path = output.with_name(output.name + ".yaml")
+        self.path.write_text(self.form.format(text=text, output=output))
+        self.recipe: Recipe = load_recipe(self.path, overrides)
         self.folder = ModelFolder(output)
         self.text = text
         self.console = Console(file=io.StringIO(), width=400)
@@ -135,10 +138,18 @@ class Run:
     def train(self, *, resume_with_changes: bool = False) -> TrainingResult:
         return train(self.context(resume_with_changes=resume_with_changes), self.console)
 
+    def trained(self) -> Self:
+        """Trains; returns the run."""
+        self.train()
+        return self
+
     def said(self) -> str:
         file: Any = self.console.file
         value: str = file.getvalue()
         return value
+
+
+MakeRun = Callable[..., Run]
 
 
 def snapshot(folder: ModelFolder) -> dict[str, bytes]:
@@ -148,15 +159,18 @@ def snapshot(folder: ModelFolder) -> dict[str, bytes]:
     files |= {
         str(path.relative_to(folder.path)): path.read_bytes() for path in folder.states.rglob("*.safetensors")
     }
-    files["metrics.tsv"] = metrics_without_times(folder).encode()
-    return files
-
-
-def metrics_without_times(folder: ModelFolder) -> str:
-    rows = [line.split("\t") for line in folder.metrics.read_text().splitlines()]
     times = {"seconds", "target_tokens_per_second", "peak_memory_bytes"}
-    kept = [index for index, column in enumerate(rows[0]) if column not in times]
-    return "\n".join("\t".join(row[index] for index in kept) for row in rows)
+    rows = [{name: value for name, value in row.items() if name not in times} for row in metrics(folder)]
+    return {**files, "metrics.tsv": repr(rows).encode()}
+
+
+def assert_parts_are_the_whole(make: MakeRun, *overrides: str, ends: Sequence[int]) -> Run:
+    """Checks that a run which ends at each of these updates is the run that never stopped, which is returned."""
+    whole = make(*overrides, f"training.max_updates={ends[-1]}", name="whole").trained()
+    for updates in ends:
+        parts = make(*overrides, f"training.max_updates={updates}", name="parts").trained()
+    assert snapshot(parts.folder) == snapshot(whole.folder)
+    return whole
 
 
 def metrics(folder: ModelFolder) -> list[dict[str, float]]:

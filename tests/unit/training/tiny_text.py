@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import random
 from pathlib import Path
 
-from rich.console import Console
-
-from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.recovery import find_start
-from econmt.config.recipe import Recipe, load_recipe
-from econmt.data.batching.store import PreparedData, prepare
-from econmt.training.context import RunContext
-from econmt.training.run import make_trainer, train
-from econmt.training.trainer import Trainer, TrainingResult
-from tests.unit.training.tiny import context_of
+from tests.unit.training.tiny import Run
 
 RECIPE = """
 name: walk
@@ -64,29 +54,7 @@ def write_lines(folder: Path, counts: dict[str, int]) -> None:
         (folder / f"{name}.txt").write_text("".join(lines))
 
 
-class TextRun:
-    """One recipe and its folder."""
+class TextRun(Run):
+    """One recipe of a language model and its folder."""
 
-    def __init__(self, text: Path, output: Path, overrides: tuple[str, ...] = ()) -> None:
-        path = output.with_name(output.name + ".yaml")
-        path.write_text(RECIPE.format(text=text, output=output))
-        self.recipe: Recipe = load_recipe(path, overrides)
-        self.path = path
-        self.folder = ModelFolder(output)
-        self.text = text
-        self.console = Console(file=io.StringIO(), width=400)
-
-    def prepared(self) -> PreparedData:
-        assert self.recipe.data.prepared is not None
-        return prepare(self.recipe, Path(self.recipe.data.prepared), [self.text], show_progress=False)
-
-    def context(self) -> RunContext:
-        self.folder.create()
-        start = find_start(self.recipe, self.folder, resume_with_changes=False)
-        return context_of(self.recipe, self.folder, self.prepared(), start)
-
-    def trainer(self) -> Trainer:
-        return make_trainer(self.context())[0]
-
-    def train(self) -> TrainingResult:
-        return train(self.context(), self.console)
+    form = RECIPE

@@ -157,15 +157,12 @@ class EncoderDecoder(nn.Module):
 def encoder_decoder(size: int = 1, rows: int = 4) -> Case:
     """An encoder-decoder transformer with dropout."""
     model = EncoderDecoder(300 * size, 32 * size)
-    source, target = (
-        torch.randint(0, 300, (rows * size, 20 * size)),
-        torch.randint(0, 300, (rows * size, 16 * size)),
-    )
-    return Case(
-        model,
-        adam(model),
-        lambda: functional.cross_entropy(model(source, target).flatten(0, 1), target.flatten()),
-    )
+    source, target = (torch.randint(0, 300, (rows * size, length * size)) for length in (20, 16))
+
+    def loss() -> Tensor:
+        return functional.cross_entropy(model(source, target).flatten(0, 1), target.flatten())
+
+    return Case(model, adam(model), loss)
 
 
 class ViT(nn.Module):
@@ -239,9 +236,8 @@ class UNet(nn.Module):
         self.time = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, 2 * width))
         self.enter = nn.Conv2d(3, width, 3, 1, 1)
         self.down = nn.Sequential(nn.GroupNorm(4, width), nn.SiLU(), nn.Conv2d(width, 2 * width, 3, 2, 1))
-        self.middle = nn.Sequential(
-            nn.GroupNorm(4, 2 * width), nn.SiLU(), nn.Conv2d(2 * width, 2 * width, 3, 1, 1)
-        )
+        middle = nn.Conv2d(2 * width, 2 * width, 3, 1, 1)
+        self.middle = nn.Sequential(nn.GroupNorm(4, 2 * width), nn.SiLU(), middle)
         self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
         self.leave = nn.Conv2d(2 * width, 3, 3, 1, 1)
 
@@ -290,9 +286,8 @@ class Mixture(nn.Module):
 def mixture(size: int = 1) -> Case:
     """A mixture of experts."""
     width = 32 * size
-    model = nn.Sequential(
-        nn.Embedding(500, width), Mixture(width, 4), nn.LayerNorm(width), nn.Linear(width, 500)
-    )
+    experts = Mixture(width, 4)
+    model = nn.Sequential(nn.Embedding(500, width), experts, nn.LayerNorm(width), nn.Linear(width, 500))
     ids = torch.randint(0, 500, (128 * size,))
     return Case(model, adam(model), lambda: functional.cross_entropy(model(ids), ids))
 

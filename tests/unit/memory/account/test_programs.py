@@ -298,9 +298,8 @@ def test_a_prediction_knows_parameters_that_the_program_holds_elsewhere() -> Non
     predictions = [memory.predict(step, model, *given, device="cpu") for given in ([], [optimizer])]
     assert not optimizer.state
     assert all(map(torch.equal, parameters, before))
-    assert all(
-        found is wanted for found, wanted in zip(optimizer.param_groups[0]["params"], parameters, strict=True)
-    )
+    (group,) = optimizer.param_groups
+    assert all(found is wanted for found, wanted in zip(group["params"], parameters, strict=True))
     account = measured(step, model, optimizer)
     for predicted in predictions:
         assert predicted.by_category()["optimizer state"] == account.by_category()["optimizer state"]

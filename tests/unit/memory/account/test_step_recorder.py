@@ -17,7 +17,7 @@ from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.step_recorder import StepRecorder, _StepMemory
 from econmt_memory.account.tracking import nested_hooks
 from econmt_memory.measure.clock import Clock
-from tests.unit.memory.account.models import Case, gpt
+from tests.unit.memory.account.models import gpt
 
 CPU = torch.device("cpu")
 
@@ -110,15 +110,11 @@ def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> Non
         whole(torch.ones(4, 128)).sum().backward()
         optimizer.step()
     marks = recorder.clock.milliseconds()
-    assert {name for phase, name in marks if phase == "forward"} >= {
-        "inside.0.linear",
-        "inside.1",
-        "inside.2",
-    }
+    forward, backward = ({name for of, name in marks if of == phase} for phase in ("forward", "backward"))
+    assert forward >= {"inside.0.linear", "inside.1", "inside.2"}
     # The first block is computed again in the backward pass, from inputs that checkpointing has kept.
-    assert {name for phase, name in marks if phase == "backward"} == {
-        *("Checkpointed", "inside.0", "inside.0.linear", "inside.1", "inside.1.linear", "inside.2", "other")
-    }
+    inside = {"inside.0", "inside.0.linear", "inside.1", "inside.1.linear", "inside.2"}
+    assert backward == {"Checkpointed", "other", *inside}
     assert ("optimizer", "other") in marks
 
 
@@ -153,9 +149,8 @@ def test_a_gpu_tells_what_other_threads_allocate_and_release() -> None:
     memory_of_gpu = _StepMemory(StepRecorder(torch.device("cuda", 0)))
     memory_of_gpu.change(0, 1 << 20, 512, 512, "aten.mm", None)
     memory_of_gpu.change(0, 1 << 21, 2048, 512 + 1024 + 2048, "aten.mm", None)  # 1,024 bytes elsewhere
-    memory_of_gpu.change(
-        0, 1 << 22, 4096, 1024 + 2048 + 4096, "aten.mm", None
-    )  # the first are released elsewhere
+    # The first are released elsewhere.
+    memory_of_gpu.change(0, 1 << 22, 4096, 1024 + 2048 + 4096, "aten.mm", None)
     memory_of_gpu.change(0, 1 << 23, -1024, 2048 + 4096, "", None)  # those of elsewhere
     # What happened elsewhere happened before, so that no peak is too high.
     assert [change.size for change in memory_of_gpu.changes] == [512, 1024, 2048, -512, 4096, -1024]
@@ -170,9 +165,8 @@ def test_what_is_released_between_operators_is_within_a_range() -> None:
         made = torch.zeros(1000)
         del made
     (root,) = (event for event in recorder._recorded[0].experimental_event_tree() if event.children)
-    assert [event.extra_fields.alloc_size for event in root.children if event.tag.name == "Allocation"] == [
-        -4000
-    ]
+    allocations = [event.extra_fields for event in root.children if event.tag.name == "Allocation"]
+    assert [each.alloc_size for each in allocations] == [-4000]
 
 
 def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
@@ -208,14 +202,9 @@ def test_a_block_of_several_steps() -> None:
         case.step()
     _ = account.ledger
     assert [begin.phase for begin in account._tracker.begins] == ["forward", "backward", "optimizer"] * 2
-    assert account.peak_bytes == one_step(case).peak_bytes
-
-
-def one_step(case: Case) -> memory.Account:
-    """The account of one step."""
-    with memory.track(case.model, case.optimizer) as account:
+    with memory.track(case.model, case.optimizer) as one_step:
         case.step()
-    return account
+    assert account.peak_bytes == one_step.peak_bytes
 
 
 class MatrixOptimizer(torch.optim.Optimizer):
@@ -247,10 +236,19 @@ def test_an_optimizer_that_multiplies_nothing_counts_as_one_operator() -> None:
     assert account.by_category()["optimizer state"] == weight.nbytes
 
 
-def test_operators_are_recorded_again_after_an_optimizer_failed() -> None:
+def test_operators_and_phases_are_recorded_again_after_an_optimizer_failed() -> None:
     weight = nn.Parameter(torch.ones(8))
     weight.grad = torch.ones(8)
     optimizer = torch.optim.SGD([weight])
+    with memory.track(None, optimizer) as account:
+        optimizer.param_groups[0]["lr"] = "large"
+        with pytest.raises(TypeError):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+        nn.Linear(8, 8)(weight)
+    _ = account.ledger
+    assert [work.phase for work in account._tracker.works if work.operator == "aten.addmm"] == ["forward"]
     optimizer.param_groups[0]["lr"] = "large"
     with pytest.raises(TypeError), memory.track(None, optimizer):
         optimizer.step()
