@@ -122,7 +122,7 @@ class PlanState(Record):
 
 
 class PipelineState(Record):
-    """Division of layers over ranks, see :class:`econmt.parallel.pipeline.costs.PipelinePlan`."""
+    """Division of layers over ranks, see :class:`econmt.parallel.pipeline.partition.PipelinePlan`."""
 
     stages: Annotated[int, Field(ge=2, le=limits.LAYERS)]
     homes: list[list[Annotated[int, Field(ge=0, lt=limits.LAYERS)]]]

@@ -38,7 +38,8 @@ from econmt.tasks.translation import TranslationTask
 from econmt_ops import AttentionalLSTMState
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
-from econmt_ops.products.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.products.dropout import apply_dropout
+from econmt_ops.products.stack import StackOptions
 from scripts.bench.compare.measure import resident_bytes
 
 TEXT_BATCHES = 3
@@ -113,8 +114,8 @@ class CheckpointedDecoder(InputFeedingDecoder):
         stacked = [(torch.cat([layer.input, layer.hidden], 1).t(), layer.bias) for layer in upper]
         probability = self.dropout.probability if self.training else 0.0
         seed = draw_seed() if probability > 0.0 else None
-        sizes = len(self.layers), batch, steps, self.config.size
-        masks = layer_keep_masks(*sizes, probability, seed, self.dropout.variational, inputs.device)
+        options = StackOptions(dropout=probability, seed=seed, variational=self.dropout.variational)
+        masks = options.keep_masks(len(self.layers), (batch, steps, self.config.size), inputs.device)
 
         def attend(h: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             return self._attend(h, keys, values, padding)

@@ -10,8 +10,8 @@ from econmt_ops.products.dropout import (
     derive_seed,
     dropout,
     keep_mask,
-    layer_keep_masks,
 )
+from econmt_ops.products.stack import StackOptions
 from tests.ops.cases import CASES, Sizes
 from tests.ops.helpers import Make
 
@@ -84,24 +84,25 @@ def test_a_seed_in_a_tensor_is_counted_alike_everywhere(device: str) -> None:
     assert int(derived) == derive_seed(9, 2)
     assert mask.equal(keep_mask(shape, 0.5, derived, place))
     assert not mask.cpu().equal(keep_mask(shape, 0.5, 9, torch.device("cpu"), 2))
-    masks = layer_keep_masks(2, 3, 5, 7, 0.5, torch.tensor(9, device=device), False, place)
+    masks = StackOptions(dropout=0.5, seed=torch.tensor(9, device=device)).keep_masks(2, (3, 5, 7), place)
     assert masks[1] is not None
     assert masks[1].equal(keep_mask(shape, 0.5, torch.tensor(9, device=device), place, 1))
 
 
 def test_masks_of_a_stack(device: str) -> None:
     place = torch.device(device)
-    masks = layer_keep_masks(3, 4, 5, 64, 0.5, 9, False, place)
+    options, shape = StackOptions(dropout=0.5, seed=9), (4, 5, 64)
+    masks = options.keep_masks(3, shape, place)
     assert masks[0] is None
     assert masks[1] is not None
     assert masks[2] is not None
     assert masks[1].shape == (4, 5, 64)
     assert not masks[1].equal(masks[2])
     assert not masks[1][:, 0].equal(masks[1][:, 1])
-    variational = layer_keep_masks(2, 4, 5, 64, 0.5, 9, True, place)[1]
+    variational = options._replace(variational=True).keep_masks(2, shape, place)[1]
     assert variational is not None
     assert variational.shape == (4, 1, 64)
-    assert layer_keep_masks(3, 4, 5, 64, 0.0, None, False, place) == [None, None, None]
+    assert StackOptions().keep_masks(3, shape, place) == [None, None, None]
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.25, 0.5, 0.8, 1 - 1e-9])

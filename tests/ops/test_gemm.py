@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from econmt_ops.backends.c import products
+from econmt_ops.linear import LAYOUTS
 from econmt_ops.products import gemm
-from econmt_ops.products.gemm import LAYOUTS, Layouts, Product, add_rows
+from econmt_ops.products.gemm import Layouts, Product, add_rows
 from tests.ops.helpers import Make, assert_close
 
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}

@@ -23,14 +23,14 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38993,
+    "econmt": 38451,
     "econmt_serve": 3816,
-    "econmt_distill": 1949,
-    "memory": 5829,
+    "econmt_distill": 1941,
+    "memory": 5589,
     "runtime": 2261,
-    "ops": 26237,
-    "scripts": 15368,
-    "tests": 58822,
+    "ops": 24187,
+    "scripts": 15163,
+    "tests": 57243,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -17,6 +17,7 @@ from econmt.model.attention import Attention, CoverageLayer
 from econmt.model.inference.layout import is_watched, prepacked, value_type
 from econmt.model.inference.state import IncrementalState, Sources
 from econmt_ops.backends import triton
+from econmt_ops.backends.protocol import AttentionInputs
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.cells.coverage import coverage_forward
 from econmt_ops.core.activations import tanh_
@@ -123,9 +124,10 @@ class StepAttention:
         """Adds Triton kernels to the sources, where they run; keys and values must keep their addresses."""
         if self.coverage is not None or not triton.serves(sources.keys):
             return sources
-        kernels = importlib.import_module("econmt_ops.backends.triton.attention").AttentionLauncher(
+        inputs = AttentionInputs(
             sources.keys, sources.values, self.score, self.norm, self.scale, sources.lengths
         )
+        kernels = importlib.import_module("econmt_ops.backends.triton.attention").AttentionLauncher(inputs)
         # A kernel that works on copies would not see later changes.
         in_place = kernels.keys is sources.keys and kernels.values is sources.values
         return sources._replace(kernels=kernels) if in_place else sources

@@ -29,6 +29,7 @@ from econmt_ops.dispatch.traits import implementations
 from econmt_ops.lstm import check_layers, hidden_size
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
+from econmt_ops.products.stack import StackOptions
 
 _IMPLEMENTATIONS = implementations(
     "attentional_lstm",
@@ -126,7 +127,7 @@ def _check(
         _check_coverage(check, weights.coverage, weights, options.input_feeding)
     if options.lengths is not None:
         check.lengths(options.lengths, "S")
-    check_dropout("attentional_lstm", options.dropout, options.seed)
+    check_dropout("attentional_lstm", options.stack.dropout, options.stack.seed)
     return check
 
 
@@ -210,18 +211,8 @@ def attentional_lstm(
     weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers, _KINDS))
     like = values_of(inputs)
     dtype = compute_dtype(like)
-    options = DecoderOptions(
-        lengths,
-        input_feeding,
-        residual,
-        dropout,
-        dropout_seed,
-        variational,
-        layer_norm,
-        scale,
-        clean,
-        overwrites,
-    )
+    stack = StackOptions(None, False, residual, dropout, dropout_seed, variational)
+    options = DecoderOptions(lengths, stack, input_feeding, layer_norm, scale, clean, overwrites)
     check = _check(inputs, keys, values, weights, options)
     first = None if state is None else state.layers
     names = cell_of(weights.layers[0]).states

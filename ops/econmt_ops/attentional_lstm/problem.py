@@ -24,7 +24,7 @@ from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Coverage, Matrix
 from econmt_ops.dispatch.rule import device_of
-from econmt_ops.products.dropout import apply_dropout, join_seed, layer_keep_masks
+from econmt_ops.products.dropout import apply_dropout, join_seed
 from econmt_ops.products.gemm import Product
 from econmt_ops.products.low_rank import (
     LowRankProduct,
@@ -36,6 +36,7 @@ from econmt_ops.products.low_rank import (
     project,
 )
 from econmt_ops.products.packed import is_available
+from econmt_ops.products.stack import StackOptions
 
 _ROWS_OF_STATE = 8
 """Multiple of the rows of a product whose rows the tensor cores of a GPU read fast."""
@@ -242,16 +243,10 @@ class AttentionalProblem:
         self.padding = None
         if lengths is not None and not call.clean:
             self.padding = padding_mask(lengths, keys.shape[1], keys.device)
-        self.masks = layer_keep_masks(
-            len(self.layers),
-            self.batch,
-            self.steps,
-            self.hidden,
-            call.dropout,
-            join_seed(call.seed, call.device_seed, call.first_row),
-            call.variational,
-            inputs.device,
-        )
+        seed = join_seed(call.seed, call.device_seed, call.first_row)
+        options = StackOptions(dropout=call.dropout, seed=seed, variational=call.variational)
+        shape = self.batch, self.steps, self.hidden
+        self.masks = options.keep_masks(len(self.layers), shape, inputs.device)
         self.scale = 1.0 / (1.0 - call.dropout)
         self.blocks = call.blocks()
 

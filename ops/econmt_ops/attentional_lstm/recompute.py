@@ -79,14 +79,14 @@ def attentional_lstm(
         if isinstance(weights.layers[0], (LSTMWeights, LowRankLSTMWeights)):
             by_kernels = backend == "triton"
             run_stack: Any = lstm_on_gpu.lstm if by_kernels else functools.partial(lstm, backend=backend)
-            stack = run_stack(inputs, weights.layers, state.layers, options.stack(), stash=stash)
+            stack = run_stack(inputs, weights.layers, state.layers, options.stack, stash=stash)
         else:
             stack = stepped.recompute(
                 cell_of(weights.layers[0]),
                 expanded(inputs),
                 weights.layers,
                 state.layers,
-                options.stack(),
+                options.stack,
                 backend=backend,
             )
         return _attend_at_once(stack, keys, values, weights, options, backend)
@@ -152,10 +152,10 @@ def _arguments(
         None if state.coverage is None else state.coverage.contiguous(),
         cell.name,
         covered.kind,
-        options.residual,
-        options.dropout,
-        *split_seed(options.seed),
-        options.variational,
+        options.stack.residual,
+        options.stack.dropout,
+        *split_seed(options.stack.seed),
+        options.stack.variational,
         options.scale,
         options.clean,
         stash,

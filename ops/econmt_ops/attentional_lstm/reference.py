@@ -34,7 +34,7 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
-from econmt_ops.products.dropout import Seed, apply_dropout, layer_keep_masks
+from econmt_ops.products.dropout import apply_dropout
 from econmt_ops.products.low_rank import columns
 from econmt_ops.products.stack import StackOptions
 
@@ -43,22 +43,15 @@ TRAITS = Traits()
 
 
 class DecoderOptions(NamedTuple):
-    """Options of a decoder, complete and checked, as `econmt_ops.attentional_lstm` describes them."""
+    """Options of a decoder and of its layers alone, complete and checked; see `econmt_ops.attentional_lstm`."""
 
     lengths: Tensor | None
+    stack: StackOptions = StackOptions()
     input_feeding: bool = True
-    residual: bool = False
-    dropout: float = 0.0
-    seed: Seed | None = None
-    variational: bool = False
     layer_norm: tuple[Tensor, Tensor] | None = None
     scale: float = 1.0
     clean: bool = False
     overwrites: bool = False
-
-    def stack(self) -> StackOptions:
-        """Returns the options of the LSTM layers alone."""
-        return StackOptions(None, False, self.residual, self.dropout, self.seed, self.variational)
 
 
 class _Attention:
@@ -210,8 +203,8 @@ def _run_stack(
 ) -> tuple[Tensor, State]:
     """Runs the stack alone, for decoders without input feeding."""
     if isinstance(layers[0], (LSTMWeights, LowRankLSTMWeights)):
-        return lstm(inputs, cast(tuple[AnyLSTMWeights, ...], layers), cast(LSTMState, state), options.stack())
-    return stepped.reference(cell_of(layers[0]), inputs, layers, state, options.stack())
+        return lstm(inputs, cast(tuple[AnyLSTMWeights, ...], layers), cast(LSTMState, state), options.stack)
+    return stepped.reference(cell_of(layers[0]), inputs, layers, state, options.stack)
 
 
 def _run_input_feeding(
@@ -219,17 +212,8 @@ def _run_input_feeding(
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Runs the loop over the steps with input feeding."""
     layers, fed = list(state.layers), state.output
-    (batch, steps, size), dropout = inputs.shape, options.dropout
-    masks = layer_keep_masks(
-        len(layers),
-        batch,
-        steps,
-        fed.shape[1],
-        dropout,
-        options.seed,
-        options.variational,
-        inputs.device,
-    )
+    (batch, steps, size), stack = inputs.shape, options.stack
+    masks = stack.keep_masks(len(layers), (batch, steps, fed.shape[1]), inputs.device)
     bottom, *upper = (
         _step_of(layer, 0 if number else size, steps) for number, layer in enumerate(attention.weights.layers)
     )
@@ -241,9 +225,9 @@ def _run_input_feeding(
         for number, advance in enumerate(upper, start=1):
             mask = masks[number]
             if mask is not None:
-                read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], dropout)
+                read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], stack.dropout)
             layers[number] = advance(None, read, layers[number])
-            read = layers[number][0] + read if options.residual else layers[number][0]
+            read = layers[number][0] + read if stack.residual else layers[number][0]
         output, alpha = attention(read.unsqueeze(1), coverage)
         coverage = attention.next_coverage(coverage, alpha.squeeze(1), read)
         fed = output.squeeze(1)

@@ -55,7 +55,7 @@ class EagerAttention(AttentionKernels):
         self._norm, self._accumulate = norm, accumulate_dtype(keys.dtype)
         self._size = keys.shape[2]
         self._score = None if score is None else score.to(self._accumulate)
-        self._keys = self._widened(keys) if score is not None and norm is None else keys
+        self.replace_keys(keys)
         self._projected = self._widened(projected)
         self._padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         self._parts = self._parts_of(keys)

@@ -46,16 +46,16 @@ class AttentionInputs(NamedTuple):
         score: (A,) for additive attention, score . tanh(norm(query + keys)); None: dot, scale * query . keys.
         norm: (gain (A,), bias (A,)) of the layer normalisation; or None.
         scale: Scale of dot attention.
-        lengths: (B,) int64; or None: all rows are S long.
+        lengths: (B,) int64 or int32; or None: all rows are S long.
         squashes: True if the output is tanh(share + context); otherwise it is the context.
     """
 
     keys: Tensor
     projected: Tensor
     score: Tensor | None
-    norm: tuple[Tensor, Tensor] | None
-    scale: float
-    lengths: Tensor | None
+    norm: tuple[Tensor, Tensor] | None = None
+    scale: float = 1.0
+    lengths: Tensor | None = None
     squashes: bool = True
 
 

@@ -68,14 +68,7 @@ class LayerOp:
             inputs: Inputs, (B, T, I), or their distinct rows as `UniqueRows`, which is expanded.
             layers: Weights of each layer, bottom first; upper layers read H values.
             state: Initial states of each layer, bottom first, (B, H) each; None for zeros.
-            lengths: Lengths of the rows, (B,) int64, on the CPU or the device; later positions have no influence. None
-                if every row has T steps.
-            reverse: If True, each row is processed from its own last position to its first.
-            residual: If True, each upper layer adds its input to its output.
-            dropout: Dropout probability of the inputs of the upper layers, applied before the residual sum.
-            dropout_seed: Seed of the dropout masks, required if dropout is not 0; an int, or an int64 scalar tensor on
-                the device.
-            variational: If True, one mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+            lengths, reverse, residual, dropout, dropout_seed, variational: As of `econmt_ops.lstm`.
             stash: Level of what is kept for the backward pass, "auto" or one of `econmt_ops.core.chunks.STASHES`, for
                 implementations that have levels.
             implementation: "auto" or the name of an implementation.

@@ -321,7 +321,9 @@ class _BackwardPass:
             blocks.add_last(dc, dlast, *where)
         if after is not None:
             dc[:, -1] += after
-        ddecay, delta, carried = _scan_back(decay, cells, initial, dc)
+        ddecay, delta, carried = torch.ops.econmt_ops.linear_recurrence_backward(
+            dc, cells, decay, cells, initial, None, False, _scan_by(cells, False)
+        )
         if dlast is not None and blocks.padding is not None and where[1].start == 0:
             # A row without steps gives back the c that it was given.
             carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
@@ -352,14 +354,6 @@ class _BackwardPass:
             else:
                 target[rows, steps.start - 1] = dsource[:, 0]
         self._fresh = False
-
-
-def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Tensor]:
-    """Returns the gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
-    gradients: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
-        dc, c, decay, c, initial, None, False, _scan_by(c, False)
-    )
-    return gradients
 
 
 def _backward_by_kernels(call: ScannedArguments, results: ScannedResults, incoming: Incoming) -> Gradients:

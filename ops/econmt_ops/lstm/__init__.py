@@ -207,10 +207,7 @@ def bidirectional_lstm(
         forward: weights of the direction from the first to the last position: input (4H, I), hidden (4H, H), bias
             (4H,); full matrices or factors, as in `lstm`.
         backward: weights of the direction from each row's own last position to the first.
-        lengths: (B,) int64, on the CPU or the device; positions at or past a row's length are ignored. None: all rows
-            are T long.
-        stash: as in `lstm`.
-        implementation: "auto" or the name of an implementation.
+        lengths, stash, implementation: as in `lstm`.
 
     Returns:
         outputs (B, T, 2H), forward then backward, zero at or past a row's length; and ((h, c) forward, (h, c)

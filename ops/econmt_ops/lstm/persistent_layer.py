@@ -111,12 +111,17 @@ class LayerPlan:
             self._team = programs, self._back.rows, self._back.team * self._back.units
         # Launches of single steps hand c on there.
         self._last_c_type = torch.float32 if interpreted() else settings.cells
-        self._walk, parts = persistent.forward_launch(
+        (self._walk,), parts = persistent.walk_launches(
             ahead,
             (directions, steps, batch, 4 * hidden),
             (dtype, products, dtype, self._last_c_type),
             settings.reverse,
-            (state is not None, lengths is not None, self.has_resets, self.keeps_cells, self.keeps_sums),
+            back=False,
+            HAS_FIRST=state is not None,
+            HAS_LENGTHS=self.has_lengths,
+            HAS_RESETS=self.has_resets,
+            KEEP_CELLS=self.keeps_cells,
+            KEEP_SUMS=self.keeps_sums,
         )
         self._parts = [(programs, (steps, batch, *part, self._first_slot)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
@@ -130,14 +135,18 @@ class LayerPlan:
         self, kind: torch.dtype, h_kind: torch.dtype, c_kind: torch.dtype, last_h: bool, last_c: bool
     ) -> Any:
         """Returns the launches of the walk back for these types of gradients, and the arguments of each part."""
-        from econmt_ops.backends.triton.persistent import backward_launch
+        from econmt_ops.backends.triton.persistent import walk_launches
 
-        launches, parts = backward_launch(
+        launches, parts = walk_launches(
             self._back,
             (self.directions, self.steps, self.batch, 4 * self.hidden),
             (self.dtype, self.products, kind, h_kind, c_kind),
             self.settings.reverse,
-            (self.has_lengths, self.has_resets, last_h, last_c),
+            back=True,
+            HAS_LENGTHS=self.has_lengths,
+            HAS_RESETS=self.has_resets,
+            HAS_LAST_H=last_h,
+            HAS_LAST_C=last_c,
         )
         ends = self._groups, self._counters
         return launches, [(programs, (self.steps, self.batch, *part, *ends)) for programs, *part in parts]

@@ -30,7 +30,7 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm, in_parts
-from econmt_ops.products.dropout import Seed, apply_dropout, layer_keep_masks
+from econmt_ops.products.dropout import Seed, apply_dropout
 from econmt_ops.products.low_rank import linear, linear_add
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
@@ -213,14 +213,14 @@ def lstm(
 ) -> tuple[Tensor, LSTMState]:
     """Implements `econmt_ops.lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
-    lengths, p, variational = options.lengths, options.dropout, options.variational
+    lengths = options.lengths
     padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
-    hidden = layers[0].hidden.shape[1]
-    masks = layer_keep_masks(len(layers), batch, steps, hidden, p, options.seed, variational, inputs.device)
+    shape = batch, steps, layers[0].hidden.shape[1]
+    masks = options.keep_masks(len(layers), shape, inputs.device)
     inputs = zero_padding(inputs, padding)
 
     def drop(read: Tensor, number: int) -> Tensor:
-        return apply_dropout(read, masks[number], p)
+        return apply_dropout(read, masks[number], options.dropout)
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]

@@ -99,9 +99,7 @@ class AttentionalLSTM(nn.Module):
         attention: Score of a query and a key: "additive", or "dot" for their inner product.
         scale: Factor of the scores of dot attention.
         input_feeding: If True, the bottom layer also reads the output of the step before.
-        residual: If True, each upper layer adds its input to its output.
-        dropout: Dropout probability of the inputs of the upper layers during training.
-        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
+        residual, dropout, variational: As of `LSTM`.
         layer_norm: If True, query + keys is normalized before tanh.
         implementation: "auto" or the name of an implementation of `econmt_ops.attentional_lstm`.
 
@@ -214,10 +212,7 @@ class LinearCrossEntropy(nn.Module):
         in_features: H, number of input features.
         out_features: V, number of classes.
         bias: If False, the layer has no bias.
-        label_smoothing: Label smoothing in [0, 1]; see `econmt_ops.linear_cross_entropy`.
-        ignore_index: Target of positions that do not count.
-        reduction: "mean", "sum" or "none".
-        implementation: "auto" or the name of an implementation of `econmt_ops.linear_cross_entropy`.
+        label_smoothing, ignore_index, reduction, implementation: As of `econmt_ops.linear_cross_entropy`.
         device: Device of the parameters.
         dtype: Type of the parameters.
     """

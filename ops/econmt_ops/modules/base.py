@@ -32,9 +32,7 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
     Args:
         mode: "LSTM" or "GRU".
         settings: Further arguments of `torch.nn.RNNBase`, in order.
-        residual: If True, each upper layer adds its input to its output.
-        variational: If True, one dropout mask per row and layer serves all time steps (Gal and Ghahramani 2016).
-        implementation: "auto" or the name of an implementation of the op.
+        residual, variational, implementation: As of `econmt_ops.LSTM`.
     """
 
     def __init__(

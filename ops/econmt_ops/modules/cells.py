@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,6 @@ class CellLayers(StackedLayers, nn.Module):
         ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
-    names: ClassVar[dict[str, str]] = {}
-    """Parameter names that differ from the field names."""
-
     def __init__(
         self,
         input_size: int,
@@ -63,15 +60,10 @@ class CellLayers(StackedLayers, nn.Module):
             suffixes = self._suffixes(layer)
             for suffix in suffixes:
                 width = input_size if layer == 0 else len(suffixes) * hidden_size
-                for name, shape in self._parameter_shapes(width).items():
+                for name, shape in self.cell.parameter_shapes(width, hidden_size).items():
                     weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(name + suffix, weight)
         self.reset_parameters()
-
-    def _parameter_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the parameters of a layer that reads ``width`` features, by name without suffix."""
-        shapes = self.cell.parameter_shapes(width, self.hidden_size)
-        return {self.names.get(field, field): shape for field, shape in shapes.items()}
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
@@ -85,8 +77,7 @@ class CellLayers(StackedLayers, nn.Module):
     def layer_weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction in the form that the op takes."""
         suffix = self._suffixes(layer)[int(reverse)]
-        fields = self.cell.weights._fields
-        return self.cell.weights(*(getattr(self, self.names.get(field, field) + suffix) for field in fields))
+        return self.cell.weights(*(getattr(self, field + suffix) for field in self.cell.weights._fields))
 
     def forward(
         self,

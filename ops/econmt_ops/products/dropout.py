@@ -262,28 +262,6 @@ def apply_dropout(values: Tensor, keep: Tensor | None, p: float) -> Tensor:
     return values if keep is None else torch.where(keep, values * (1.0 / (1.0 - p)), 0.0)
 
 
-def layer_keep_masks(
-    layers: int,
-    batch: int,
-    steps: int,
-    hidden: int,
-    p: float,
-    seed: Seed | None,
-    variational: bool,
-    device: torch.device,
-) -> list[Tensor | None]:
-    """Returns the keep mask of each layer's input in a stack.
-
-    The bottom layer has None; the others (B, T, H) or, if variational, (B, 1, H). Layer k (counted from 0) draws from
-    `derive_seed(seed, k)`; masks are indexed by position, in whichever direction the stack runs.
-    """
-    if p == 0.0:
-        return [None] * layers
-    assert seed is not None
-    shape = (batch, 1 if variational else steps, hidden)
-    return [None] + [keep_mask(shape, p, seed, device, layer) for layer in range(1, layers)]
-
-
 def _dropout_kernels(values: Tensor, device_seed: Tensor | None) -> ModuleType | None:
     """Returns the module of the GPU kernel of dropout, or None if it does not support these values."""
     counted = _is_counted(values.device, device_seed) and values.dtype != torch.float64

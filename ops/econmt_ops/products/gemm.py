@@ -13,8 +13,6 @@ from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
 from econmt_ops.products.packed import dense, is_available
 
-LAYOUTS = ("row", "transposed", "packed")
-
 MANY = 1000
 """Number of products for which prepacking a weight always pays."""
 
@@ -92,7 +90,7 @@ class Product:
     Args:
         weight: (N, K).
         bias: (N,), or None.
-        layout: One of LAYOUTS.
+        layout: "packed" or "row".
         calls: Number of products that will be computed.
         like: Tensor of the products' type, to which weight and bias are rounded; None: they have that type.
     """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -270,11 +270,6 @@ def layers_of_tensors(
     inputs: Sequence[Tensor], hiddens: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[AnyLSTMWeights]:
     """Restores layers from an operator's three lists of weights."""
-    if len(inputs) == len(biases):
-        return [LSTMWeights(*parts) for parts in zip(inputs, hiddens, biases, strict=True)]
-    pairs = (matrices_of_tensors(inputs, len(biases)), matrices_of_tensors(hiddens, len(biases)))
-    return [
-        LowRankLSTMWeights(read, recurrent, bias)
-        for read, recurrent, bias in zip(*pairs, biases, strict=True)
-        if isinstance(read, LowRank) and isinstance(recurrent, LowRank)
-    ]
+    kind: Any = LSTMWeights if len(inputs) == len(biases) else LowRankLSTMWeights
+    matrices = [matrices_of_tensors(part, len(biases)) for part in (inputs, hiddens)]
+    return [kind(*parts) for parts in zip(*matrices, biases, strict=True)]

@@ -6,13 +6,13 @@ B batch, T steps, I input size, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from econmt_ops.core.weights import State
-from econmt_ops.products.dropout import Seed
+from econmt_ops.products.dropout import Seed, keep_mask
 from econmt_ops.products.dropout import dropout as drop_units
 from econmt_ops.products.reversal import reverse_rows
 
@@ -23,11 +23,8 @@ class StackOptions(NamedTuple):
     """Options of a stack of recurrent layers, complete and checked.
 
     Attributes:
-        lengths: (B,), or None if every row has T steps.
-        reverse: True if each row runs from its own last position to its first.
-        residual: True if each layer but the bottom one adds its input to its output.
-        dropout: Dropout probability of the inputs of these layers. seed: Seed of the masks, or None without dropout.
-        variational: True if one mask per row and layer serves all time steps.
+        lengths, reverse, residual, dropout, variational: See `econmt_ops.lstm`, for layers alone.
+        seed: Seed of the masks, or None without dropout.
         from_zero: True if all initial states are zero, so that they need not be read.
         gate_gradient: See `econmt_ops.lstm`; None for other cells.
     """
@@ -41,24 +38,35 @@ class StackOptions(NamedTuple):
     from_zero: bool = False
     gate_gradient: Tensor | None = None
 
+    def keep_masks(
+        self, layers: int, shape: tuple[int, int, int], device: torch.device
+    ) -> list[Tensor | None]:
+        """Returns the keep mask of each layer's input: of its ``shape`` (B, T, H), or (B, 1, H) if variational.
+
+        The bottom layer has None. Layer k (counted from 0) draws from `derive_seed(seed, k)`; masks are indexed by
+        position, in whichever direction the stack runs.
+        """
+        if self.dropout == 0.0:
+            return [None] * layers
+        assert self.seed is not None
+        batch, steps, hidden = shape
+        masked = batch, 1 if self.variational else steps, hidden
+        return [None] + [
+            keep_mask(masked, self.dropout, self.seed, device, layer) for layer in range(1, layers)
+        ]
+
     def drop(self, values: Tensor, number: int) -> Tensor:
         """Applies dropout to the input (B, T, H) of a layer; its mask is generated again in the backward pass."""
         assert self.seed is not None
         return drop_units(values, self.dropout, self.seed, self.variational, number)
 
 
-class RunLayer(Protocol):
-    """Function that runs one layer over whole sequences, in forward direction."""
+RunLayer = Callable[[Tensor, Any, Sequence[Tensor], Tensor | None], tuple[Tensor, tuple[Tensor, ...]]]
+"""Function that runs one layer over whole sequences, in forward direction.
 
-    def __call__(
-        self, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns the outputs (B, T, H), zero at and after a row's length, and the states after each row's last step.
-
-        Args:
-            inputs: (B, T, I); values at and after a row's length are arbitrary.
-            weights: Weights of the layer. state: States before the first step. lengths: (B,), or None.
-        """
+It takes inputs (B, T, I), arbitrary at and after a row's length, the layer's weights, the states before the first step
+and lengths (B,) or None; and returns outputs (B, T, H), zero at and after a row's length, and the states after each
+row's last step."""
 
 
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt.bench.rows import Row
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from scripts.bench.frame import CUDA, Bench, figures_of, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
@@ -65,7 +66,9 @@ class CaseTensors:
         score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(CUDA)
         norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
         choice = Choice(8, gluon=False) if case.plain else None
-        self.kernels = AttentionLauncher(keys, values, score, norm, size**-0.5, lengths, choice)
+        self.kernels = AttentionLauncher(
+            AttentionInputs(keys, values, score, norm, size**-0.5, lengths), choice
+        )
         self.values, self.both, self.doutput = values, draw(batch, 2 * size), draw(batch, size)
 
 
@@ -84,10 +87,8 @@ def attention_launches(case: Case) -> list[Callable[[], None]]:
     context = torch.bmm(weights.unsqueeze(1), tensors.values).squeeze(1)
 
     def backward() -> None:
-        dquery, dshare = dboth[:, :size], dboth[:, size:]
-        kernels.backward(
-            both[:, :size], weights, context, output, [tensors.doutput], None, dquery, dshare, dscores
-        )
+        gradients = [tensors.doutput], None, dboth, dscores
+        kernels.backward(AttentionBackward(both[:, :size], context, weights, output, *gradients), True)
 
     return [forward, backward]
 

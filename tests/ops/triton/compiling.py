@@ -28,6 +28,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from econmt_ops.backends.cuda.adam import AdamSettings
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.backends.triton import adam_8bit, cells, persistent
 from econmt_ops.backends.triton.attention import AttentionLauncher
 from econmt_ops.core.arguments import Update
@@ -122,12 +123,14 @@ def attend(size: int, dtype: torch.dtype, kind: str) -> None:
     keys = torch.zeros(batch, positions, size, dtype=dtype)
     score = None if kind == "dot" else torch.zeros(size)
     norm = (torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) if kind == "norm" else None
-    kernels = AttentionLauncher(keys, keys, score, norm, 1.0, torch.zeros(batch, dtype=torch.int64))
+    lengths = torch.zeros(batch, dtype=torch.int64)
+    kernels = AttentionLauncher(AttentionInputs(keys, keys, score, norm, 1.0, lengths))
     both, output = torch.zeros(batch, 2 * size, dtype=dtype), torch.zeros(batch, size, dtype=dtype)
     weights, dscores = torch.zeros(batch, positions, dtype=dtype), torch.zeros(batch, positions)
     query, share = both[:, :size], both[:, size:]
     kernels.forward(query, share, weights, [output, output])
-    kernels.backward(query, weights, output, output, [output, output], None, query, share, dscores)
+    back = AttentionBackward(query, output, weights, output, [output, output], None, both, dscores)
+    kernels.backward(back, squashes=True)
     if score is not None:
         kernels.key_gradients(query, dscores)
 

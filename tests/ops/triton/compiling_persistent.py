@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from econmt_ops.backends.triton.partition import Partition, divide
-from econmt_ops.backends.triton.persistent import backward_launch, forward_launch
+from econmt_ops.backends.triton.persistent import walk_launches
 from econmt_ops.dispatch.device_limits import H200, DeviceLimits
 from econmt_ops.dispatch.rule import rules_only
 from tests.ops.simulated_gpu import SHARED
@@ -57,12 +57,14 @@ class Walk(NamedTuple):
         exchange = weights if self.ring else x
         lengths, counters = torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.int32)
         resets = torch.zeros(16, dtype=torch.bool)
+        flags = {"HAS_LENGTHS": True, "HAS_RESETS": self.resets}
+        others = ("HAS_LAST_H", "HAS_LAST_C") if self.back else ("HAS_FIRST", "KEEP_CELLS", "KEEP_SUMS")
+        types = (wide, products, wide, wide, wide)[: 5 if self.back else 4]
         with rules_only("cuda"):
+            (launch,), parts = walk_launches(
+                self.partition, size, types, backwards, back=self.back, **flags, **dict.fromkeys(others, True)
+            )
             if self.back:
-                types = wide, products, wide, wide, wide
-                (launch,), parts = backward_launch(
-                    self.partition, size, types, backwards, (True, self.resets, True, True)
-                )
                 tensors = (
                     x,
                     weights,
@@ -82,10 +84,6 @@ class Walk(NamedTuple):
                 more: tuple[int, ...] = (4096, 8192)
                 strides: tuple[int, ...] = (512, 512)
             else:
-                has = True, True, self.resets, True, True
-                launch, parts = forward_launch(
-                    self.partition, size, (wide, products, wide, wide), backwards, has
-                )
                 tensors = x, weights, exchange, x, exact, x, exact, x, x, lengths, resets, counters, exact
                 more, strides = (4096,), ()
             programs, *numbers = parts[0]

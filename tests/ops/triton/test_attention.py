@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.backends.triton.attention import AttentionLauncher, Choice
 from tests.ops.helpers import assert_close
 from tests.ops.triton.test_cells import empty as poisoned
@@ -53,7 +54,9 @@ class Case:
         self.score = None if kind == "dot" else draw(attention, dtype=torch.float32)
         self.norm = (draw(attention), draw(attention)) if kind == "norm" else None
         self.scale = 0.7
-        self.kernels = self.launcher()
+        inputs = self.keys, self.values, self.score, self.norm, self.scale, self.lengths
+        self.inputs = AttentionInputs(*inputs)
+        self.kernels = AttentionLauncher(self.inputs)
         exact = [self.keys, self.values, self.score, *(self.norm or ())]
         self.leaves = [leaf.double().requires_grad_() for leaf in exact if leaf is not None]
 
@@ -69,12 +72,6 @@ class Case:
             scores = torch.tanh(hidden) @ rest[0]
         weights = scores.masked_fill(self.padding, -1e9).softmax(2).masked_fill(self.padding, 0.0)
         return weights, torch.einsum("tbs,bsh->tbh", weights, values)
-
-    def launcher(self, *choice: Choice) -> AttentionLauncher:
-        """Its kernels, by a choice of blocks if one is given."""
-        return AttentionLauncher(
-            self.keys, self.values, self.score, self.norm, self.scale, self.lengths, *choice
-        )
 
     def close(self, found: Tensor, expected: Tensor, name: str) -> None:
         assert_close([found], [expected], TOLERANCE[self.dtype], name)
@@ -116,8 +113,8 @@ def test_a_step_and_its_gradients(
         )
         dboth = poisoned(batch, attention + hidden, dtype=dtype, device=device)
         dscores = poisoned(batch, positions, dtype=torch.float32, device=device)
-        results = dboth[:, :attention], dboth[:, attention:], dscores
-        case.kernels.backward(query, weights, context, outputs[0], doutputs, given, *results)
+        step = AttentionBackward(query, context, weights, outputs[0], doutputs, given, dboth, dscores)
+        case.kernels.backward(step, squashes=True)
         case.close(dboth[:, :attention], dquery[0], "query")
         case.close(dboth[:, attention:], dshare[0], "share")
         assert not dscores[case.padding].any()
@@ -167,7 +164,8 @@ def test_all_queries_at_once(kind: str, batch_first: bool, device: str) -> None:
             lost, [exact, *case.leaves], retain_graph=True, allow_unused=True
         )
         made, dscores = torch.empty_like(query), torch.empty_like(weights)
-        case.kernels.backward(query, weights, context, None, doutputs, given, made, None, dscores)
+        step = AttentionBackward(query, context, weights, context, doutputs, given, made, dscores)
+        case.kernels.backward(step, squashes=False)
         case.close(of_steps(made), dquery, "query")
         if case.score is not None:
             check_sums(case, query, dscores, [dleaves[0], *dleaves[2:]])
@@ -195,7 +193,7 @@ def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) 
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         case = Case("additive", (2, 20, 16, 8), torch.float32, device)
-        huge = AttentionLauncher(case.keys * 1e6, case.values * 1e6, case.score, None, 1.0, case.lengths)
+        huge = AttentionLauncher(case.inputs._replace(keys=case.keys * 1e6, projected=case.values * 1e6))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert case.kernels.keys.dtype == case.kernels.values.dtype == torch.float16
@@ -219,7 +217,8 @@ def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
         context = torch.empty(2, 8, device=device)
         dquery, dscores = torch.empty_like(query), torch.empty_like(weights)
         case.kernels.forward(query, None, weights, [context])
-        case.kernels.backward(query, weights, context, None, [context], None, dquery, None, dscores)
+        step = AttentionBackward(query, context, weights, context, [context], None, dquery, dscores)
+        case.kernels.backward(step, squashes=False)
         found.append([weights.clone(), context, dquery, dscores])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -234,7 +233,7 @@ def test_every_division_of_a_step_gives_the_same(choice: Choice) -> None:
     both = rows(batch, attention + hidden, dtype=torch.bfloat16, device="cuda")
     query, share = both[:, :attention].contiguous(), both[:, attention:].contiguous()
     weights, context = case.reference(query.double().unsqueeze(0))
-    kernels = case.launcher(choice)
+    kernels = AttentionLauncher(case.inputs, choice)
     found = poisoned(batch, positions, dtype=torch.bfloat16, device="cuda")
     output = poisoned(batch, hidden, dtype=torch.bfloat16, device="cuda")
     kernels.forward(query, share, found, [output])
@@ -254,7 +253,7 @@ def test_keys_and_values_of_any_size_with_tf32(
     keys = torch.randn(batch, positions, size).to(device).clamp(-3, 3) * units
     values = torch.randn(batch, positions, width).to(device).clamp(-3, 3) * units
     query = torch.randn(batch, size).to(device) / units.squeeze(2)
-    kernels = AttentionLauncher(keys, values, None, scale=0.5)
+    kernels = AttentionLauncher(AttentionInputs(keys, values, None, scale=0.5))
     assert kernels.fast
     weights, context = torch.empty(batch, positions, device=device), torch.empty(batch, width, device=device)
     kernels.forward(query, None, weights, [context])

@@ -19,6 +19,7 @@ from econmt_ops.backends.cuda import decoder
 from econmt_ops.core import chunks
 from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.dispatch.traits import implementations_of
+from econmt_ops.products.stack import StackOptions
 from tests.ops.cuda.host import use_host
 from tests.ops.helpers import TOLERANCE, Make, assert_same_function, to
 
@@ -88,7 +89,8 @@ def check_two_layers(
     tensors = arguments(Make(device), 5, 3, 13, 2)
     lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
     seed = torch.tensor(5, device=device)
-    check(tensors, lengths, dtype, residual=True, dropout=0.4, seed=seed, stash="outputs")
+    stack = StackOptions(residual=True, dropout=0.4, seed=seed)
+    check(tensors, lengths, dtype, stack=stack, stash="outputs")
 
 
 @pytest.mark.slow

@@ -120,7 +120,10 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: 
             "VALUES": _tile(hidden, itemsize, choice),
             "FLAT": _flat(rows, hidden if forward else size, choice),
         }
-        layouts |= {"KEPT": _tile(size, itemsize, choice, 1)} if forward else {"WIDE": _wide(choice)}
+        if forward:
+            layouts["KEPT"] = _tile(size, itemsize, choice, 1)
+        else:  # a vector spread over all threads
+            layouts["WIDE"] = gl.BlockedLayout([1], [32], [choice.warps], [0])
     else:
         rows = max(1, min(PLAIN_ROWS, PLAIN_TILE // max(size, hidden)))
         layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "KEPT" if forward else "WIDE"))
@@ -146,11 +149,6 @@ def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) 
 def _flat(rows: int, width: int, choice: Choice) -> Any:
     """Returns the layout of a tile that is summed over its rows: each thread holds whole columns."""
     return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
-
-
-def _wide(choice: Choice) -> Any:
-    """Returns the layout of a vector spread over all threads."""
-    return gl.BlockedLayout([1], [32], [choice.warps], [0])
 
 
 @triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
@@ -248,11 +246,7 @@ class AttentionLauncher:
     """Keys, values and weights of one call, and the kernels that use them.
 
     Args:
-        keys: (B, S, A) and values: (B, S, H), zero at padded positions.
-        score: (A,) for additive attention; None: dot attention.
-        norm: (gain (A,), bias (A,)) of the layer normalisation, or None.
-        scale: scale of dot attention.
-        lengths: (B,) int64 or int32; None: all sentences have S positions. A sentence of length 0 gets zero weights.
+        inputs: keys, values and weights; lengths on their device. A sentence of length 0 gets zero weights.
         choice: launch configuration; None: the result of `choose`.
         narrows: False to read float32 keys and values where they are, even where TF32 is allowed.
 
@@ -263,17 +257,8 @@ class AttentionLauncher:
         key_units, value_units: (B,), numbers by which those of each sentence are multiplied; None: 1.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        score: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None = None,
-        scale: float = 1.0,
-        lengths: Tensor | None = None,
-        choice: Choice | None = None,
-        narrows: bool = True,
-    ) -> None:
+    def __init__(self, inputs: AttentionInputs, choice: Choice | None = None, narrows: bool = True) -> None:
+        keys, values, score, norm, scale, lengths, _ = inputs
         self.fast = keys.dtype != torch.float32 or (narrows and matmul_tf32())
         self.key_units: Tensor | None = None
         self.value_units: Tensor | None = None
@@ -327,33 +312,21 @@ class AttentionLauncher:
             **(self._alone if first is None else self._forward),
         )  # fmt: skip
 
-    def backward(
-        self,
-        query: Tensor,
-        weights: Tensor,
-        context: Tensor | None,
-        output: Tensor | None,
-        doutputs: Sequence[Tensor],
-        dweights: Tensor | None,
-        dquery: Tensor,
-        dshare: Tensor | None,
-        dscores: Tensor,
-    ) -> None:
-        """Computes the gradients of queries, scores and shares; rows (R, .) are ordered by step.
+    def backward(self, step: AttentionBackward, squashes: bool) -> None:
+        """Computes the gradients of queries, scores and shares of one step, or of all steps of a block, in one launch.
 
         Args:
-            query: (R, A). weights: (R, S). context: (R, H). output: (R, H); None: the outputs are the contexts.
-            doutputs: (R, H), one or two, which are added; or, with ``dweights``, none.
-            dweights: (R, S), or None.
-            dquery: (R, A) is written. dshare: (R, H), with the row stride of ``dquery``, is written if there is an
-                ``output``.
-            dscores: (R, S) float32 is written: weights (dalpha - sum_s weights dalpha), where dalpha is the total
-                gradient of the weights.
+            step: Tensors as `AttentionBackward` describes them, without coverage; no gradients of outputs if there are
+                ``dweights``.
+            squashes: True if the outputs are tanh(share + context), False if they are the contexts.
         """
-        assert len(doutputs) <= 2
-        assert dshare is None or row_stride(dshare) == row_stride(dquery)
-        first, second = (*doutputs, None, None)[:2]
-        gradients = first, second, dweights
+        query, weights, context, dboth, dscores = map(
+            _rows, (step.query, step.weights, step.context, step.dboth, step.dscores)
+        )
+        output = _rows(step.output) if squashes else None
+        first, second = (*map(_rows, step.doutputs), None, None)[:2]
+        gradients = first, second, None if step.dweights is None else _rows(step.dweights)
+        dquery, dshare = dboth[:, : self.size], dboth[:, self.size :] if squashes else None
         self._kernels[1][(len(query),)](
             query, self.keys, self.values, *self._others, weights, context, output, *gradients, dquery, dshare,
             dscores, self.scale, self.batch, self.positions,
@@ -411,9 +384,8 @@ class TritonAttention(AttentionKernels):
 
     def __init__(self, inputs: AttentionInputs, narrows: bool = True) -> None:
         """Takes ``narrows`` as `AttentionLauncher` does."""
-        keys, projected, score, norm, scale, lengths, self._squashes = inputs
-        self.launcher = AttentionLauncher(keys, projected, score, norm, scale, lengths, narrows=narrows)
-        self._size = keys.shape[2]
+        self.launcher = AttentionLauncher(inputs, narrows=narrows)
+        self._size, self._squashes = inputs.keys.shape[2], inputs.squashes
 
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
@@ -435,18 +407,7 @@ class TritonAttention(AttentionKernels):
     def backward(self, step: AttentionBackward) -> None:
         """Implements `AttentionKernels.backward`; a block in one launch."""
         assert step.coverage is None
-        dboth = _rows(step.dboth)
-        self.launcher.backward(
-            _rows(step.query),
-            _rows(step.weights),
-            _rows(step.context),
-            _rows(step.output) if self._squashes else None,
-            [_rows(part) for part in step.doutputs],
-            None if step.dweights is None else _rows(step.dweights),
-            dboth[:, : self._size],
-            dboth[:, self._size :] if self._squashes else None,
-            _rows(step.dscores),
-        )
+        self.launcher.backward(step, self._squashes)
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
         """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""

@@ -85,64 +85,47 @@ def counters_of(partition: Partition, directions: int, batch: int, hidden: int) 
 
 
 @functools.cache
-def forward_launch(
+def walk_launches(
     partition: Partition,
     shape: tuple[int, int, int, int],
     types: tuple[torch.dtype, ...],
     backwards: tuple[bool, ...],
-    has: tuple[bool, bool, bool, bool, bool],
-) -> tuple[Launch, tuple[tuple[int, ...], ...]]:
-    """Returns the launch of the forward kernel, and the last arguments of each of a walk's launches.
+    *,
+    back: bool,
+    **flags: bool,
+) -> tuple[tuple[Launch, ...], tuple[tuple[int, ...], ...]]:
+    """Returns the launches of a step of a kernel, and the last arguments of each of a walk's launches.
 
     Args:
         partition: how the walk is parted.
         shape: D, T, B and 4H.
-        types: of sums, exchanged values, outputs and last c.
+        types: of sums, exchanged values, outputs and last c; backward of sums, exchanged values, and the gradients of
+            outputs, last h and last c.
         backwards: for each direction True if it walks backwards.
-        has: True each if there is a first state, if there are lengths and resets, if cells and if sums are kept.
+        back: True for the backward kernel.
+        flags: the kernel's compile-time arguments that say what there is and what is kept.
     """
     directions, steps, batch, width = shape
-    hidden = width // 4
-    first, lengths, resets, cells, sums = has
-    ring = types[1] != types[2]
-    launch = launch_of(
-        lstm_forward, *types, D=directions, HAS_FIRST=first, HAS_LENGTHS=lengths, HAS_RESETS=resets, RING=ring,
-        KEEP_CELLS=cells, KEEP_SUMS=sums,
-        **_constants(partition, batch, hidden, hidden, types[1], backwards),
-    )  # fmt: skip
-    span = partition.span(batch)
-    parts = _walk(partition, directions, batch, hidden, steps, back=False, ring=ring)
-    return launch, tuple((*part, span) for part in parts)
-
-
-@functools.cache
-def backward_launch(
-    partition: Partition,
-    shape: tuple[int, int, int, int],
-    types: tuple[torch.dtype, ...],
-    backwards: tuple[bool, ...],
-    has: tuple[bool, bool, bool, bool],
-) -> tuple[tuple[Launch, ...], tuple[tuple[int, ...], ...]]:
-    """Returns the launches of a step of the backward kernel, and the last arguments of each of a walk's launches.
-
-    Args:
-        partition, shape, backwards: as in `forward_launch`.
-        types: of sums, exchanged values, and the gradients of outputs, last h and last c.
-        has: True each if there are lengths, resets, a gradient of the last h, and one of the last c.
-    """
-    directions, steps, batch, width = shape
-    lengths, resets, last_h, last_c = has
-    ring = types[1] != types[0]
-    constants = _constants(partition, batch, width, width // 4, types[1], backwards)
-    launches = tuple(
-        launch_of(
-            lstm_backward, *types, HAS_LENGTHS=lengths, HAS_RESETS=resets, RING=ring,
-            TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_h, HAS_LAST_C=last_c, **constants,
+    hidden, ring = width // 4, types[1] != types[0]
+    flags |= {"RING": ring}
+    constants = _constants(partition, batch, width if back else hidden, hidden, types[1], backwards)
+    if back:
+        launches = tuple(
+            launch_of(
+                lstm_backward,
+                *types,
+                TEAM=partition.team,
+                MULTIPLIES=multiplies,
+                ENDS=ends,
+                **flags,
+                **constants,
+            )
+            for multiplies, ends in _halves(partition)
         )
-        for multiplies, ends in _halves(partition)
-    )  # fmt: skip
+    else:
+        launches = (launch_of(lstm_forward, *types, D=directions, **flags, **constants),)
     span = partition.span(batch)
-    parts = _walk(partition, directions, batch, width // 4, steps, back=True, ring=ring)
+    parts = _walk(partition, directions, batch, hidden, steps, back, ring)
     return launches, tuple((*part, span) for part in parts)
 
 
