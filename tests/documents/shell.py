@@ -43,14 +43,9 @@ class Shell:
                 "TORCHDYNAMO_DISABLE": "1",  # compiling takes minutes, and has tests of its own
             }
         )
-        self._server = subprocess.Popen(
-            [sys.executable, fork_server.__file__, self._socket],
-            stdout=subprocess.PIPE,
-            env=self.environment,
-            cwd=folder,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, fork_server.__file__, self._socket]
+        options = {"cwd": folder, "text": True, "start_new_session": True}
+        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, env=self.environment, **options)
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == "ready\n"
         self._write_program("econmt", "shrink", "True")

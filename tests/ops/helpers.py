@@ -44,11 +44,8 @@ class Make:
         return values.to(self.device, self.dtype)
 
     def layer(self, inputs: int, hidden: int) -> LSTMWeights:
-        return LSTMWeights(
-            self(4 * hidden, inputs, scale=0.5),
-            self(4 * hidden, hidden, scale=0.5),
-            self(4 * hidden, scale=0.5),
-        )
+        shapes = (4 * hidden, inputs), (4 * hidden, hidden), (4 * hidden,)
+        return LSTMWeights(*(self(*shape, scale=0.5) for shape in shapes))
 
     def layers(self, inputs: int, hidden: int, count: int) -> tuple[LSTMWeights, ...]:
         return tuple(self.layer(inputs if k == 0 else hidden, hidden) for k in range(count))

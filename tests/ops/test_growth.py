@@ -40,13 +40,8 @@ def test_products_of_many_shapes_leave_nothing_behind() -> None:
     # PyTorch keeps 0.3 MB of each shape, 1,024 of them, unless it is told not to: 60 MB here, for each type.
     kept = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
     path = SOURCES
-    found = subprocess.run(
-        [sys.executable, "-c", GROWTH],
-        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", GROWTH]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     for grown in map(int, found.stdout.split()):
         assert grown < 10e6

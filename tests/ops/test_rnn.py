@@ -178,11 +178,8 @@ def as_hx(module: Any, state: tuple[Tensor, ...] | None) -> Any:
 def single(module: Any, layer: int, direction: int) -> Any:
     """Returns one layer in one direction of a module of torch.nn as a module of its own, with the same parameters."""
     suffix = f"_l{layer}{'_reverse' if direction else ''}"
-    weights = {
-        name.removesuffix(suffix) + "_l0": weight
-        for name, weight in module.named_parameters()
-        if name.endswith(suffix)
-    }
+    named = [(name, weight) for name, weight in module.named_parameters() if name.endswith(suffix)]
+    weights = {name.removesuffix(suffix) + "_l0": weight for name, weight in named}
     kind: Any = getattr(nn, module.mode)
     extra = {"proj_size": module.proj_size} if module.proj_size else {}
     one = kind(weights["weight_ih_l0"].shape[1], HIDDEN, bias=module.bias, batch_first=True, **extra)

@@ -104,13 +104,9 @@ def test_forward_and_backward(
     dc = values(ROWS, HIDDEN, dtype=exact, seed=5)
     total = (sums + other if split else sums).double()
     expected_h, expected_c = lstm.forward(total, before.double())
-    parts, expected_dc = lstm.update_state_backward(
-        lstm.activate(total),
-        before.double(),
-        expected_c,
-        (dh.double() + more.double()) if split else dh.double(),
-        dc.double(),
-    )
+    flow = (dh.double() + more.double()) if split else dh.double()
+    given = lstm.activate(total), before.double(), expected_c, flow, dc.double()
+    parts, expected_dc = lstm.update_state_backward(*given)
 
     steps = make(backend, dtype)
     gates, c = laid(strided, sums), laid(strided, before)

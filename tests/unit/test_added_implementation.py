@@ -58,13 +58,9 @@ logits.register_autograd(_backward, setup_context=_keep)
 def losses(call: CrossEntropyArguments) -> Tensor:
     """As `econmt_ops.linear_cross_entropy`."""
     found = logits(call.hidden, call.weight)
-    return functional.cross_entropy(
-        found if call.bias is None else found + call.bias,
-        call.targets,
-        ignore_index=call.ignore_index,
-        reduction=call.reduction,
-        label_smoothing=call.smoothing,
-    )
+    options: Any = {"ignore_index": call.ignore_index, "reduction": call.reduction}
+    found = found if call.bias is None else found + call.bias
+    return functional.cross_entropy(found, call.targets, label_smoothing=call.smoothing, **options)
 
 
 def cost(hidden: Tensor, weight: Tensor) -> Cost:

@@ -20,11 +20,8 @@ from tests.conftest import ROOT, run_python
 from tests.documents.blocks import BLOCK, blocks, console_blocks
 from tests.documents.blocks import commands as commands_in
 
-PAGES = sorted(
-    page
-    for folder in ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
-    for page in ROOT.glob(f"{folder}*.md")
-)
+FOLDERS = ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130
 LONGEST_PAGE = 150
@@ -183,11 +180,8 @@ def test_names_of_the_python_reference_exist() -> None:
     assert len(names) > 8
     for kind, name, options in names:
         module, _, last = name.rpartition(".")
-        found = (
-            importlib.import_module(name)
-            if kind == "module"
-            else getattr(importlib.import_module(module), last)
-        )
+        owner = importlib.import_module(name if kind == "module" else module)
+        found = owner if kind == "module" else getattr(owner, last)
         for listed in re.findall(r":members: (.+)", options):
             for member in listed.split(", "):
                 assert hasattr(found, member), f"{name} has no {member}"

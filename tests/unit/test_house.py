@@ -81,16 +81,8 @@ USERS_OF_API = {"econmt_distill", "econmt_serve"}
 """Packages that use the interface for programs, as packages of others do."""
 BASE = {"econmt", "econmt.elsewhere", "econmt.errors", "econmt.factored_ids"}
 OUTSIDE_OF_MODEL = {
-    "gzip",
-    "io",
-    "json",
-    "os",
-    "pathlib",
-    "safetensors",
-    "sentencepiece",
-    "shutil",
-    "tempfile",
-    "yaml",
+    *("gzip", "io", "json", "os", "pathlib", "safetensors"),
+    *("sentencepiece", "shutil", "tempfile", "yaml"),
 }
 OUTSIDE_OF_RUNTIME = set(sys.stdlib_module_names) | {"numpy", "sentencepiece", "econmt_runtime"}
 OUTSIDE_OF_MEMORY = set(sys.stdlib_module_names) | {"torch", "numpy", "rich", "econmt_memory"}

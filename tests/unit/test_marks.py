@@ -41,11 +41,8 @@ def test_sections_that_matter_have_no_marked_key(mark: KeyMark, prefixes: tuple[
 @pytest.mark.parametrize("kind", [Data, TextData])
 def test_prepared_text_depends_on_all_that_is_written(kind: Any) -> None:
     known = {"prepared", "mixing", "noise", "subwords.dropout"}
-    marked = {
-        key
-        for key in marked_keys(kind, KeyMark.NO_PREPARED_TEXT)
-        if not key.startswith(("mixing.", "noise."))
-    }
+    keys = marked_keys(kind, KeyMark.NO_PREPARED_TEXT)
+    marked = {key for key in keys if not key.startswith(("mixing.", "noise."))}
     assert marked == known & {key for key, _, _ in walk(kind)}
 
 

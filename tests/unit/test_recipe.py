@@ -418,9 +418,8 @@ def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -
     assert load_recipe("iwslt", ["training.memory_savings=exact"]) == load_recipe("iwslt")
     with pytest.raises(InputError, match=r"memory_savings is no longer supported; remove it; .*adam8bit"):
         load_recipe("iwslt", ["training.memory_savings=lossy"])
-    with pytest.raises(
-        InputError, match=r"optimizer.name nag is no longer supported; train with sgd or nadam;"
-    ):
+    told = r"optimizer.name nag is no longer supported; train with sgd or nadam;"
+    with pytest.raises(InputError, match=told):
         load_recipe("iwslt", ["training.optimizer.name=nag"])
     with pytest.raises(InputError, match=r"attention.type mhdot is no longer supported; use additive"):
         load_recipe("iwslt", ["model.attention.type=mhdot"])

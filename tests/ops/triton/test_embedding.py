@@ -79,11 +79,7 @@ def test_rows_of_another_type_have_a_gradient_of_the_tables(
     rows = torch.ops.econmt_ops.look_up(table, ids, 2, dtype)
     assert rows.dtype == dtype
     assert rows.equal(table[ids].to(dtype))
-    wide = (
-        torch.randn(4, 3, width + 3, generator=draw)
-        if swapped
-        else torch.randn(3, 4, width + 3, generator=draw)
-    )
+    wide = torch.randn(*((4, 3) if swapped else (3, 4)), width + 3, generator=draw)
     incoming = wide.to(dtype).to(device)[..., :width]
     incoming = incoming.transpose(0, 1) if swapped else incoming
     found = embedding.gradient(incoming, ids, 9, 2, torch.float32)

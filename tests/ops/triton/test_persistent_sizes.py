@@ -26,11 +26,8 @@ CASES = [
 
 def weights(hidden: int, size: int) -> LSTMWeights:
     scale = hidden**-0.5
-    made = (
-        torch.randn(4 * hidden, size) * size**-0.5,
-        torch.randn(4 * hidden, hidden) * scale,
-        torch.randn(4 * hidden) * scale,
-    )
+    shapes = ((size,), size**-0.5), ((hidden,), scale), ((), scale)
+    made = (torch.randn(4 * hidden, *shape) * factor for shape, factor in shapes)
     return LSTMWeights(*(part.cuda().requires_grad_() for part in made))
 
 

@@ -20,12 +20,8 @@ INPUT = "a b c\n\nd\nh g f e d\n"
 
 def train(text: Path, folder: Path, *subwords: str) -> Path:
     """Trains a language model of the target side; returns its folder."""
-    data = (
-        "data.text=trg",
-        "training.max_updates=8",
-        "training.optimizer.learning_rate=20.0",
-        f"data.prepared={folder / 'text'}",
-    )
+    short = ("training.max_updates=8", "training.optimizer.learning_rate=20.0")
+    data = ("data.text=trg", *short, f"data.prepared={folder / 'text'}")
     run = TextRun(text, folder / "run", (*data, *subwords)).trained()
     return run.folder.path
 

@@ -144,11 +144,8 @@ def test_words_of_a_certain_frequency_are_terms() -> None:
         if side:
             pairs = [(target, source) for source, target in pairs]
         terms = AlignedTerms(lambda: iter(pairs))
-        return {
-            each.target.lower()
-            for source, target in pairs[: len(rows)]
-            for each in terms.of(source, target, random.Random(1))
-        }
+        found = [terms.of(*pair, random.Random(1)) for pair in pairs[: len(rows)]]
+        return {each.target.lower() for own in found for each in own}
 
     for side in (0, 1):
         assert terms_of({"once": 1, "twice": 2, "often": 20, "always": 21}, side) == {"twice", "often"}

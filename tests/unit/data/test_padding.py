@@ -57,12 +57,8 @@ def test_of_an_epoch(
     ]
     real = cost([(1, s + 1, t + 1) for s, t in zip(store.source_lengths, store.target_lengths, strict=True)])
     found = measure_padding(planned(BatchIterator(store, size, rule, 1, max_length=60)), WORK)
-    assert found == (
-        len({shape[1:] for shape in wide}),
-        cost(wide) / real,
-        cost(tight) / real,
-        len({shape[1:] for shape in tight}),
-    )
+    shapes = [len({shape[1:] for shape in batches}) for batches in (wide, tight)]
+    assert found == (shapes[0], cost(wide) / real, cost(tight) / real, shapes[1])
     counts = count_lengths(store.source_lengths, store.target_lengths)
     assert real_work(counts, WORK) == real
     assert padded_to_buckets(counts, rule, size, WORK) == pytest.approx(found[:2])

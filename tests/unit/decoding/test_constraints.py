@@ -30,11 +30,8 @@ def holds(ids: Sequence[int], phrases: Sequence[Phrase]) -> bool:
         goes_on = first.ends_word and follows and follows[0] >= 0 and bool(JOINS[follows[0]])
         if tuple(ids[at : at + size]) == first.ids and not goes_on:
             # What is taken is no token any more, and no letter goes on across it.
-            left = [
-                *ids[:at],
-                *[-9 - JOINS[token].item() for token in ids[at : at + size]],
-                *ids[at + size :],
-            ]
+            gone = [-9 - JOINS[token].item() for token in ids[at : at + size]]
+            left = [*ids[:at], *gone, *ids[at + size :]]
             if holds(left, rest):
                 return True
     return False

@@ -91,9 +91,8 @@ def test_a_tokenizer_that_is_not_installed_is_one_clear_line(monkeypatch: pytest
             raise RuntimeError
 
     monkeypatch.setattr(metrics, "BLEU", Missing)
-    with pytest.raises(
-        EconmtError, match=r"tokenizer 'ja-mecab': not installed; pip install 'sacrebleu\[ja\]'"
-    ):
+    told = r"tokenizer 'ja-mecab': not installed; pip install 'sacrebleu\[ja\]'"
+    with pytest.raises(EconmtError, match=told):
         make_metric("bleu", [["a"]], tokenize="ja-mecab")
 
 
@@ -110,12 +109,8 @@ def test_scores_keep_no_lines() -> None:
 def test_a_system_is_better_in_the_direction_of_the_metric() -> None:
     """An equal one is neither better nor worse; TER falls."""
     lines = [f"the {word} dog runs home now" for word in ("red", "old", "big", "shy")]
-    systems = {
-        "first": [*lines[:2], "a", "b"],
-        "same": [*lines[:2], "a", "b"],
-        "best": lines,
-        "worst": ["x"] * 4,
-    }
+    half = [*lines[:2], "a", "b"]
+    systems = {"first": half, "same": half, "best": lines, "worst": ["x"] * 4}
     found = paired_bootstrap(systems, {name: make_metric(name, [lines]) for name in ("ter", "bleu")}, 20)
     assert [each.name for each in found] == ["TER", "BLEU"]
     for significance in found:

@@ -94,13 +94,7 @@ def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(float(torch.as_tensor(expected).detach()), rel=1e-6)
     smoothed = model.loss(*make_batch(), label_smoothing=0.1)
-    direct = linear_cross_entropy(
-        hidden.flatten(0, 1),
-        model.output.weight,
-        target_output.flatten(),
-        bias=model.output.bias,
-        label_smoothing=0.1,
-        ignore_index=PAD,
-        reduction="sum",
-    )
+    given = hidden.flatten(0, 1), model.output.weight, target_output.flatten()
+    options = {"bias": model.output.bias, "label_smoothing": 0.1, "ignore_index": PAD, "reduction": "sum"}
+    direct = linear_cross_entropy(*given, **options)
     assert smoothed.item() == pytest.approx(direct.item(), rel=1e-6)

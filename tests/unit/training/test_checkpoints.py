@@ -176,11 +176,8 @@ def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: p
     assert recover(run.folder, 1, False) == (Commit(4, True), [])
 
 
-OPERATIONS = [
-    (os, "fsync"),
-    (os, "link"),
-    *((Path, name) for name in ("replace", "rename", "unlink", "mkdir")),
-]
+OF_PATHS = ((Path, name) for name in ("replace", "rename", "unlink", "mkdir"))
+OPERATIONS = [(os, "fsync"), (os, "link"), *OF_PATHS]
 
 
 class Crash(BaseException):

@@ -114,11 +114,8 @@ def test_a_scale_is_a_power_of_two(make_run: MakeRun) -> None:
 
 def test_another_precision_starts_and_ends_without_a_scale(make_run: MakeRun) -> None:
     """A run that goes on in float16 starts with the recipe's scale, and one that leaves float16 forgets it."""
-    scales: list[tuple[str, object]] = [
-        ("float32", {}),
-        ("float16", {"scale": 2.0**16, "good": 2}),
-        ("float32", {}),
-    ]
+    plain: tuple[str, object] = ("float32", {})
+    scales = [plain, ("float16", {"scale": 2.0**16, "good": 2}), plain]
     for number, (precision, scale) in enumerate(scales, start=1):
         run = make_run(f"training.precision={precision}", f"training.max_updates={2 * number}")
         run.train(resume_with_changes=True)

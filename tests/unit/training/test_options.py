@@ -30,11 +30,8 @@ from tests.unit.training.tiny import MakeRun, metrics
 def test_chrf_and_ter_decide_which_checkpoint_is_best(
     make_run: MakeRun, metric: str, better: Callable[..., float]
 ) -> None:
-    run = make_run(
-        f"training.early_stopping.metric={metric}",
-        "training.optimizer.learning_rate=0.1",
-        "training.max_updates=6",
-    )
+    stops = f"training.early_stopping.metric={metric}"
+    run = make_run(stops, "training.optimizer.learning_rate=0.1", "training.max_updates=6")
     result = run.train()
     rows = {int(row["update"]): row for row in metrics(run.folder)}
     assert len({row[metric] for row in rows.values()}) > 1

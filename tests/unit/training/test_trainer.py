@@ -56,12 +56,8 @@ def test_an_error_in_a_rehearsal_leaves_random_states_as_they_were(make_run: Mak
 
 
 def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(make_run: MakeRun) -> None:
-    run = make_run(
-        "training.max_updates=60",
-        "training.checkpoint_interval=20",
-        "training.keep_last_params=9",
-        "model.dropout=0.0",
-    ).trained()
+    lengths = "training.max_updates=60", "training.checkpoint_interval=20"
+    run = make_run(*lengths, "training.keep_last_params=9", "model.dropout=0.0").trained()
     references = (run.text / "valid.trg").read_text().splitlines()
     scores = []
     for row in metrics(run.folder):
@@ -194,11 +190,7 @@ def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_r
     assert "and 4 more; there is no checkpoint yet" in message
 
 
-PLATEAU = (
-    "training.schedule.name=plateau-reduce",
-    "training.schedule.reduce_factor=0.5",
-    "training.schedule.reduce_num_not_improved=1",
-)
+PLATEAU = ("training.schedule={name: plateau-reduce, reduce_factor: 0.5, reduce_num_not_improved: 1}",)
 
 
 def script(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
