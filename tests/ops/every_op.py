@@ -43,14 +43,8 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "lengths": lengths,
         "layer_norm": (make(5), make(5)),
     }
-    stack = {
-        "inputs": make(3, 4, 5),
-        "layers": make.layers(5, 8, 2),
-        "lengths": lengths,
-        "residual": True,
-        "dropout": 0.3,
-        "dropout_seed": 4,
-    }
+    dropped = {"lengths": lengths, "dropout": 0.3, "dropout_seed": 4}
+    stack = {"inputs": make(3, 4, 5), "layers": make.layers(5, 8, 2), "residual": True, **dropped}
     both = {
         "inputs": make(3, 4, 5),
         "forward": make.layer(5, 8),
@@ -60,21 +54,10 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
     thin = {**stack, "layers": make.low_rank_layers(5, 8, 2, 3)}
     thin_both = {**both, "forward": make.low_rank_layer(5, 8, 2), "backward": make.low_rank_layer(5, 8, 2)}
     weights = AttentionalLSTMWeights(make.layers(5 + 8, 8, 2), make(5, 8), make(5), make(8, 8 + 6), make(8))
-    decoder = {
-        "inputs": make(3, 2, 5),
-        "keys": make(3, 4, 5),
-        "values": make(3, 4, 6),
-        "weights": weights,
-        "lengths": lengths,
-        "dropout": 0.3,
-        "dropout_seed": 4,
-    }
-    unfed = {
-        **decoder,
-        "weights": weights._replace(layers=make.layers(5, 8, 2), score=None),
-        "input_feeding": False,
-        "scale": 0.5,
-    }
+    decoder = {"inputs": make(3, 2, 5), "keys": make(3, 4, 5), "values": make(3, 4, 6), "weights": weights}
+    decoder |= dropped
+    unscored = weights._replace(layers=make.layers(5, 8, 2), score=None)
+    unfed = {**decoder, "weights": unscored, "input_feeding": False, "scale": 0.5}
     normed = {**decoder, "layer_norm": (make(5), make(5))}
     thin_decoder = {**decoder, "weights": weights._replace(layers=make.low_rank_layers(5 + 8, 8, 2, 3))}
     targets = torch.tensor([1, -100, 5, 0], device=device)

@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from econmt_ops import attentional_lstm, dropout_mask
-from econmt_ops.products.dropout import (
-    RowsSeed,
-    apply_dropout,
-    derive_seed,
-    dropout,
-    keep_mask,
-)
+from econmt_ops.products.dropout import RowsSeed, apply_dropout, derive_seed, dropout, keep_mask
 from econmt_ops.products.stack import StackOptions
 from tests.ops.cases import CASES, Sizes
 from tests.ops.helpers import Make

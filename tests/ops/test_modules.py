@@ -71,25 +71,15 @@ def test_additive_attention(layer_norm: bool, device: str) -> None:
 @pytest.mark.parametrize("feeding", [True, False], ids=["fed", "not-fed"])
 def test_attentional_lstm(attention: str, feeding: bool, device: str) -> None:
     scale = 0.5 if attention == "dot" else 1.0
-    options: dict[str, Any] = {
-        "attention": attention,
-        "input_feeding": feeding,
-        "scale": scale,
-        "residual": True,
-    }
+    options: dict[str, Any] = {"attention": attention, "input_feeding": feeding}
+    options |= {"scale": scale, "residual": True}
     module = (
         AttentionalLSTM(3, 8, 6, 7, 2, dropout=0.4, layer_norm=attention == "additive", **options)
         .to(device)
         .double()
     )
-    names = {
-        "lstm.weight_ih_l0",
-        "lstm.bias_hh_l1",
-        "query.weight",
-        "key.weight",
-        "combine.weight",
-        "combine.bias",
-    }
+    names = {"lstm.weight_ih_l0", "lstm.bias_hh_l1", "combine.bias"}
+    names |= {f"{each}.weight" for each in ("query", "key", "combine")}
     assert names <= set(module.state_dict())
     assert ("score" in module.state_dict()) == (attention == "additive")
     make = Make(device)

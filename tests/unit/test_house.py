@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2261,
     "ops": 24187,
     "scripts": 15163,
-    "tests": 57243,
+    "tests": 55998,
 }
 """Lines of Python below each folder; they may only fall."""
 

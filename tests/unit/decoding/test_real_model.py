@@ -44,10 +44,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "layer_normalization": True,
     },
 }
-ONLY_TENSORS = {
-    *("lnlstm", "lnglstm", "normalized", "gated"),
-    *("count", "fertility", "covered", "together"),
-}
+ONLY_TENSORS = {*("lnlstm", "lnglstm", "normalized", "gated"), *("count", "fertility", "covered", "together")}
 """Variants that the C library does not search with."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

@@ -35,10 +35,7 @@ TOGETHER: dict[str, Any] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     **{
         f"coverage-{kind}": {
-            "attention__coverage": {
-                "type": kind,
-                "num_hidden": 1 if kind in ("count", "fertility") else 3,
-            },
+            "attention__coverage": {"type": kind, "num_hidden": 1 if kind in ("count", "fertility") else 3},
             "attention__layer_norm": kind in ("count", "gru"),
         }
         for kind in COVERAGES
