@@ -157,7 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--statistics", type=Path, help="training text of the statistics, also .gz")
     given = bench.begin(words)
     loaded = econmt.load(given.model)
-    model, precision, vocabulary = loaded.model, loaded.precision, loaded.vocabularies.target
+    model, precision, vocabulary = loaded.models[0], loaded.precision, loaded.vocabularies.target
 
     def ids_of(file: Path) -> tuple[list[int], int]:
         lines = list(read_lines(file))

@@ -38,9 +38,9 @@ def launches(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Mo
     launched: list[str] = []
     run = decoder.run
 
-    def spy(sizes: Any, tensors: Any, block: Any) -> None:
-        launched.append("forward" if isinstance(block, decoder.ForwardBlock) else "backward")
-        run(sizes, tensors, block)
+    def spy(kernel: str, *arguments: Any, **fields: Any) -> None:
+        launched.append(kernel)
+        run(kernel, *arguments, **fields)
 
     monkeypatch.setattr(decoder, "run", spy)
     return launched
