@@ -14,7 +14,9 @@ from econmt_ops.backends.triton import (
     layer_kernels,
     persistent,
     random,
+    reversal,
     sliced_cross_entropy,
+    units,
 )
 from econmt_ops.backends.triton import decoder_output as decoder_output_kernels
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
@@ -126,4 +128,6 @@ def launches() -> dict[str, Callable[[], object]]:
         "decoder output": decoder_output,
         "coverage": coverage,
         "search": search,
+        "units": lambda: units.in_units(rows.float()),
+        "reversal": lambda: reversal.reverse(rows, torch.zeros(2, dtype=torch.int64)),
     }

@@ -39,6 +39,8 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "operands": [(64, 0)],
         "sums": [(64, 1024)],
         "search": [(128, 64), (128, 64)],
+        "units": [(64, 64)],
+        "reversal": [(48, 0)],
     },
     "compiling_recurrence": {
         **{

@@ -11,10 +11,10 @@ from econmt_ops.backends import triton
 from tests.ops.triton.compiled import assert_fits, compiled
 
 NAMES = (
-    "additive 512 bfloat16", "cell 512 bfloat16", "adam 300", "losses bfloat16",
-    "numbers of a slice", "gradient of a slice", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums", "decoder output", "coverage", "search",
-    "ssru bfloat16", "gru bfloat16", "lnlstm bfloat16", "recurrence float32",
-    "20 64x256 both", "20 32x128 back",
+    "additive 512 bfloat16", "cell 512 bfloat16", "adam 300", "losses bfloat16", "numbers of a slice",
+    "gradient of a slice", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums",
+    "decoder output", "coverage", "search", "units", "reversal", "ssru bfloat16", "gru bfloat16", "lnlstm bfloat16",
+    "recurrence float32", "20 64x256 both", "20 32x128 back",
 )  # fmt: skip
 LOCAL = {"kernel", "_kernel", "compiled"}
 """Variables that stand for kernels at their launches."""
