@@ -46,7 +46,8 @@ def test_files_in_and_out(call: Call, word_model: Path, tmp_path: Path) -> None:
     expected = call("translate", "-m", word_model, text=INPUT).out
     (tmp_path / "in.gz").write_bytes(gzip.compress(INPUT.encode()))
     ended = call("translate", "-m", word_model, "-i", tmp_path / "in.gz", "-o", tmp_path / "out")
-    assert ended.out == ""
+    tokens = len(expected.split()) + 3  # with the end of each sentence
+    assert (ended.out, f"5 lines, {tokens} target tokens in" in ended.err) == ("", True)
     assert (tmp_path / "out").read_text() == expected
 
 
