@@ -173,25 +173,26 @@ def test_implementations_replace_those_of_the_recipe() -> None:
     asked = small("quickstart", *RECOMPUTE)
     other = estimate_step(task_of(asked), shape)
     assert other.stashed < 0.5 * plain.stashed
-    reference = Implementations.everywhere("reference")
-    back = estimate_step(task_of(asked), shape, implementations=reference)
+    back = estimate_step(task_of(asked), shape, implementations=Implementations.everywhere("reference"))
     assert (back.peak, back.stash) == (plain.peak, plain.stash)
 
 
 def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
-    recipe = small("quickstart", "training.precision=float32")
-    shape = (48, 7, 2)
-    cpu = estimate_step(task_of(recipe), shape)
-    cuda = estimate_step(task_of(recipe), shape, "cuda")
-    assert cuda.device == "cuda"
+    task = task_of(small("quickstart", "training.precision=float32"))
+    cpu, cuda = (estimate_step(task, (48, 7, 2), device) for device in ("cpu", "cuda"))
     assert all(size % 512 == 0 for size in cuda.entries.values())
     assert cuda.peak == cuda.entries.total()
     assert cuda.entries["workspace", "other"] >= workspace_bytes(torch.float32)
     assert cuda.category("weights") in range(cpu.category("weights"), cpu.category("weights") + 512 * 40)
     assert cuda.peak <= cuda.allocated <= cuda.reserved
     assert cuda.reserved % (2 << 20) == 0
-    assert (cpu.allocated, cpu.reserved) == (None, None)
-    assert cpu.device == "cpu"
+    assert (cpu.device, cpu.allocated, cpu.reserved, cuda.device) == ("cpu", None, None, "cuda")
+
+
+def test_on_cuda_dropout_keeps_no_mask_and_a_decoder_nothing_that_only_its_steps_read() -> None:
+    recipe = load_recipe("groundhog", ["training.precision=bfloat16"])
+    ledger = estimate_step(TranslationTask(recipe, 900, 700), (80, 20, 20), "cuda")
+    assert ledger.peak == pytest.approx(377_356_288, rel=0.002)
 
 
 def test_on_cuda_the_sum_of_a_bias_gradient_has_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +247,7 @@ def test_an_estimate_for_a_gpu_has_the_precision_of_its_run(
 
     monkeypatch.setattr(importlib.import_module("econmt_ops.lstm.triton"), "recurrent_tf32", noted)
     with torch.backends.cudnn.flags(allow_tf32=allowed):
-        task = task_of("quickstart", "training.precision=float32")
-        estimate_step(task, (3, 5, 4), "cuda")
+        estimate_step(task_of("quickstart", "training.precision=float32"), (3, 5, 4), "cuda")
     assert not any(asked)
     assert recurrent_tf32() == known
 
