@@ -11,18 +11,6 @@ static INLINE void NAME(apply)(const struct weight *w, const float *left, int64_
   NAME(multiply)(w, left, w->inputs, rows, start, w->outputs, output, w->outputs, scratch);
 }
 
-/* One step of GRU rows, from the shares of the inputs and of h in the gates r, z and n, (rows, 3H) each. */
-static INLINE void NAME(gru_step)(const float *restrict read, const float *restrict recurrent, float *restrict h, int64_t rows,
-                                  int64_t size) {
-  for (int64_t row = 0; row < rows; row++, read += 3 * size, recurrent += 3 * size, h += size) {
-    SIMD for (int64_t k = 0; k < size; k++) {
-      float r = NAME(sigmoid)(read[k] + recurrent[k]), z = NAME(sigmoid)(read[size + k] + recurrent[size + k]);
-      float n = NAME(squash)(read[2 * size + k] + r * recurrent[2 * size + k]);
-      h[k] = n + z * (h[k] - n);
-    }
-  }
-}
-
 static void NAME(gru_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct gru_forward *a = given;
   (void)scratch;
@@ -78,7 +66,8 @@ static void NAME(layer_sequence)(const void *given, int64_t begin, int64_t end, 
       NAME(lstm_forward)(&next, 0, rows, NULL);
     } else if (a->cell == GRU) {
       NAME(apply)(a->recurrent, h, rows, NULL, recurrent, product);
-      NAME(gru_step)(gates, recurrent, h, rows, size);
+      struct gru_cell_forward next = {rows, size, 0, gates, recurrent, width, width, NULL, h, size, h, size, h, size};
+      NAME(gru_cell_forward)(&next, 0, rows, NULL);
     } else {
       struct ssru_forward next = {rows, size, gates, width, c, c, h};
       NAME(ssru_forward)(&next, 0, rows, NULL);
