@@ -54,13 +54,15 @@ def choose(
     )
     measurements = list(session.measurements.values())
     positions = max(shape.source, shape.target)
-    chosen = choose_implementations(
-        Implementations.of(recipe.ops),
-        measurements,
-        device=device.type,
-        updates=updates,
-        positions=positions / min(positions, POSITIONS),
-    )
+    with precision.products(device):
+        chosen = choose_implementations(
+            Implementations.of(recipe.ops),
+            measurements,
+            device=device.type,
+            dtype=precision.dtype,
+            updates=updates,
+            positions=positions / min(positions, POSITIONS),
+        )
     return Chosen(measurements, chosen, session.seconds)
 
 

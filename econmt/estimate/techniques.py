@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
+
 from econmt.config.recipe import OPS
 from econmt.engine.precision import NAMED, Precision
 from econmt.estimate.training_step import estimate_step
@@ -46,10 +48,12 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     single, half = NAMED["float32"], NAMED["bfloat16"]
     reference = Implementations.definitions()
     lean = Implementations.leanest(device)
-    fastest = lean.traits("decoder")
-    if stash == "auto" and fastest is not None and fastest.has_kernels:
-        stash = fastest.model_stash  # as in a run with stash: auto
-    lean = lean._replace(stash=stash)
+    fastest, half_stash = lean.traits("decoder"), stash
+    if stash == "auto" and fastest is not None and fastest.has_kernels:  # as in a run with stash: auto
+        with single.products(torch.device(device)):
+            stash = fastest.stash_in_model(single.dtype)
+        half_stash = fastest.stash_in_model(half.dtype)
+    lean, lean_half = lean._replace(stash=stash), lean._replace(stash=half_stash)
     # This row keeps the gates, as autograd does, so that it shows the savings of attention alone.
     decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
     rows = [
@@ -59,7 +63,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
         Technique("+ output", reference._replace(output=lean.output), single),
         Technique("all", lean, single),
         Technique("reference, bfloat16", reference, half),
-        Technique("all, bfloat16", lean, half),
+        Technique("all, bfloat16", lean_half, half),
     ]
     others: dict[str, dict[str, str]] = {}
     for key, functions in OPS.items():
@@ -69,9 +73,8 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
             if runs and traits.recomputes and name != getattr(lean, key):
                 others.setdefault(name, {})[key] = name
     for name, keys in others.items():
-        chosen = lean._replace(**keys)
-        rows += [Technique(f"all, {name}", chosen, single)]
-        rows += [Technique(f"all, {name}, bfloat16", chosen, half)]
+        rows += [Technique(f"all, {name}", lean._replace(**keys), single)]
+        rows += [Technique(f"all, {name}, bfloat16", lean_half._replace(**keys), half)]
     return rows
 
 

@@ -98,7 +98,7 @@ class _Choice(NamedTuple):
         """
         if self.implementation == level == "auto" and self.problem.keeps_gradients:
             # Only a model's training and its estimate use rules alone.
-            level = chosen.traits.model_stash if MODE.rules_only else "gates"
+            level = chosen.traits.stash_in_model(self.problem.dtype) if MODE.rules_only else "gates"
         if not chosen.traits.takes_stash or level == "auto":
             return Candidate(*chosen, {**option})
         return Candidate(*chosen, {**option, "stash": level})

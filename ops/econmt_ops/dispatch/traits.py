@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.dispatch.plans import forget_plans
 
 NAMES = ("reference", "recompute", "chunk", "compiled", "c", "triton")
@@ -45,8 +46,8 @@ class Traits:
         recomputes: True if it keeps less than autograd would and recomputes the rest in the backward pass.
         loops: True if it launches kernels for every step, so that on a GPU it suits captured steps only.
         takes_stash: True if it has the argument ``stash``, one of `econmt_ops.core.chunks.STASHES`.
-        model_stash: Stash level for a model in training if implementation and level are "auto". A single call uses
-            "gates", the fastest level; kernels that recompute gates quickly keep less in a model.
+        model_stash: Stash level for a model in training; see `stash_in_model`. Kernels that recompute gates quickly
+            keep less than "gates", the fastest level.
         casts: True if it casts weights and looks up repeated rows itself, so that no copies are kept until the backward
             pass; other implementations get both done.
         warms_up: True if its first call compiles for seconds; it is then measured on request only.
@@ -82,6 +83,14 @@ class Traits:
     def runs_on(self, device: str, dtype: torch.dtype) -> bool:
         """Returns True if it supports this device type and compute type."""
         return device in self.devices and dtype in self.dtypes
+
+    def stash_in_model(self, dtype: torch.dtype) -> str:
+        """Returns the stash level for a model in training if implementation and level are "auto".
+
+        Without tensor cores making the gates again takes a seventh of a step.
+        """
+        narrow = dtype.itemsize <= 2 or (dtype == torch.float32 and recurrent_tf32())
+        return self.model_stash if narrow else "gates"
 
 
 class Implementation(NamedTuple):

@@ -272,7 +272,8 @@ def resets_plan(
         products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat))
         if products is None:
             return None
-        stash = traits.model_stash if MODE.rules_only and implementation == "auto" else "gates"
+        by_rule = MODE.rules_only and implementation == "auto"
+        stash = traits.stash_in_model(dtype) if by_rule else "gates"
         plan = StackPlan(LayerSettings(dtype, products, stash, (False, True)[:directions]), keep, {})
         PLANS.add(key, plan)
     return plan
