@@ -9,10 +9,10 @@ import torch
 from econmt.bench.rows import Row
 from econmt.config.recipe import Recipe, TextSubwords, TextWords, WordSubwords
 from econmt.engine.devices import peak_memory
+from econmt.engine.measurement import measure_step
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
-from econmt.estimate.measurement import measure_step
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
 from econmt_ops.dispatch.timing import quantile, synchronizer

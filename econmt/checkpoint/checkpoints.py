@@ -29,7 +29,6 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from econmt.checkpoint.folder import Commit, ModelFolder, pending, remove
 from econmt.checkpoint.state import TrainingState
@@ -49,6 +48,7 @@ from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import REMEDIES, InputError, TrainingError
 from econmt.model import TranslationModel
+from econmt.model.layers import SkipInitialization
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import task_of
 
@@ -291,28 +291,11 @@ def load_task(
     check_vocabulary(metadata, fingerprint(model_folder.path), path)
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(model_folder.path)
-    with _SkipInitialization():
+    with SkipInitialization():
         task = task_of(recipe, vocabularies)
         model = task.build_model()
     load_parameters(model, tensors, path)
     return LoadedTask(model.to(device).eval(), vocabularies, task, metadata.get("quantized", ""))
-
-
-class _SkipInitialization(TorchFunctionMode):
-    """Skips the random initialization of a model whose parameters are loaded at once.
-
-    Initialization takes half of the loading time. The "meta" device would avoid it too, but its first operation makes
-    torch import half of its compiler, which takes seconds.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        keywords = kwargs or {}
-        initializes = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
-        if initializes or getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else keywords["tensor"]
-        return func(*args, **keywords)
 
 
 def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:

@@ -19,12 +19,12 @@ import torch
 
 from econmt.engine.devices import seconds_of
 from econmt.engine.graphs import GraphedStep
+from econmt.engine.measurement import measure_step
 from econmt.engine.outside_memory import outside_meter
 from econmt.engine.step import StepResult
 from econmt.errors import printable
 from econmt.estimate.byte_budget import budget_bytes
 from econmt.estimate.kernels import KernelTimes, measure_kernels, optimizer_bytes
-from econmt.estimate.measurement import measure_step
 from econmt.estimate.techniques import Say, Technique, estimator, fixed_bytes
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step

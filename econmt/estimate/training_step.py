@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from econmt.engine.measurement import track_step
 from econmt.engine.outside_memory import ASSUMED, workspace_bytes
 from econmt.engine.precision import Precision, precision_of
-from econmt.estimate.measurement import track_step
 from econmt.model import Implementations, translation
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task

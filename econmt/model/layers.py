@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from econmt.config.recipe import Initialization
 from econmt.config.stacks import RecurrentStack
@@ -349,3 +350,20 @@ def make_layer(stack: RecurrentStack, input_size: int, hidden_size: int) -> Recu
 def weights_of(layers: nn.ModuleList) -> tuple[Any, ...]:
     """Returns the parameters of a list of :class:`RecurrentLayer` as ``econmt_ops`` takes them."""
     return tuple(layer.weights for layer in layers if isinstance(layer, RecurrentLayer))
+
+
+class SkipInitialization(TorchFunctionMode):
+    """Skips the random initialization of a model whose parameters are loaded at once.
+
+    Initialization takes half of the loading time. The "meta" device would avoid it too, but its first operation makes
+    torch import half of its compiler, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        initializes = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
+        if initializes or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else keywords["tensor"]
+        return func(*args, **keywords)

@@ -24,9 +24,9 @@ from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
+from econmt.engine.measurement import measure_step
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.estimate.measurement import measure_step
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.model import Implementations, IncrementalModel
 from econmt.parallel.pipeline.partition import PipelinePlan

@@ -25,10 +25,10 @@ from econmt.data.batching.batches import Batch, rows_of_batch, training_batches
 from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import search_path
 from econmt.engine.devices import give_back_memory, trims_batches
+from econmt.engine.measurement import measure_step
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
-from econmt.estimate.measurement import measure_step
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory
 from econmt.model.guided_alignment import TrainingGuides

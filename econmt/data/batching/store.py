@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field, Strict
 
 from econmt.config import limits
 from econmt.config.json_reader import Record, parse_json
@@ -52,13 +52,6 @@ _STORE_FILES = re.compile(
 """Names of a store's files; a folder with other files is never overwritten."""
 
 
-def _check_file(entry: list[Any]) -> list[Any]:
-    kinds = [(str,), (str, type(None)), (int,)]
-    if len(entry) != 3 or not all(type(part) in kind for part, kind in zip(entry, kinds, strict=True)):
-        raise ValueError("expected the names of two files and the number of their first pair")
-    return entry
-
-
 Count = Annotated[int, Field(ge=0, le=limits.TOKENS)]
 
 
@@ -90,7 +83,7 @@ class SplitDescription(Record):
     pairs: Count
     tokens: Count
     type: Literal["<u2", "<u4", "<u8"]
-    files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
+    files: list[Annotated[tuple[str, str | None, int], Strict(False)]] = Field(min_length=1)
     corpora: list[Count]
     weighted: bool = False
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from econmt.data.batching.batches import Batch
+from econmt.engine.measurement import measure_step
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.estimate.measurement import measure_step
 from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask

@@ -10,10 +10,10 @@ import torch
 
 from econmt.config import recipe
 from econmt.config.recipe import Recipe, load_recipe
+from econmt.engine.measurement import measure_step
 from econmt.engine.outside_memory import workspace_bytes
 from econmt.engine.precision import NAMED
 from econmt.engine.step import TrainingStep
-from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations, translation
 from econmt.tasks.protocol import Shape

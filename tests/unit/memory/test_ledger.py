@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from econmt.config.recipe import Model
+from econmt.engine.measurement import measure_step, track_step
 from econmt.engine.step import TrainingStep
-from econmt.estimate.measurement import measure_step, track_step
 from econmt.model import Implementations, TranslationModel, layers
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask

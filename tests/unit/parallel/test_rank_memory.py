@@ -9,8 +9,8 @@ import torch
 
 from econmt.config.recipe import load_recipe
 from econmt.engine.communicator import Communicator
+from econmt.engine.measurement import measure_step
 from econmt.engine.step import TrainingStep
-from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import translation
 from econmt.parallel.pipeline.costs import plan_by_weights

@@ -16,8 +16,8 @@ from torch.nn import functional
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batches import Batch, BatchIterator
 from econmt.data.batching.store import PreparedData
+from econmt.engine.measurement import measure_step
 from econmt.engine.step import TrainingStep
-from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
 from econmt.tasks import registry

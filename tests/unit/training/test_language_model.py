@@ -16,9 +16,9 @@ from econmt.config.recipe import load_recipe, recipe_text, shipped_recipes
 from econmt.data.batching.text_batches import whole_text
 from econmt.decoding.text_reader import TextReader
 from econmt.engine.graphs import GraphedStep
+from econmt.engine.measurement import measure_step
 from econmt.engine.optimizers import optimizer_tensors
 from econmt.engine.step import TrainingStep
-from econmt.estimate.measurement import measure_step
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
