@@ -6,15 +6,14 @@
 The parts are output, packages, kernel, optimizer and dropout; tests compare them with float64. Times are milliseconds
 of forward and backward in CUDA graphs, medians of replays. MiB are the peak of an eager call beyond its arguments. A
 case that fails prints a line below the table. "packages" is the output layer with weights in bfloat16 beside
-liger-kernel and cut-cross-entropy, where they are installed; they cannot be captured in a graph. Errors are relative to
-the norm of the exact gradients, MB (10^6 bytes) beyond the gradients.
+liger-kernel, quack-kernels and cut-cross-entropy, where they are installed, launched kernel by kernel. Errors are
+relative to the norm of the exact gradients, MB (10^6 bytes) beyond the gradients.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
@@ -39,7 +38,7 @@ with suppress(ImportError):  # --help works without Triton
 
 MEBI = 1 << 20
 SIZES = ((6400, 512, 32_000), (12_800, 512, 7709), (12_800, 512, 17_191))
-BESIDE_PACKAGES = (*SIZES[:2], (8192, 2048, 128_256))
+BESIDE_PACKAGES = (*SIZES[:2], (8192, 2048, 128_256), (4096, 4096, 128_256))
 CHUNKS = (16, 32, 64, 128)
 
 
@@ -123,23 +122,47 @@ def output() -> Iterator[Row]:
             row_chunks.CHUNK_BYTES = before
 
 
+def installed() -> dict[str, Call]:
+    """Returns the output layers and losses of the packages that are installed, by name."""
+    ways: dict[str, Call] = {}
+    with suppress(ImportError):
+        whole = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
+        ways["Liger"] = lambda *operands: whole.LigerFusedLinearCrossEntropyFunction.apply(*operands)[0]
+    with suppress(ImportError):
+        hopper = importlib.import_module("liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90")
+
+        def mean(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+            losses: Tensor = hopper.LigerFusedScaledCrossEntropySM90Function.apply(hidden, weight, targets)
+            return losses.sum() / (targets >= 0).sum()
+
+        ways["Liger, Hopper"] = mean
+    with suppress(ImportError):
+        chunked = importlib.import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
+        for rows in (1024, 4096):
+            ways[f"QuACK, {rows:,} rows"] = functools.partial(chunked, chunk_size=rows)
+    with suppress(ImportError):
+        ways["cut cross-entropy"] = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    return ways
+
+
 def packages() -> Iterator[Row]:
     """Yields both passes of the output layer and its loss beside other packages, compared on 1,024 rows first."""
-    ways: dict[str, Call] = {"econmt": econmt_ops.linear_cross_entropy, "torch": plain}
-    captured = list(ways)
-    if importlib.util.find_spec("liger_kernel"):
-        liger = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
-        ways["Liger"] = lambda hidden, weight, targets: liger(weight, hidden, targets)
-    if importlib.util.find_spec("cut_cross_entropy"):
-        ways["cut cross-entropy"] = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    captured: dict[str, Call] = {"econmt": econmt_ops.linear_cross_entropy, "torch": plain}
+    known = captured | installed()
     for size in BESIDE_PACKAGES:
         hidden, weight, targets, _ = layer(*size, torch.bfloat16, bias=False)
         weight = weight.detach().bfloat16().requires_grad_()
         few = hidden.detach()[:1024].requires_grad_(), weight, targets[:1024]
         exact = (*(part.detach().double().requires_grad_() for part in few[:2]), few[2])
         wanted = gradients(plain, exact, softmax=torch.float64)[1:]
-        errors = {name: map(relative, gradients(way, few)[1:], wanted) for name, way in ways.items()}
-        notes = {name: " ".join(f"{error:.1e}" for error in each) for name, each in errors.items()}
+        notes: dict[str, str] = {}
+        for name, way in known.items():
+            try:
+                found = map(relative, gradients(way, few)[1:], wanted)
+                notes[name] = " ".join(f"{error:.1e}" for error in found)
+            except FAILURES as error:
+                print(f"{name} of {size}: {brief(error)}", flush=True)
+        ways = {name: known[name] for name in notes}
         calls = {
             name: functools.partial(gradients, way, (hidden, weight, targets)) for name, way in ways.items()
         }
