@@ -3,9 +3,9 @@
     python -m scripts.bench gpu.lstm            # under 150 seconds, compiling included
     python -m scripts.bench gpu.lstm 128x1024   # only these batches and hidden sizes
 
-All kernels are compiled in several processes first. Then a layer is repeated a thousand times, and layers of 100 steps
-are timed in CUDA graphs. "ms" are whole layers, products and gradients included; "us a step" are microseconds of the
-recurrence alone, the time of its kernels. A case that fails prints a line below the table.
+All kernels are compiled in several processes first. Then layers of 100 steps are timed in CUDA graphs. "ms" are whole
+layers, products and gradients included; "us a step" are microseconds of the recurrence alone, the time of its kernels.
+A case that fails prints a line below the table.
 tests/ops/triton/test_persistent_sizes.py compares these sizes with float64.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from econmt.bench.rows import Row
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.products.stack import StackOptions
-from scripts.bench.frame import CUDA, FAILURES, Bench, Call, brief, figures_of, milliseconds
+from scripts.bench.frame import CUDA, Bench, Call, figures_of, milliseconds
 from scripts.bench.layers import kernel_times, lstm_weights, passes, torch_lstm
 
 with suppress(ImportError):  # --help works without Triton
@@ -48,11 +48,6 @@ def layer(
         return triton.lstm(inputs, stack, state, StackOptions(from_zero=True))[0]
 
     return passes(run, [inputs, *(part for each in stack for part in each)], torch.randn_like(inputs))
-
-
-def cudnn(batch: int, hidden: int, dtype: torch.dtype, layers: int) -> dict[str, Call]:
-    """Returns the passes of torch.nn.LSTM."""
-    return torch_lstm(batch, STEPS, hidden, dtype, CUDA, layers)
 
 
 def directions(batch: int, hidden: int, steps: int = STEPS) -> dict[str, Call]:
@@ -81,7 +76,7 @@ def layer_rows(batch: int, hidden: int, layers: int = 1) -> Iterator[Row]:
     for name, dtype in types.items():
         yield sizes | attempt(f"econmt {name}", layer, batch, hidden, dtype, layers)
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("tf32", torch.float32)):
-        yield sizes | attempt(f"cuDNN {name}", cudnn, batch, hidden, dtype, layers)
+        yield sizes | attempt(f"cuDNN {name}", torch_lstm, batch, STEPS, hidden, dtype, CUDA, layers)
 
 
 def recurrence_row(batch: int, hidden: int) -> Row:
@@ -97,17 +92,6 @@ def recurrence_row(batch: int, hidden: int) -> Row:
 
     row: Row = {"layers": 1, "B": batch, "H": hidden, "what": "recurrence alone, bf16"}
     return row | figures_of(measure)
-
-
-def repeat(batch: int = 64, hidden: int = 512, times: int = 1000) -> str:
-    """Counts the runs of a layer whose bits differ from those of the first."""
-    both = layer(batch, hidden, torch.bfloat16)["both"]
-    first, differing = both(), torch.zeros((), dtype=torch.int64, device=CUDA)
-    for _ in range(times):
-        differing += torch.stack(
-            [(one != other).any() for one, other in zip(first, both(), strict=True)]
-        ).any()
-    return f"{times} times forward and back, B {batch}, H {hidden}: {int(differing)} differ from the first"
 
 
 def jobs(sizes: list[tuple[int, int]]) -> list[Call]:
@@ -139,8 +123,4 @@ def main(words: Sequence[str] | None = None) -> None:
     if bench.compiled(jobs(sizes)):
         return
     bench.print_header(limits_of(CUDA))
-    try:
-        print(repeat(), flush=True)
-    except FAILURES as error:
-        print(f"repeating: {brief(error)}", flush=True)
     bench.report(rows(sizes))
