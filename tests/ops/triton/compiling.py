@@ -114,7 +114,7 @@ def update(columns: int, dtype: torch.dtype = torch.float32) -> None:
     norm = dtype == torch.bfloat16
     others = (None, 1.0, None) if norm else (scalar, math.inf, scalar)
     settings = AdamSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, *others)
-    adam_8bit.run(settings, Update(values, values, codes, {"step": scalar}, 3), norm=norm)
+    adam_8bit.run(settings, [Update(values, values, codes, {"step": scalar}, 3)], norm=norm)
 
 
 def attend(size: int, dtype: torch.dtype, kind: str) -> None:
