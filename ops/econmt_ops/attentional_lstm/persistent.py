@@ -90,12 +90,11 @@ class _DecoderBlocks:
         self.problem, self.sizes = problem, sizes
         call = problem.call
         assert isinstance(attention, TritonAttention)
-        launcher = attention.launcher
         self.tensors: dict[str, Any] = {}
         if problem.dtype == torch.float32:
             weights, both, of_weights = _narrowed(problem)
             self.tensors["units"] = of_weights
-            self.tensors |= {"key_units": launcher.key_units, "projected_units": launcher.value_units}
+            self.tensors |= {"key_units": attention.key_units, "projected_units": attention.value_units}
         else:
             weights, both = [], decoder.aligned(problem.both().contiguous())
             for layer in range(sizes.layers):
@@ -107,8 +106,8 @@ class _DecoderBlocks:
             "weights": weights,
             "both": both,
             "score": decoder.aligned(call.score.to(problem.dtype).contiguous()),
-            "keys": decoder.aligned(launcher.keys),
-            "projected": launcher.values,
+            "keys": decoder.aligned(attention.keys),
+            "projected": attention.values,
             "lengths": None if call.lengths is None else call.lengths.to(call.keys.device).contiguous(),
         }
 
