@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,17 +30,10 @@ from econmt_ops.core.precision import accumulate_dtype
 
 def _step_of(block: AttentionBackward, number: int) -> AttentionBackward:
     """Returns the tensors of one step of a block."""
-    dweights = None if block.dweights is None else block.dweights[number]
-    return AttentionBackward(
-        block.query[number],
-        block.context[number],
-        block.weights[number],
-        block.output[number],
-        [part[number] for part in block.doutputs],
-        dweights,
-        block.dboth[number],
-        block.dscores[number],
-    )
+    parts: dict[str, Any] = {
+        name: part[number] for name, part in block._asdict().items() if isinstance(part, Tensor)
+    }
+    return block._replace(doutputs=[part[number] for part in block.doutputs], **parts)
 
 
 class EagerAttention(AttentionKernels):
