@@ -84,15 +84,7 @@ def embedding_sum(
 def gradient(
     incoming: Tensor, ids: Tensor, words: int, padding: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Returns the gradient (V, E) of a table whose rows were looked up.
-
-    Args:
-        incoming: (..., E), of at most 32 bits.
-        ids: (...), int64, each in [0, V).
-        words: V.
-        padding: word without gradient; -1: all have one.
-        dtype: type of the table; None: that of ``incoming``.
-    """
+    """Returns the gradient (V, E) of a table of a type, None: that of ``incoming``; see `add_gradient`."""
     table = incoming.new_zeros(words, incoming.shape[-1], dtype=dtype)
     add_gradient(table, incoming, ids, padding)
     return table

@@ -5,7 +5,6 @@ Sizes: B batch, S source positions, H hidden size, A attention size, K steps of 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
@@ -30,10 +29,6 @@ class TritonSteps(EagerSteps):
     step_backward_into = staticmethod(step_cells.backward)
     output_forward = staticmethod(decoder_output.forward)
     output_backward = staticmethod(decoder_output.backward)
-
-    def __init__(self, like: Tensor) -> None:
-        super().__init__(like)
-        assert like.dtype != torch.float64
 
     def rows_of_sums(self, batch: int) -> int:
         """Implements `EagerSteps.rows_of_sums`; every row has its own."""
