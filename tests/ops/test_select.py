@@ -93,14 +93,11 @@ def test_by_name() -> None:
 
 
 def test_what_the_machine_cannot_run() -> None:
-    available = made(
-        recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: MODE.device == "cuda")
-    )
+    available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
     with pytest.raises(ValueError, match=message):
         resolved("triton", available)
-    # Where tensors only stand for those of a GPU, the kernels are asked about that.
     with rules_only("cuda"):
         assert resolved("triton", available) == "triton"
         unknown = made(triton=Traits(has_kernels=True, is_available=lambda: False))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from econmt_ops.attentional_lstm.block import BackwardTensors, Block, BottomGates, LSTMBlock, ShareGradients
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
+from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.cuda import decoder
-from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.precision import matmul_tf32
 from econmt_ops.dispatch.rule import MODE
@@ -83,7 +83,7 @@ class _DecoderBlocks:
     """
 
     def __init__(
-        self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: AttentionKernels
+        self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: EagerAttention
     ) -> None:
         from econmt_ops.backends.triton.attention import TritonAttention
 

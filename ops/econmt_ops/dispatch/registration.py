@@ -222,7 +222,7 @@ class Operator(Generic[Arguments, Results]):
         fake: Returns empty tensors of the shapes and types of the results.
         backward: Computes gradients by name from the arguments, the results and the gradients of the results by name,
             which are None where the loss does not depend on a result. Results that were not saved are None.
-        saves: Returns the names of the arguments and results to save for the backward pass; by default all.
+        saves: Returns the names of the arguments and results to save for the backward pass.
         stand_ins: For arguments that may not be saved, the result of equal shape and type that replaces them in the
             backward pass.
         in_place: Computes gradients without an operator, or returns None to use ``backward``. It gets the arguments of
@@ -240,7 +240,7 @@ class Operator(Generic[Arguments, Results]):
         forward: Callable[[Arguments, bool], Results],
         fake: Callable[[Arguments, bool], Results],
         backward: Callable[[Arguments, Results, Incoming], Gradients],
-        saves: Callable[[Arguments], Collection[str]] | None = None,
+        saves: Callable[[Arguments], Collection[str]],
         stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
         constants: Callable[[Arguments], Collection[str]] = lambda _: (),
@@ -328,7 +328,7 @@ class Operator(Generic[Arguments, Results]):
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])
-        saved = (*self.schema.names, *self._names) if self._saves is None else self._saves(arguments)
+        saved = self._saves(arguments)
         results = dict(zip(self._names, _as_tuple(output), strict=True))
         named = [*results.items(), *self.schema.named_tensors(arguments)]
         instead = {name: results[other] for name, other in self._stand_ins.items() if name not in saved}

@@ -1,4 +1,4 @@
-"""`protocol.AttentionKernels` in the C library, on the CPU."""
+"""Attention of a call in the C library, on the CPU."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    AttentionKernels,
     CoverageStep,
 )
 from econmt_ops.backends.triton import attention_gluon, interpreted
@@ -241,7 +241,7 @@ def _rows(block: Tensor) -> Tensor:
     return block.reshape(-1, block.shape[-1])
 
 
-class TritonAttention(AttentionKernels):
+class TritonAttention(EagerAttention):
     """Keys, values and weights of one call, and the kernels that use them.
 
     Args:
@@ -312,7 +312,7 @@ class TritonAttention(AttentionKernels):
         )  # fmt: skip
 
     def backward(self, step: AttentionBackward) -> None:
-        """Implements `AttentionKernels.backward`, for one step or all steps of a block, in one launch.
+        """Implements `EagerAttention.backward`, for one step or all steps of a block, in one launch.
 
         There are no gradients of outputs if there are ``dweights``.
         """
@@ -363,7 +363,7 @@ class TritonAttention(AttentionKernels):
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `AttentionKernels.forward`."""
+        """Implements `EagerAttention.forward`."""
         assert coverage is None
         share = both[:, self.size :] if self._squashes else None
         self.attend(both[:, : self.size], share, weights, outputs[:2])
@@ -371,14 +371,18 @@ class TritonAttention(AttentionKernels):
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `AttentionKernels.weights_of`; all steps in one launch."""
+        """Implements `EagerAttention.weights_of`; all steps in one launch."""
         assert coverage is None
         weights = queries.new_empty(*queries.shape[:2], self.positions)
         self.attend(_rows(queries), None, _rows(weights))
         return weights
 
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
+        """Implements `EagerAttention.projected_gradient`."""
+        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
+
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
+        """Implements `EagerAttention.gradients`; the sums over positions and steps in one launch."""
         if self.score is None:
             scaled = (dscores * self.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)

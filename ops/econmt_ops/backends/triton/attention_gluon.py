@@ -106,19 +106,13 @@ def _normalise(x, column, A: tl.constexpr, SIZE: tl.constexpr):
 
 @gluon.jit
 def _scores(
-    k,
-    key_unit,
-    q,
-    w,
-    stretch,
-    offset,
-    column,
-    KIND: tl.constexpr,
-    A: tl.constexpr,
-    SIZE: tl.constexpr,
-    FAST: tl.constexpr,
+    k, key_unit, vectors, column, KIND: tl.constexpr, A: tl.constexpr, SIZE: tl.constexpr, FAST: tl.constexpr
 ):
-    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE), which for dot has their unit."""
+    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query, which for dot has their unit.
+
+    ``vectors``, (1, SIZE): the query, the score's weight, and gain and shift of the normalisation.
+    """
+    q, w, stretch, offset = vectors
     if KIND == "dot":
         return gl.sum(k.to(gl.float32) * q, 1)
     else:
@@ -161,6 +155,7 @@ def attention_forward(
         w = _vector(score, column, A, SIZE) * _LOG2_E
     if KIND == "norm":
         stretch, offset = _vector(gain, column, A, SIZE), _vector(shift, column, A, SIZE)
+    vectors = q, w, stretch, offset
     length = _length(lengths, sentence, positions)
     k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
     if values is not None:
@@ -187,9 +182,7 @@ def attention_forward(
             v, v_next = v_next, v_later
             v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
         there = begin + place < length
-        scores = gl.where(
-            there, _scores(k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST
-        )
+        scores = gl.where(there, _scores(k, key_unit, vectors, column, KIND, A, SIZE, FAST), _LOWEST)
         kept = gl.where(number == begin // ROWS, _column(scores, KEPT), kept)
         if running:
             higher = gl.maximum(top, scores)
@@ -225,24 +218,13 @@ def _weighted(alphas, values, position, length):
 
 
 @gluon.jit
-def _query_gradient(
-    de,
-    k,
-    key_unit,
-    q,
-    w,
-    stretch,
-    offset,
-    column,
-    KIND: tl.constexpr,
-    A: tl.constexpr,
-    SIZE: tl.constexpr,
-    FAST: tl.constexpr,
-):
+def _query_gradient(de, k, key_unit, vectors, column, KIND: tl.constexpr, A: tl.constexpr, SIZE: tl.constexpr,
+                    FAST: tl.constexpr):  # fmt: skip
     """Returns the part of each key k (ROWS, SIZE) in the query's gradient, given the score's gradient de (ROWS, 1).
 
-    The factor that all keys share, score weight or scale, is applied by the caller.
+    The factor that all keys share, score weight or scale, is applied by the caller. ``vectors`` as in `_scores`.
     """
+    q, w, stretch, offset = vectors
     if KIND == "dot":
         return de * k.to(gl.float32)
     else:
@@ -331,7 +313,7 @@ def attention_backward(
         de = gl.where(there, alpha * (dalpha - delta), 0.0)
         gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
         dq += _query_gradient(
-            _column(de, KEYS), k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST
+            _column(de, KEYS), k, key_unit, (q, w, stretch, offset), column, KIND, A, SIZE, FAST
         )
     total = gl.sum(gl.convert_layout(dq, FLAT), 0)
     feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))

@@ -296,7 +296,7 @@ class TritonCoveredAttention(TritonAttention):
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `AttentionKernels.forward`."""
+        """Implements `EagerAttention.forward`."""
         assert coverage is not None
         before, after, state = coverage
         self._take_keys(before)
@@ -307,7 +307,7 @@ class TritonCoveredAttention(TritonAttention):
         )  # fmt: skip
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `AttentionKernels.weights_of`; a step at a time."""
+        """Implements `EagerAttention.weights_of`; a step at a time."""
         assert coverage is not None
         weights = queries.new_empty(*queries.shape[:2], self.positions)
         for step, query in enumerate(queries):
@@ -333,7 +333,7 @@ class TritonCoveredAttention(TritonAttention):
         self._sums = {name: zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
 
     def backward(self, step: AttentionBackward) -> None:
-        """Implements `AttentionKernels.backward`, for one step."""
+        """Implements `EagerAttention.backward`, for one step."""
         assert step.coverage is not None
         assert step.dcoverage is not None
         if not self._sums:
@@ -355,7 +355,7 @@ class TritonCoveredAttention(TritonAttention):
         step.dcoverage.copy_(sums["dbefore"])
 
     def coverage_gradients(self) -> dict[str, Tensor]:
-        """Implements `AttentionKernels.coverage_gradients`."""
+        """Implements `EagerAttention.coverage_gradients`."""
         found = {
             "coverage_key": self._sums["coverage_key"].sum(0).t(),
             "coverage_shares": self._sums["coverage_shares"],
@@ -365,6 +365,6 @@ class TritonCoveredAttention(TritonAttention):
         return found
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:  # noqa: ARG002 - summed already
-        """Implements `AttentionKernels.gradients`."""
+        """Implements `EagerAttention.gradients`."""
         dscore, *dnorm = self._sums["parts"].sum(0).unbind(0)
         return AttentionGradients(self._sums["keys"], dscore, (dnorm[0], dnorm[1]) if dnorm else None)

@@ -173,12 +173,15 @@ def read_forward(
 
 
 @triton.jit
-def place_of(chunks, HIDDEN: tl.constexpr, UNITS: tl.constexpr):
-    """Returns the row, the units and the chunk of this program."""
+def place_of(lengths, steps, span, chunks, HIDDEN: tl.constexpr, UNITS: tl.constexpr):
+    """Returns row, units, a mask of them, place of their states, begin and end of the chunk, and the row's length."""
     groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
     number = tl.program_id(0)
-    row = (number // (groups * chunks)).to(tl.int64)
-    return row, number % groups * UNITS + tl.arange(0, UNITS), number // groups % chunks
+    row, chunk = (number // (groups * chunks)).to(tl.int64), number // groups % chunks
+    unit = number % groups * UNITS + tl.arange(0, UNITS)
+    length = steps if lengths is None else tl.load(lengths + row).to(tl.int32)
+    state = (row * chunks + chunk) * HIDDEN + unit
+    return row, unit, unit < HIDDEN, state, chunk * span, tl.minimum(chunk * span + span, steps), length
 
 
 @triton.jit(do_not_specialize=["steps", "span", "chunks"])
@@ -192,11 +195,7 @@ def scan_cell_forward(
     A program handles a chunk of ``span`` steps; first and last (B, chunks, H) are c before and after each chunk. With
     SUMMARY it only computes the chunk's map c -> decays c + last, both (B, chunks, H).
     """
-    row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
-    inside = unit < HIDDEN
-    state = (row * chunks + chunk) * HIDDEN + unit
-    start, stop = chunk * span, tl.minimum(chunk * span + span, steps)
-    length = steps if lengths is None else tl.load(lengths + row).to(tl.int32)
+    row, unit, inside, state, start, stop, length = place_of(lengths, steps, span, chunks, HIDDEN, UNITS)
     READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
     kind: tl.constexpr = outputs.dtype.element_ty
     biases = ()
@@ -272,11 +271,9 @@ def scan_cell_backward(
     (B, chunks, K H), the unrounded sum of dproducts per chunk. dproducts may alias the products. first: (B, H), the
     initial c.
     """
-    row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
-    inside = unit < HIDDEN
-    state = (row * chunks + chunk) * HIDDEN + unit
-    begin_of_chunk, stop = chunk * span, tl.minimum(chunk * span + span, steps)
-    length = steps if lengths is None else tl.load(lengths + row).to(tl.int32)
+    row, unit, inside, state, begin_of_chunk, stop, length = place_of(
+        lengths, steps, span, chunks, HIDDEN, UNITS
+    )
     READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
     kind: tl.constexpr = dproducts.dtype.element_ty
     biases, sums = (), ()
@@ -335,7 +332,7 @@ def scan_cell_backward(
         tl.store(decays + state, p, mask=inside)
     else:
         for part in tl.static_range(PARTS):
-            at = ((row * chunks + chunk) * PARTS + part) * HIDDEN + unit
+            at = (state - unit) * PARTS + part * HIDDEN + unit
             tl.store(dbias + at, sums[part], mask=inside)
 
 

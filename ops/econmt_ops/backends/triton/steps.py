@@ -1,4 +1,4 @@
-"""`EagerSteps` and `AttentionKernels` in Triton: one kernel per step of a cell or of attention, in each direction.
+"""`EagerSteps` and `EagerAttention` in Triton: one kernel per step of a cell or of attention, in each direction.
 
 Sizes: B batch, S source positions, H hidden size, A attention size, K steps of a block, R rows of queries.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs
 from econmt_ops.backends.triton import cells, decoder_output, persistent, step_cells
 from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
@@ -38,7 +38,7 @@ class TritonSteps(EagerSteps):
         """Implements `EagerSteps.prepare_gates`."""
         return gates
 
-    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> TritonAttention:
         """Implements `EagerSteps.attention`."""
         if inputs.lengths is not None:
             inputs = inputs._replace(lengths=inputs.lengths.to(inputs.keys.device))
