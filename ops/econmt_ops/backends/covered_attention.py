@@ -39,7 +39,7 @@ class CoveredAttention(EagerAttention):
         self._padding = None
         if inputs.lengths is not None:
             self._padding = padding_mask(inputs.lengths, inputs.keys.shape[1], inputs.keys.device)
-        self._weights = coverage._replace(shares=zero_padding(coverage.shares, self._padding))
+        self._coverage = coverage._replace(shares=zero_padding(coverage.shares, self._padding))
         self._exact = exact = accumulate_dtype(inputs.keys.dtype)
         self._factor = None if inputs.norm is not None else inputs.score.to(exact) * 4
         self._keys = inputs.keys
@@ -57,7 +57,7 @@ class CoveredAttention(EagerAttention):
         self._take_keys(coverage.before)
         self._attention.forward(both, outputs, weights)
         state = None if coverage.state is None else coverage.state.to(self._exact)
-        after = coverage_forward(self._weights, coverage.before, weights.to(self._exact), state)
+        after = coverage_forward(self._coverage, coverage.before, weights.to(self._exact), state)
         coverage.after.copy_(zero_padding(after, self._padding))
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
@@ -76,7 +76,7 @@ class CoveredAttention(EagerAttention):
         before, after, state = step.coverage
         state = None if state is None else state.to(self._exact)
         attended, dafter = step.weights.to(self._exact), zero_padding(step.dcoverage, self._padding)
-        made = coverage_backward(self._weights, before, after, attended, state, dafter)
+        made = coverage_backward(self._coverage, before, after, attended, state, dafter)
         total = made.attention if step.dweights is None else made.attention + step.dweights
         self._take_keys(before)
         sums = self._attention.sums.keys.zero_()

@@ -23,7 +23,11 @@ size costs a few launches and saves workspace."""
 
 
 LossKernel = Callable[[Tensor, Tensor, float, Tensor | None, bool, Tensor | None], Tensor]
-"""Function that does the pointwise work between the two products of a chunk; see `econmt_ops.backends.c.losses`."""
+"""Function that does the pointwise work between the two products of a chunk, of logits (C, V).
+
+It returns the losses (C,) of targets (C,) int64 with label smoothing. The fifth argument says whether the logits are
+overwritten by their gradient, multiplied by the fourth, a factor for each row, if that is not None; the sum of its rows
+is added to the last one, (V,), unless None."""
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -59,7 +63,7 @@ def eager_losses(
     *,
     compiled: bool = False,
 ) -> Tensor:
-    """Computes `econmt_ops.backends.c.losses` in any type, for a few rows at a time; ``compiled`` by torch.compile."""
+    """Works as a `LossKernel` in any type, on a few rows at a time; with ``compiled`` by torch.compile."""
     functions: tuple[Callable[..., Any], ...] = losses, logit_gradient
     compute, differentiate = (compile_step(each, dynamic=True) if compiled else each for each in functions)
     accumulate = accumulate_dtype(logits.dtype)

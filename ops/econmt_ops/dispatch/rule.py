@@ -125,16 +125,9 @@ def rule(
 ) -> str:
     """Returns the name of the implementation that "auto" selects where no measurements exist.
 
-    Kernels come first. Otherwise an op recomputes if a backward pass follows. On a GPU the many small kernels of an op
-    that loops over steps take longer to launch than to run, so there such an op recomputes only in a captured step.
-
-    Args:
-        op: Name of the op.
-        device: Device type, "cpu" or "cuda".
-        dtype: Compute type.
-        gradients: True if a backward pass will follow.
-        among: Implementations by name; None: all implementations of the op.
-        sizes, detail: Sizes and detail of the problem; None: any.
+    Kernels come first. Otherwise an op recomputes if a backward pass follows (``gradients``). On a GPU the many small
+    kernels of an op that loops over steps take longer to launch than to run, so there such an op recomputes only in a
+    captured step. ``among``: implementations by name, by default all of the op; ``sizes`` None: any problem.
     """
     available = implementations_of(op) if among is None else among
     served = [each for each in available.values() if can_run(each.traits, device, dtype)]

@@ -131,11 +131,7 @@ def implementations(
 def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -> None:
     """Adds an implementation of an op from outside, or replaces one.
 
-    Args:
-        op: Name of the op, such as "linear_cross_entropy".
-        name: Name under which calls and recipes select the implementation.
-        function: Function with the arguments of the op's other implementations.
-        traits: Capabilities of the implementation.
+    Calls and recipes select it by ``name``; the function has the arguments of the op's other implementations.
     """
     forget_plans()
     registered = _OPS[op]

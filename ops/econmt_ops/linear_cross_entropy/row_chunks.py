@@ -60,8 +60,7 @@ class ChunkProducts:
     columns or with rows at unaligned addresses are slow.
 
     Args:
-        hidden: (N, H) in the compute type: float32, bfloat16 or float16. N > 0.
-        weight: (V, H). bias: (V,) or None. Both are cast to the compute type.
+        hidden: (N, H), N > 0, in float32, bfloat16 or float16. weight: (V, H) and bias: (V,) or None are cast to that.
         most_bytes: maximum bytes of a chunk's logits.
         widest: largest number of rows of any rank's weight, so that all ranks use the same chunks; None: a single rank.
 

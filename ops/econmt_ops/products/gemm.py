@@ -140,10 +140,7 @@ class Product:
     def into(self, out: Tensor, left: Tensor, start: Tensor | None = None) -> None:
         """Writes the product of left (M, K) to ``out`` (M, N), which may have any row stride.
 
-        Args:
-            out: Result.
-            left: Left operand.
-            start: Summand (M, N) that replaces the bias; may be ``out`` itself.
+        ``start`` (M, N), which may be ``out`` itself, is added in place of the bias.
         """
         if self._tiles is not None:
             if start is not None and start is not out:

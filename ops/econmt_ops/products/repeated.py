@@ -91,11 +91,6 @@ def clean_rows(rows: Tensor, places: Tensor, padding: Tensor | None) -> Tensor:
     return rows.masked_fill((times == 0.0).unsqueeze(1), 0.0)
 
 
-def look_up(table: Tensor, places: Tensor) -> Tensor:
-    """Returns the rows of a table (N, M) at the indices (K, B), a new tensor (K, B, M)."""
-    return table.index_select(0, places.reshape(-1)).view(*places.shape, table.shape[1])
-
-
 def add_repeated(total: Tensor, places: Tensor, values: Tensor) -> None:
     """Adds values (K, B, M) to the rows of ``total`` (N, M) at the indices (K, B), in the type of ``total``."""
     if native.serves(values) and total.dtype == torch.float32:

@@ -259,14 +259,7 @@ def losses(
     gradient: bool,
     dbias: Tensor | None,
 ) -> Tensor:
-    """Computes cross entropies (C,) float32 of logits (C, V), which ``gradient`` overwrites with their gradient.
-
-    Args:
-        logits: (C, V). targets: (C,) int64.
-        smoothing: label smoothing.
-        factors: (C,) float32, factor of each row's gradient; None: all are 1.
-        gradient: True to compute the gradient.
-        dbias: (V,) float32, to which the sum of the rows' gradients is added; or None.
+    """Computes cross entropies, as any `econmt_ops.backends.losses.LossKernel`.
 
     Raises:
         IndexError: a target is not in [0, V).
@@ -288,11 +281,5 @@ def losses(
 
 
 def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-    """Adds rows to a vector, or each row to the row of a table given by its index.
-
-    Args:
-        total: (N,), or (M, N) with ``places``; float32.
-        values: (R, N).
-        places: (R,) int64, row indices in [0, M).
-    """
+    """Adds rows (R, N) to a vector (N,), or with ``places`` (R,) each to the row of a table (M, N) with that index."""
     call("add_rows", values.numel(), **sizes("rows size", values), values=values, places=places, total=total)

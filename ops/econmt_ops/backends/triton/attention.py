@@ -102,13 +102,7 @@ def _few(warps: int, across: int, size: int, itemsize: int) -> int:
 
 
 def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: bool) -> dict[str, Any]:
-    """Returns the compile-time arguments of the step's kernels.
-
-    Args:
-        choice: launch configuration.
-        keys: (B, S, A). values: (B, S, H), or None.
-        forward: True for the forward kernel.
-    """
+    """Returns the compile-time arguments of a step's kernel, for keys (B, S, A) and values (B, S, H) or None."""
     positions, attention = keys.shape[1:]
     size = triton.next_power_of_2(attention)
     hidden = size if values is None else triton.next_power_of_2(values.shape[2])
@@ -291,14 +285,11 @@ class TritonAttention(EagerAttention):
         outputs: Sequence[Tensor] = (),
         group: int = 1,
     ) -> None:
-        """Computes weights = softmax_s score(query, keys_s) and context = sum_s weights_s values_s.
+        """Computes weights (R, S) = softmax_s score(query, keys_s) and context = sum_s weights_s values_s.
 
         Args:
-            query: (R, A).
-            share: (R, H), with the row stride of the query: outputs are tanh(share + context); None: outputs are the
-                contexts.
-            weights: (R, S) is written.
-            outputs: (R, H), one or two that are written; none: only the weights are computed.
+            query: (R, A). share: (R, H), with the row stride of the query, or None.
+            outputs: (R, H), one or two, tanh(share + context) or without a share the contexts; none: weights alone.
             group: number of consecutive rows that belong to one sentence: 1 or T.
         """
         assert len(outputs) <= 2

@@ -91,13 +91,9 @@ def gradient(
 
 
 def add_gradient(table: Tensor, incoming: Tensor, ids: Tensor, padding: int) -> None:
-    """Adds the gradient of a look-up to the gradient of its table.
+    """Adds the gradient ``incoming`` (..., E) of a look-up to that of its table (V, E), contiguous; of up to 32 bits.
 
-    Args:
-        table: (V, E), contiguous, of at most 32 bits.
-        incoming: (..., E), of at most 32 bits.
-        ids: (...), int64, each in [0, V) or ``padding``.
-        padding: id to ignore: a word, V for ids without a word, or -1 for none.
+    Each of ids (...), int64, is in [0, V) or ``padding``, an id to ignore: a word, V for ids without one, or -1.
     """
     assert table.is_contiguous()
     words, width = table.shape

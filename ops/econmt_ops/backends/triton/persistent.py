@@ -91,12 +91,10 @@ def walk_launches(
     """Returns the launches of a step of a kernel, and the last arguments of each of a walk's launches.
 
     Args:
-        partition: how the walk is parted.
         shape: D, T, B and 4H.
         types: of sums, exchanged values, outputs and last c; backward of sums, exchanged values, and the gradients of
             outputs, last h and last c.
         backwards: for each direction True if it walks backwards.
-        back: True for the backward kernel.
         flags: the kernel's compile-time arguments that say what there is and what is kept.
     """
     directions, steps, batch, width = shape

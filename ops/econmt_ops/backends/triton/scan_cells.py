@@ -393,13 +393,7 @@ def _constants(inputs: ScanInputs, units: int) -> dict[str, Any]:
 
 
 def forward(inputs: ScanInputs, outputs: Tensor, last: Tensor, cells: Tensor | None) -> None:
-    """Writes the results of a recurrence.
-
-    Args:
-        inputs: arguments, with the bias.
-        outputs: (B, T, H), contiguous, is written, as are last (B, H), c after each row's last step, and, unless None,
-            cells (B, T, H), c after each step.
-    """
+    """Writes outputs (B, T, H), contiguous; last (B, H): c after a row's last step, and cells (B, T, H) or None."""
     batch, steps, hidden = outputs.shape
     _, products, bias, read, first, lengths = inputs
     read, before = rows_of(read), first.contiguous()
@@ -428,11 +422,9 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Writes the gradients of products and input; returns those of ``first`` and of the bias, in the accumulate type.
 
-    Args:
-        inputs, cells: as given to and written by :func:`forward`.
-        doutputs: (B, T, H), or None. dlast: (B, H), or None.
-        dproducts: (B, T, K H), contiguous, is written; may be the products themselves.
-        dread: (B, T, H), contiguous, is written if a highway reads the input; otherwise None.
+    ``inputs`` and ``cells`` were given to and written by :func:`forward`; ``doutputs`` and ``dlast`` may be None.
+    ``dproducts`` (B, T, K H), contiguous, may be the products themselves; ``dread`` is None unless a highway reads the
+    input.
     """
     batch, steps, hidden = cells.shape
     _, products, bias, read, first, lengths = inputs
