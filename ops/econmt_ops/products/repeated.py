@@ -79,10 +79,7 @@ def check_inputs(check: Shapes, inputs: Inputs) -> None:
 def clean_rows(rows: Tensor, places: Tensor, padding: Tensor | None) -> Tensor:
     """Returns the rows (N, I) with zeros in those that only padded positions read.
 
-    Args:
-        rows: (N, I).
-        places: Index of the row at each position.
-        padding: True at padded positions, of the shape of ``places``; or None.
+    ``padding`` is True at these positions and has the shape of ``places``, or is None.
     """
     if padding is None:
         return rows

@@ -207,13 +207,10 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
 
 
 def run(kernel: str, sizes: DecoderSizes, **fields: Any) -> None:
-    """Runs the steps of a block, "backward" the last one first. `serves` has returned True for the sizes.
+    """Runs the steps of a block, "forward", or "backward" from the last one; `serves` has returned True for the sizes.
 
-    Args:
-        kernel: "forward" or "backward".
-        sizes: Sizes of the call.
-        fields: Tensors by the names of the structure of the kernel's arguments, whose source describes them, or lists
-            of a tensor for each layer; numbers; None for what may be null.
+    ``fields`` are tensors by the names of the structure of the kernel's arguments, whose source describes them, or
+    lists of a tensor for each layer; numbers; None for what may be null.
     """
     outputs, attention = fields["outputs"], fields["attention"]
     found = _launch_of(kernel, sizes, outputs.device.index or 0)

@@ -110,14 +110,7 @@ def divide(
     back: bool,
     directions: int = 1,
 ) -> Partition | None:
-    """Returns the partition with the lowest estimated time, or None if none fits.
-
-    Args:
-        batch, hidden: B and H.
-        products: type of the products.
-        limits: limits of the device.
-        back: True for the backward pass.
-        directions: D.
+    """Returns the partition with the lowest estimated time, or None if none fits; ``products`` is the products' type.
 
     None fits, too, where launches in turn would take longer than steps that are launched one by one.
     """
