@@ -198,7 +198,7 @@ def multiply(
 
     Args:
         bias: (N,), or None.
-        out: (M, N), contiguous, is written; None: a new tensor.
+        out: (M, N), with a contiguous last axis, is written; None: a new tensor.
         adds: True to add the product to ``out``; then there is no bias.
     """
     if weight.numel() > 0 and products.serves_once(left, len(left), *weight.shape):
