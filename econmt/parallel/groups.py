@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from econmt_ops.core.gathering import Gathered
+from econmt_ops.core.arguments import Gathered
 
 
 class Pending(Protocol):
@@ -44,7 +44,7 @@ class Group:
         return started(dist.broadcast(tensor, group=self._group, group_src=rank, async_op=True))
 
     def gather(self, tensor: Tensor) -> Gathered:
-        """Starts to gather a tensor from all ranks; see :class:`econmt_ops.core.gathering.Gather`."""
+        """Starts to gather a tensor from all ranks; see :class:`econmt_ops.core.arguments.Gather`."""
         return _Gathering(tensor.contiguous(), self._group, self.size)
 
     def counts(self, local: list[int]) -> list[list[int]]:

@@ -25,7 +25,7 @@ from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares, largest_share
 from econmt.tasks.protocol import Shape, Task
-from econmt_ops.core.gathering import Gathered
+from econmt_ops.core.arguments import Gathered
 
 
 class Rank(NamedTuple):

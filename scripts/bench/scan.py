@@ -145,10 +145,10 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     decay, inputs, outputs = decay.detach(), inputs.detach(), torch.zeros_like(inputs.detach())
     call = RecurrenceArguments(decay, inputs, None, None, False, "c")
     if what == "forward":
-        return lambda: kernels.walk(call, outputs)
+        return lambda: kernels.forward(call, outputs)
     made = [torch.zeros_like(outputs) for _ in range(2)]
     call = call._replace(inputs=outputs)
-    return lambda: kernels.walk_back(call, given, *made)
+    return lambda: kernels.backward(call, given, made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:

@@ -15,10 +15,10 @@ import econmt_ops
 from econmt_ops.dispatch import session as sessions
 from econmt_ops.dispatch.measurements import Store, machine
 from econmt_ops.dispatch.rule import rules_only
-from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.select import Problem, run
 from econmt_ops.dispatch.session import forget, measuring
 from econmt_ops.dispatch.timing import Timing, quantile
-from econmt_ops.dispatch.traits import Implementation, Traits
+from econmt_ops.dispatch.traits import Candidate, Traits
 from tests.ops.helpers import Make
 
 CPU = torch.device("cpu")
@@ -74,12 +74,12 @@ def recompute(x: Tensor, stash: str = "outputs") -> Tensor:
 
 AVAILABLE, LOOPS = (
     {
-        "reference": Implementation("reference", reference),
-        "recompute": Implementation("recompute", recompute, Traits(recomputes=True, takes_stash=takes_stash)),
+        "reference": Candidate("reference", reference),
+        "recompute": Candidate("recompute", recompute, Traits(recomputes=True, takes_stash=takes_stash)),
     }
     for takes_stash in (False, True)
 )
-COMPILED = Implementation("compiled", recompute, Traits(recomputes=True, warms_up=True))
+COMPILED = Candidate("compiled", recompute, Traits(recomputes=True, warms_up=True))
 
 
 def call(

@@ -212,14 +212,15 @@ def test_steps_of_a_gru(size: int, dtype: torch.dtype, use: Use) -> None:
             given = [lay(part.masked_fill(kept, NAN)) for part in (read, recurrent)]
             step = CellStep(GRU, *given, [framed(before)], (), padding)
             output, state = poison(dtype, rows, size), step.before[0] if one else poison(dtype, rows, size)
-            native.gru_forward(step, state, output)
+            run = econmt_ops.backends.steps_for(read, "c")
+            run._step_forward(step, [state], output)
             assert_near(state, torch.where(kept, before.double(), after.detach()), dtype)
             assert_near(output, torch.where(kept, 0.0, after.detach()), dtype)
             one = one and dtype == torch.float32  # else the sum of both gradients would be rounded
             begun = dh + incoming if one else dh
             step, total = step._replace(before=[lay(before)]), framed(begun)
             gradients = StepGradients(*(poison(dtype, rows, 3 * size) for _ in range(2)), ())
-            native.gru_backward(step, None if one else lay(incoming), total, gradients)
+            run._step_backward(step, (), [total], None if one else lay(incoming), gradients)
             assert_near(gradients.read, expected[0], dtype, sums=4.0)
             assert_near(gradients.recurrent, expected[1], dtype, sums=4.0)
             assert_near(total, torch.where(kept, begun.double(), dbefore), dtype, sums=4.0)

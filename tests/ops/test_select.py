@@ -11,9 +11,9 @@ from torch import Tensor
 
 import econmt_ops
 from econmt_ops.dispatch import traits
-from econmt_ops.dispatch.rule import captured, leanest, rule, rules_only
+from econmt_ops.dispatch.rule import MODE, captured, leanest, rule, rules_only
 from econmt_ops.dispatch.select import Problem, run
-from econmt_ops.dispatch.traits import Implementation, Traits
+from econmt_ops.dispatch.traits import Candidate, Traits
 from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
 
@@ -58,15 +58,15 @@ KERNELS = Traits(
 )
 
 
-def made(**found: Traits) -> dict[str, Implementation]:
+def made(**found: Traits) -> dict[str, Candidate]:
     """Implementations that do nothing, a reference before them."""
     found = {"reference": Traits(), **found}
-    return {name: Implementation(name, min, each) for name, each in found.items()}
+    return {name: Candidate(name, min, each) for name, each in found.items()}
 
 
 def resolved(
     implementation: str,
-    available: dict[str, Implementation],
+    available: dict[str, Candidate],
     tensors: tuple[Tensor | None, ...] = (torch.ones(1),),
     stash: str = "auto",
     **options: Any,
@@ -93,15 +93,14 @@ def test_by_name() -> None:
 
 
 def test_what_the_machine_cannot_run() -> None:
-    available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: False))
+    available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
     with pytest.raises(ValueError, match=message):
         resolved("triton", available)
-    # Where tensors only stand for those of a GPU, it is enough that the kernels are installed.
     with rules_only("cuda"):
         assert resolved("triton", available) == "triton"
-        unknown = made(triton=Traits(has_kernels=True, can_be_estimated=lambda: False))
+        unknown = made(triton=Traits(has_kernels=True, is_available=lambda: False))
         assert resolved("auto", unknown) == "reference"
 
 

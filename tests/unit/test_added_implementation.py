@@ -76,7 +76,7 @@ def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     own = Traits(recomputes=True, has_kernels=True, costs={"econmt_tests::logits": cost})
     traits.register(OP, "toy", losses, own)
     yield
-    traits.unregister(OP, "toy")
+    del traits._OPS[OP]["toy"]
     session.forget()
 
 

@@ -127,7 +127,7 @@ class StepAttention:
         inputs = AttentionInputs(
             sources.keys, sources.values, self.score, self.norm, self.scale, sources.lengths
         )
-        kernels = importlib.import_module("econmt_ops.backends.triton.attention").AttentionLauncher(inputs)
+        kernels = importlib.import_module("econmt_ops.backends.triton.attention").TritonAttention(inputs)
         # A kernel that works on copies would not see later changes.
         in_place = kernels.keys is sources.keys and kernels.values is sources.values
         return sources._replace(kernels=kernels) if in_place else sources
@@ -161,7 +161,7 @@ class StepAttention:
         sources = state.sources
         weights = query.new_empty(len(query), sources.keys.shape[1], dtype=self.accumulate)
         outputs = query.new_empty(len(query), sources.values.shape[2])
-        sources.kernels.forward(query, share, weights, [outputs], group=state.width)
+        sources.kernels.attend(query, share, weights, [outputs], group=state.width)
         return weights, outputs
 
     def _scores(self, query: Tensor, coverage: Tensor | None, sources: Sources) -> Tensor:

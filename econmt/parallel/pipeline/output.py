@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
-from econmt_ops.core.gathering import Gather
+from econmt_ops.core.arguments import Gather
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.products.outer import add_outer
 

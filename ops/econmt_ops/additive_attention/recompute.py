@@ -15,7 +15,8 @@ from torch import Tensor
 
 from econmt_ops.additive_attention.reference import AttentionArguments
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs, AttentionKernels
+from econmt_ops.backends.attention import EagerAttention
+from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.core.chunks import rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
@@ -41,7 +42,7 @@ def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
     return zero_padding(keys, padding).contiguous()
 
 
-def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]:
+def _attention(arguments: AttentionArguments) -> tuple[EagerAttention, Tensor]:
     """Returns the attention kernels of a call, and its values (B, S, E) set to zero at padded positions."""
     values, lengths = arguments.values, arguments.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)

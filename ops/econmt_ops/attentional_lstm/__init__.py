@@ -22,7 +22,7 @@ from econmt_ops.core.weights import (
     DecoderLayer,
     LowRankLSTMWeights,
     LSTMWeights,
-    cast_decoder,
+    cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
@@ -244,7 +244,7 @@ def attentional_lstm(
                 (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                weights if casts else cast_decoder(weights, dtype),
+                weights if casts else cast_weights(weights, dtype),
                 start,
                 options._replace(layer_norm=norm),
                 **candidate.options,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from econmt_ops.attentional_lstm.block import BackwardTensors, Block, BottomGates, LSTMBlock, ShareGradients
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
+from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.cuda import decoder
-from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.precision import matmul_tf32
 from econmt_ops.dispatch.rule import MODE
@@ -83,19 +83,18 @@ class _DecoderBlocks:
     """
 
     def __init__(
-        self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: AttentionKernels
+        self, problem: AttentionalProblem, sizes: decoder.DecoderSizes, attention: EagerAttention
     ) -> None:
         from econmt_ops.backends.triton.attention import TritonAttention
 
         self.problem, self.sizes = problem, sizes
         call = problem.call
         assert isinstance(attention, TritonAttention)
-        launcher = attention.launcher
         self.tensors: dict[str, Any] = {}
         if problem.dtype == torch.float32:
             weights, both, of_weights = _narrowed(problem)
             self.tensors["units"] = of_weights
-            self.tensors |= {"key_units": launcher.key_units, "projected_units": launcher.value_units}
+            self.tensors |= {"key_units": attention.key_units, "projected_units": attention.value_units}
         else:
             weights, both = [], decoder.aligned(problem.both().contiguous())
             for layer in range(sizes.layers):
@@ -107,8 +106,8 @@ class _DecoderBlocks:
             "weights": weights,
             "both": both,
             "score": decoder.aligned(call.score.to(problem.dtype).contiguous()),
-            "keys": decoder.aligned(launcher.keys),
-            "projected": launcher.values,
+            "keys": decoder.aligned(attention.keys),
+            "projected": attention.values,
             "lengths": None if call.lengths is None else call.lengths.to(call.keys.device).contiguous(),
         }
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, Read
+from econmt_ops.backends.attention import EagerAttention
+from econmt_ops.backends.protocol import AttentionInputs, Read
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.protocol import Split
 from econmt_ops.core.alignment import even
@@ -309,7 +310,7 @@ class AttentionalProblem:
             projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
         return projected
 
-    def attention(self, projected: Tensor) -> AttentionKernels:
+    def attention(self, projected: Tensor) -> EagerAttention:
         """Returns the attention kernels of this call."""
         call = self.call
         # Additive attention receives clean keys; the keys of dot attention may be the values.

@@ -1,4 +1,4 @@
-"""`protocol.AttentionKernels` in PyTorch operators, on any device.
+"""Attention of a call in PyTorch operators, on any device.
 
 Sizes: B batch, S source positions, A attention size, H width of the projected values, K steps of a block.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    AttentionKernels,
     CoverageStep,
 )
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
@@ -29,21 +29,16 @@ from econmt_ops.core.precision import accumulate_dtype
 
 def _step_of(block: AttentionBackward, number: int) -> AttentionBackward:
     """Returns the tensors of one step of a block."""
-    dweights = None if block.dweights is None else block.dweights[number]
-    return AttentionBackward(
-        block.query[number],
-        block.context[number],
-        block.weights[number],
-        block.output[number],
-        [part[number] for part in block.doutputs],
-        dweights,
-        block.dboth[number],
-        block.dscores[number],
-    )
+    parts: dict[str, Any] = {
+        name: part[number] for name, part in block._asdict().items() if isinstance(part, Tensor)
+    }
+    return block._replace(doutputs=[part[number] for part in block.doutputs], **parts)
 
 
-class EagerAttention(AttentionKernels):
-    """Additive attention, score . tanh(norm(query + keys)), or, without ``score``, dot attention, scale * query . keys.
+class EagerAttention:
+    """Attention of one call, forward and backward, from the query to the output; other backends override its methods.
+
+    Additive attention, score . tanh(norm(query + keys)), or, without ``score``, dot attention, scale * query . keys.
 
     The feature maps (B, S, A) of additive attention are computed in each step, and again in the backward pass, for a
     part of the batch at a time. The gradients of keys, score and normalisation are therefore summed step by step, while
@@ -75,7 +70,17 @@ class EagerAttention(AttentionKernels):
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `AttentionKernels.forward`."""
+        """Runs one step: weights = softmax_s score(query, keys_s), output = tanh(share + sum_s weights_s projected_s).
+
+        Without `AttentionInputs.squashes` the output is sum_s weights_s projected_s.
+
+        Args:
+            both: (B, A + H), the query and the share of the stack's output (and the bias) in the input of tanh; without
+                query weights, A is H and the query is the stack's output.
+            outputs: (B, P) tensors that receive the output.
+            weights: (B, S) is written, in the compute type; zero at padded positions.
+            coverage: the coverage of the step, whose ``after`` is written; None without coverage.
+        """
         assert coverage is None
         weights.copy_(self._weights(both[:, : self._size]))
         if self._squashes:
@@ -87,7 +92,10 @@ class EagerAttention(AttentionKernels):
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
+        """Returns the weights (K, B, S) of a block's queries (K, B, A), in the compute type, as in `forward`.
+
+        ``coverage``: (B, S, W) before each step; None without coverage.
+        """
         assert coverage is None
         weights = queries.new_empty(*queries.shape[:2], self._keys.shape[1])
         for query, step_weights in zip(queries.unbind(0), weights.unbind(0), strict=True):
@@ -95,7 +103,7 @@ class EagerAttention(AttentionKernels):
         return weights
 
     def backward(self, step: AttentionBackward) -> None:
-        """Implements `AttentionKernels.backward`; a block a step at a time."""
+        """Runs the backward pass of one step or, without coverage, of all steps of a block."""
         assert step.coverage is None
         if step.query.dim() == 3:
             for number in steps_of(range(len(step.query))):
@@ -109,18 +117,29 @@ class EagerAttention(AttentionKernels):
         self._weights_backward(step.query, step.weights, dweights, dquery, step.dscores)
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Implements `AttentionKernels.projected_gradient`."""
+        """Returns the gradient of the projected values (B, S, H): sum_t weights_t da_t; of (T, B, S) and (T, B, P)."""
         wide = self._accumulate
         return torch.bmm(weights.permute(1, 2, 0).to(wide), da.transpose(0, 1).to(wide))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """Implements `AttentionKernels.gradients`."""
+        """Returns the gradients of keys, score and normalisation over all steps; called once, at the end.
+
+        ``queries``: (T, B, A). ``dscores``: (T, B, S), as written by `backward`.
+        """
         if self._score is None:
             scaled = dscores.permute(1, 2, 0) * self._scale
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1).to(scaled.dtype)), None, None)
         if self._norm is None:
             self.sums.keys.mul_(self._score * 4)
         return self.sums
+
+    def coverage_gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients of the coverage's weights over all steps that have run, in the accumulate type.
+
+        They have the names of the operator's arguments: coverage_key, coverage_shares and, where there are such
+        weights, coverage_attention and coverage_recurrent.
+        """
+        return {}
 
     @functools.cached_property
     def sums(self) -> AttentionGradients:

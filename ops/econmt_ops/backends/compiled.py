@@ -54,11 +54,8 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
     process can exceed; its limit is therefore raised.
 
     Under a torch dispatch mode, such as a memory estimate, the function runs uncompiled: compiled code would hide its
-    operators, and fake tensors have no values for it.
-
-    Args:
-        function: takes tensors, tuples of them and numbers, and runs without autograd.
-        dynamic: as in torch.compile; by default sizes are constants until one of them changes.
+    operators, and fake tensors have no values for it. It takes tensors, tuples of them and numbers, and runs without
+    autograd.
     """
     allow_variants()
     use_private_compiler_folder()

@@ -15,7 +15,6 @@ from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    AttentionKernels,
     CoverageStep,
 )
 from econmt_ops.cells.coverage import coverage_backward, coverage_forward
@@ -24,7 +23,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Coverage
 
 
-class CoveredAttention(AttentionKernels):
+class CoveredAttention(EagerAttention):
     """Attention whose keys contain the coverage's share at each step.
 
     Args:
@@ -40,7 +39,7 @@ class CoveredAttention(AttentionKernels):
         self._padding = None
         if inputs.lengths is not None:
             self._padding = padding_mask(inputs.lengths, inputs.keys.shape[1], inputs.keys.device)
-        self._weights = coverage._replace(shares=zero_padding(coverage.shares, self._padding))
+        self._coverage = coverage._replace(shares=zero_padding(coverage.shares, self._padding))
         self._exact = exact = accumulate_dtype(inputs.keys.dtype)
         self._factor = None if inputs.norm is not None else inputs.score.to(exact) * 4
         self._keys = inputs.keys
@@ -53,16 +52,16 @@ class CoveredAttention(AttentionKernels):
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `AttentionKernels.forward`."""
+        """Implements `EagerAttention.forward`."""
         assert coverage is not None
         self._take_keys(coverage.before)
         self._attention.forward(both, outputs, weights)
         state = None if coverage.state is None else coverage.state.to(self._exact)
-        after = coverage_forward(self._weights, coverage.before, weights.to(self._exact), state)
+        after = coverage_forward(self._coverage, coverage.before, weights.to(self._exact), state)
         coverage.after.copy_(zero_padding(after, self._padding))
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `AttentionKernels.weights_of`."""
+        """Implements `EagerAttention.weights_of`."""
         assert coverage is not None
         made = []
         for step, query in enumerate(queries):
@@ -71,13 +70,13 @@ class CoveredAttention(AttentionKernels):
         return torch.cat(made)
 
     def backward(self, step: AttentionBackward) -> None:
-        """Implements `AttentionKernels.backward`, for one step."""
+        """Implements `EagerAttention.backward`, for one step."""
         assert step.coverage is not None
         assert step.dcoverage is not None
         before, after, state = step.coverage
         state = None if state is None else state.to(self._exact)
         attended, dafter = step.weights.to(self._exact), zero_padding(step.dcoverage, self._padding)
-        made = coverage_backward(self._weights, before, after, attended, state, dafter)
+        made = coverage_backward(self._coverage, before, after, attended, state, dafter)
         total = made.attention if step.dweights is None else made.attention + step.dweights
         self._take_keys(before)
         sums = self._attention.sums.keys.zero_()
@@ -102,13 +101,13 @@ class CoveredAttention(AttentionKernels):
                 self._sums[name] = part.clone()
 
     def coverage_gradients(self) -> dict[str, Tensor]:
-        """Implements `AttentionKernels.coverage_gradients`."""
+        """Implements `EagerAttention.coverage_gradients`."""
         return {name: total for name, total in self._sums.items() if name != "keys"}
 
     def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Implements `AttentionKernels.projected_gradient`."""
+        """Implements `EagerAttention.projected_gradient`."""
         return self._attention.projected_gradient(weights, da)
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:  # noqa: ARG002 - summed already
-        """Implements `AttentionKernels.gradients`."""
+        """Implements `EagerAttention.gradients`."""
         return self._attention.sums._replace(keys=self._sums["keys"])

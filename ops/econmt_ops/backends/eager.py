@@ -18,7 +18,6 @@ from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.covered_attention import CoveredAttention
 from econmt_ops.backends.protocol import (
     AttentionInputs,
-    AttentionKernels,
     CellStep,
     OutputStep,
     Read,
@@ -279,7 +278,7 @@ class EagerSteps:
         dgates = gates if dgates.is_set_to(gates) else dgates
         self._run(self._lstm_backward, gates, before, after, first, other, dc, dgates)
 
-    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> EagerAttention:
         """Returns the attention kernels of this call; the weights of a coverage have the accumulate type."""
         attention = (CAttention if library.serves(inputs.keys) else EagerAttention)(inputs)
         return attention if coverage is None else CoveredAttention(attention, inputs, coverage)

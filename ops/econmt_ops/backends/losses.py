@@ -6,7 +6,9 @@ dl = p - (1 - s) 1_y - s / V. Sizes: C rows of a chunk, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, softmax
@@ -21,7 +23,11 @@ size costs a few launches and saves workspace."""
 
 
 LossKernel = Callable[[Tensor, Tensor, float, Tensor | None, bool, Tensor | None], Tensor]
-"""Function that does the pointwise work between the two products of a chunk; see `econmt_ops.backends.c.losses`."""
+"""Function that does the pointwise work between the two products of a chunk, of logits (C, V).
+
+It returns the losses (C,) of targets (C,) int64 with label smoothing. The fifth argument says whether the logits are
+overwritten by their gradient, multiplied by the fourth, a factor for each row, if that is not None; the sum of its rows
+is added to the last one, (V,), unless None."""
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -47,41 +53,36 @@ def logit_gradient(softmaxes: Tensor, targets: Tensor, smoothing: float) -> Tens
     return softmaxes.scatter_add_(1, row, softmaxes.new_full(row.shape, smoothing - 1.0))
 
 
-class EagerLosses:
-    """`LossKernel` in PyTorch operators, for a few rows at a time."""
-
-    def __init__(self, compiled: bool) -> None:
-        """Takes True to compile them by torch.compile."""
-        self._losses = compile_step(losses, dynamic=True) if compiled else losses
-        self._gradient = compile_step(logit_gradient, dynamic=True) if compiled else logit_gradient
-
-    def __call__(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        smoothing: float,
-        factors: Tensor | None,
-        gradient: bool,
-        dbias: Tensor | None,
-    ) -> Tensor:
-        """Computes `econmt_ops.backends.c.losses` in any floating point type."""
-        accumulate = accumulate_dtype(logits.dtype)
-        row_losses = logits.new_empty(len(logits), dtype=accumulate)
-        size = max(1, _CACHED_BYTES // (logits.shape[1] * accumulate.itemsize))
-        for begin in range(0, len(logits), size):
-            part = slice(begin, begin + size)
-            values = logits[part].to(accumulate)
-            row_losses[part], softmaxes = self._losses(values, targets[part], smoothing)
-            if not gradient:
-                continue
-            dlogits = self._gradient(softmaxes, targets[part], smoothing)
-            if factors is not None:
-                dlogits *= factors[part].unsqueeze(1)
-            if dbias is not None:
-                # A product: on a GPU, a sum over the rows needs a workspace twice as large as the gradient.
-                dbias.addmv_(dlogits.t(), dlogits.new_ones(len(dlogits)))
-            logits[part] = dlogits
-        return row_losses
+def eager_losses(
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    factors: Tensor | None,
+    gradient: bool,
+    dbias: Tensor | None,
+    *,
+    compiled: bool = False,
+) -> Tensor:
+    """Works as a `LossKernel` in any type, on a few rows at a time; with ``compiled`` by torch.compile."""
+    functions: tuple[Callable[..., Any], ...] = losses, logit_gradient
+    compute, differentiate = (compile_step(each, dynamic=True) if compiled else each for each in functions)
+    accumulate = accumulate_dtype(logits.dtype)
+    row_losses = logits.new_empty(len(logits), dtype=accumulate)
+    size = max(1, _CACHED_BYTES // (logits.shape[1] * accumulate.itemsize))
+    for begin in range(0, len(logits), size):
+        part = slice(begin, begin + size)
+        values = logits[part].to(accumulate)
+        row_losses[part], softmaxes = compute(values, targets[part], smoothing)
+        if not gradient:
+            continue
+        dlogits = differentiate(softmaxes, targets[part], smoothing)
+        if factors is not None:
+            dlogits *= factors[part].unsqueeze(1)
+        if dbias is not None:
+            # A product: on a GPU, a sum over the rows needs a workspace twice as large as the gradient.
+            dbias.addmv_(dlogits.t(), dlogits.new_ones(len(dlogits)))
+        logits[part] = dlogits
+    return row_losses
 
 
 def losses_for(like: Tensor, backend: str = "eager") -> LossKernel:
@@ -92,4 +93,6 @@ def losses_for(like: Tensor, backend: str = "eager") -> LossKernel:
         backend: "eager", which uses the C library where it can, or "compiled".
     """
     compiled = backend == "compiled" and is_available()
-    return library.losses if library.serves(like) and not compiled else EagerLosses(compiled)
+    if library.serves(like) and not compiled:
+        return library.losses
+    return functools.partial(eager_losses, compiled=compiled)

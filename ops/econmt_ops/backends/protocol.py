@@ -11,11 +11,9 @@ Tensors of a step are rows (B, .) with a contiguous last axis; their row stride 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from econmt_ops.cells.protocol import StepCell
@@ -109,7 +107,7 @@ class AttentionBackward(NamedTuple):
         dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2); without
             `AttentionInputs.squashes` that of the query alone.
         dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da); may
-            be left unwritten if `AttentionKernels.gradients` does not need it.
+            be left unwritten if `EagerAttention.gradients` does not need it.
         coverage: Coverage of the step; None without coverage, where the rest is not read.
         dcoverage: (B, S, W), the gradient of the coverage after the step; overwritten by that before it.
         dstate: (B, P) is written, the gradient of `CoverageStep.state`; None for "sum".
@@ -126,61 +124,6 @@ class AttentionBackward(NamedTuple):
     coverage: CoverageStep | None = None
     dcoverage: Tensor | None = None
     dstate: Tensor | None = None
-
-
-class AttentionKernels(ABC):
-    """Attention of one call, forward and backward, from the query to the decoder output o."""
-
-    @abstractmethod
-    def forward(
-        self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
-    ) -> None:
-        """Runs one step: weights = softmax_s score(query, keys_s), output = tanh(share + sum_s weights_s projected_s).
-
-        Without `AttentionInputs.squashes` the output is sum_s weights_s projected_s.
-
-        Args:
-            both: (B, A + H), the query and the share of the stack's output (and the bias) in the input of tanh; without
-                query weights, A is H and the query is the stack's output.
-            outputs: (B, P) tensors that receive the output.
-            weights: (B, S) is written, in the compute type; zero at padded positions.
-            coverage: the coverage of the step, whose ``after`` is written; None without coverage.
-        """
-
-    @abstractmethod
-    def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Returns the weights (K, B, S) of a block's queries (K, B, A), in the compute type, as in `forward`.
-
-        ``coverage``: (B, S, W) before each step; None without coverage.
-        """
-
-    @abstractmethod
-    def backward(self, step: AttentionBackward) -> None:
-        """Runs the backward pass of one step or, without coverage, of all steps of a block."""
-
-    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
-        """Returns the gradient of the projected values (B, S, H): sum_t weights_t da_t.
-
-        Args:
-            weights: (T, B, S). da: (T, B, P).
-        """
-        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
-
-    def coverage_gradients(self) -> dict[str, Tensor]:
-        """Returns the gradients of the coverage's weights over all steps that have run, in the accumulate type.
-
-        They have the names of the operator's arguments: coverage_key, coverage_shares and, where there are such
-        weights, coverage_attention and coverage_recurrent.
-        """
-        return {}
-
-    @abstractmethod
-    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """Returns the gradients of keys, score and normalisation over all steps; called once, at the end.
-
-        Args:
-            queries: (T, B, A). dscores: (T, B, S), as written by `backward`.
-        """
 
 
 class CellStep(NamedTuple):

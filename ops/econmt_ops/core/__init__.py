@@ -1,3 +1,1 @@
 """Types and rules that all ops share: weights, shapes, lengths, precision, blocks of steps, arguments of operators."""
-
-from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -65,3 +66,14 @@ class Update(NamedTuple):
     salt: int = 0
     begin: int = 0
     rows: Tensor | None = None
+
+
+class Gathered(Protocol):
+    """Result of a collective that is in progress."""
+
+    def wait(self) -> Tensor:
+        """Returns the tensors of all ranks, (R, ...), in order of the ranks."""
+
+
+Gather = Callable[[Tensor], Gathered]
+"""Function that starts to collect a tensor, which has the same shape on all ranks."""

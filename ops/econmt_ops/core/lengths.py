@@ -7,13 +7,9 @@ from torch import Tensor
 
 
 def padding_mask(lengths: Tensor, positions: int, device: torch.device, time_first: bool = False) -> Tensor:
-    """Returns a bool tensor (B, positions), or (positions, B), that is True at and after a row's length.
+    """Returns a bool tensor (B, positions), or ``time_first`` (positions, B): True at and after a row's length.
 
-    Args:
-        lengths: (B,), on any device; nothing is copied back from the device.
-        positions: Padded length.
-        device: Device of the mask.
-        time_first: True if the positions come first.
+    The lengths (B,) may be on any device; nothing is copied back from one.
     """
     position, lengths = torch.arange(positions, device=device), lengths.to(device, non_blocking=True)
     if time_first:

@@ -17,12 +17,7 @@ _ROUNDED = ("h", "x")
 
 
 def as_layers(op: str, layers: object, kinds: Sequence[type[Any]]) -> tuple[Any, ...]:
-    """Returns the weights of a stack's layers as a tuple.
-
-    Args:
-        op: Name of the operation.
-        layers: Weights of each layer, unchecked.
-        kinds: Classes of weights that the operation takes; all layers must have the same.
+    """Returns the weights of a stack's layers as a tuple, all of the same one of the classes ``kinds``.
 
     Raises:
         ValueError: ``layers`` is no tuple, or empty, or contains something else.

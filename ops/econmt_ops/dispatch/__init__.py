@@ -1,3 +1,1 @@
 """Choice of the implementation of an op: traits, measurements, the rule for "auto", registration with torch.library."""
-
-from __future__ import annotations

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from econmt_ops.dispatch.rule import captured
-
-_Result = TypeVar("_Result")
 
 _ALLOCATION_FAILED = (
     "DefaultCPUAllocator",
@@ -97,11 +95,8 @@ class GraphCache:
         finally:
             current.wait_stream(self._stream)
 
-    def capture(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    def capture(self, run: Callable[[], object]) -> CapturedGraph:
         """Captures the kernels that ``run`` launches, without executing them.
-
-        Returns:
-            The graph and the return value of ``run``.
 
         Raises:
             RuntimeError: If the capture fails; `first_error` gives the cause.
@@ -121,7 +116,7 @@ class GraphCache:
             raise
         finally:
             release_workspaces()
-        return graph, result
+        return CapturedGraph(graph, result)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Releases the memory pool of a capture that could not be ended, so that later captures can proceed."""
@@ -171,7 +166,7 @@ class GraphCache:
             return None if key in self.refused else self.graphs[key]
         makes_room = makes_room and bool(self.graphs) and key not in self._made_room
         try:
-            self.graphs[key] = CapturedGraph(*self.capture(prepare()))
+            self.graphs[key] = self.capture(prepare())
             return self.graphs[key]
         except RuntimeError as error:
             first = first_error(error)

@@ -31,11 +31,10 @@ H200 = DeviceLimits(132, 232_448, (9, 0), 150_109_880_320)
 @functools.cache
 def _of_gpu(index: int) -> DeviceLimits:
     properties = torch.cuda.get_device_properties(index)
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 << 10)  # PyTorch for AMD's GPUs has none
     return DeviceLimits(
         properties.multi_processor_count,
-        getattr(
-            properties, "shared_memory_per_block_optin", 48 << 10
-        ),  # PyTorch for AMD's GPUs has no such attribute
+        shared,
         (properties.major, properties.minor),
         properties.total_memory,
     )

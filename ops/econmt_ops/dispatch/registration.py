@@ -53,14 +53,9 @@ Incoming = Mapping[str, Tensor | None]
 
 
 def custom_op(name: str, *, schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Registers a kernel for all devices, as `torch.library.custom_op` does; the kernel mutates none of its arguments.
+    """Registers the decorated kernel for all devices, as `torch.library.custom_op`; it mutates none of its arguments.
 
-    Args:
-        name: Name with namespace, "econmt_ops::lstm_layer".
-        schema: Schema of arguments and results; None to derive it from the kernel's annotations.
-
-    Returns:
-        A decorator that turns the kernel into the operator.
+    The name has a namespace, "econmt_ops::lstm_layer"; a schema of None is derived from the kernel's annotations.
     """
 
     def register(kernel: Callable[..., Any]) -> CustomOpDef:
@@ -152,12 +147,9 @@ class OperatorSchema(Generic[Arguments]):
                 yield from ((name, part) for part in (value if kind == "Tensor[]" else (value,)))
 
     def with_tensors(self, arguments: Sequence[Any], tensors: Iterable[Any], rest: bool = True) -> list[Any]:
-        """Replaces each tensor of the arguments by another value; the inverse of :meth:`tensors`.
+        """Replaces each tensor of the arguments by another value, in the order of :meth:`tensors`.
 
-        Args:
-            arguments: Arguments in order; only the lengths of lists of tensors matter.
-            tensors: Values in the order of :meth:`tensors`.
-            rest: If False, arguments that are not tensors become None.
+        Without ``rest``, arguments that are not tensors become None.
         """
         remaining = iter(tensors)
         made: list[Any] = []
@@ -185,13 +177,9 @@ class OperatorSchema(Generic[Arguments]):
     def in_order(
         self, arguments: Sequence[Any], gradients: Gradients, constants: Collection[str] = ()
     ) -> list[Tensor]:
-        """Returns the gradients of :meth:`differentiable`, in its order.
+        """Returns the gradients of :meth:`differentiable`, in its order; those of tensors without one are ignored.
 
-        Args:
-            arguments: The arguments, or a result of :meth:`with_tensors` with True in place of each tensor with a
-                gradient.
-            gradients: Gradients by name; entries of tensors without gradient are ignored.
-            constants: Names of arguments without gradient.
+        The arguments may be a result of :meth:`with_tensors` with True in place of each tensor with a gradient.
         """
         ordered: list[Tensor] = []
         for name, kind, value in zip(self.names, self._kinds, arguments, strict=True):
@@ -222,7 +210,7 @@ class Operator(Generic[Arguments, Results]):
         fake: Returns empty tensors of the shapes and types of the results.
         backward: Computes gradients by name from the arguments, the results and the gradients of the results by name,
             which are None where the loss does not depend on a result. Results that were not saved are None.
-        saves: Returns the names of the arguments and results to save for the backward pass; by default all.
+        saves: Returns the names of the arguments and results to save for the backward pass.
         stand_ins: For arguments that may not be saved, the result of equal shape and type that replaces them in the
             backward pass.
         in_place: Computes gradients without an operator, or returns None to use ``backward``. It gets the arguments of
@@ -240,7 +228,7 @@ class Operator(Generic[Arguments, Results]):
         forward: Callable[[Arguments, bool], Results],
         fake: Callable[[Arguments, bool], Results],
         backward: Callable[[Arguments, Results, Incoming], Gradients],
-        saves: Callable[[Arguments], Collection[str]] | None = None,
+        saves: Callable[[Arguments], Collection[str]],
         stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
         constants: Callable[[Arguments], Collection[str]] = lambda _: (),
@@ -328,7 +316,7 @@ class Operator(Generic[Arguments, Results]):
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])
-        saved = (*self.schema.names, *self._names) if self._saves is None else self._saves(arguments)
+        saved = self._saves(arguments)
         results = dict(zip(self._names, _as_tuple(output), strict=True))
         named = [*results.items(), *self.schema.named_tensors(arguments)]
         instead = {name: results[other] for name, other in self._stand_ins.items() if name not in saved}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -11,21 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from econmt_ops.core.weights import tensors_of
-from econmt_ops.dispatch.traits import Implementation, Traits, implementations_of
-
-
-class Candidate(NamedTuple):
-    """Implementation of an op, see `Implementation`, together with options such as a stash level."""
-
-    name: str
-    function: Callable[..., Any]
-    traits: Traits
-    options: dict[str, str]
-
-    @property
-    def label(self) -> str:
-        """Name and values of the options, such as "recompute/gates"."""
-        return "/".join((self.name, *self.options.values()))
+from econmt_ops.dispatch.traits import Candidate, Traits, implementations_of
 
 
 class Problem(NamedTuple):
@@ -133,22 +119,15 @@ def rule(
     dtype: torch.dtype = torch.float32,
     *,
     gradients: bool = True,
-    among: Mapping[str, Implementation] | None = None,
+    among: Mapping[str, Candidate] | None = None,
     sizes: Mapping[str, int] | None = None,
     detail: str = "",
 ) -> str:
     """Returns the name of the implementation that "auto" selects where no measurements exist.
 
-    Kernels come first. Otherwise an op recomputes if a backward pass follows. On a GPU the many small kernels of an op
-    that loops over steps take longer to launch than to run, so there such an op recomputes only in a captured step.
-
-    Args:
-        op: Name of the op.
-        device: Device type, "cpu" or "cuda".
-        dtype: Compute type.
-        gradients: True if a backward pass will follow.
-        among: Implementations by name; None: all implementations of the op.
-        sizes, detail: Sizes and detail of the problem; None: any.
+    Kernels come first. Otherwise an op recomputes if a backward pass follows (``gradients``). On a GPU the many small
+    kernels of an op that loops over steps take longer to launch than to run, so there such an op recomputes only in a
+    captured step. ``among``: implementations by name, by default all of the op; ``sizes`` None: any problem.
     """
     available = implementations_of(op) if among is None else among
     served = [each for each in available.values() if can_run(each.traits, device, dtype)]
@@ -176,7 +155,4 @@ def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:
 
 def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
     """Returns True if an implementation may be selected for a device type: this machine's, or that of an estimate."""
-    if not traits.runs_on(device, dtype):
-        return False
-    # An estimate for another device only traces the implementation.
-    return traits.can_be_estimated() if MODE.device is not None else traits.is_available()
+    return traits.runs_on(device, dtype) and traits.is_available()

@@ -1,11 +1,4 @@
-"""Selects the implementation of an op and runs it.
-
-For each call with "auto", `run` uses the measurements of this shape on this machine, or else the rule. Measurements are
-taken on request only:
-
-    with econmt_ops.dispatch.session.measuring():
-        model(batch)            # every op at "auto" times its candidates and stores the times
-"""
+"""Selects the implementation of an op and runs it: by measurements of this shape on this machine, or by the rule."""
 
 from __future__ import annotations
 
@@ -19,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, Candidate, Problem, can_run, is_transformed, rule
+from econmt_ops.dispatch.rule import MODE, Problem, can_run, is_transformed, rule
 from econmt_ops.dispatch.session import current_session, remembered
-from econmt_ops.dispatch.traits import Implementation
+from econmt_ops.dispatch.traits import Candidate
 
 __all__ = ["Candidate", "Problem", "run"]
 
@@ -31,13 +24,13 @@ _Result = TypeVar("_Result")
 def run(
     problem: Problem,
     call: Callable[..., _Result],
-    available: Mapping[str, Implementation],
+    available: Mapping[str, Candidate],
     implementation: str,
     *,
     stash: str = "auto",
     options: Sequence[Mapping[str, str]] = (),
 ) -> _Result:
-    """Runs an op with the requested or the selected implementation.
+    """Runs an op with the requested or the selected implementation, and returns its result.
 
     "auto" selects the fastest measured candidate, or without measurements that of `econmt_ops.dispatch.rule.rule`; an
     op with stash levels then uses its fastest level unless one is given. Small calls, and those inside a transform of
@@ -51,12 +44,8 @@ def run(
         stash: Requested stash level: "auto" or one of `STASHES`.
         options: Options with which every implementation can run, the rule's option first; empty if there are none.
 
-    Returns:
-        The result of ``call``.
-
     Raises:
-        ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation; the
-            message lists the available ones.
+        ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation.
     """
     choice = _Choice(problem, available, implementation, stash, options or [{}])
     if implementation != "auto":
@@ -74,7 +63,7 @@ class _Choice(NamedTuple):
     """Choice among an op's implementations; see the arguments of :func:`run`."""
 
     problem: Problem
-    available: Mapping[str, Implementation]
+    available: Mapping[str, Candidate]
     implementation: str
     stash: str
     options: Sequence[Mapping[str, str]]
@@ -82,16 +71,14 @@ class _Choice(NamedTuple):
     def check_name(self) -> None:
         """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
         named = self.available.get(self.implementation)
-        if named is not None and (
-            named.traits.is_available() or (MODE.device and named.traits.can_be_estimated())
-        ):
+        if named is not None and named.traits.is_available():
             return
         able = [each.name for each in self.available.values() if each.traits.is_available()]
         reason = "unknown implementation" if named is None else "this machine cannot run the implementation"
         names = ", ".join(("auto", *able))
         raise ValueError(f"{self.problem.op}: {reason} {self.implementation!r}; available: {names}")
 
-    def _candidate(self, chosen: Implementation, level: str, option: Mapping[str, str]) -> Candidate:
+    def _candidate(self, chosen: Candidate, level: str, option: Mapping[str, str]) -> Candidate:
         """Returns an implementation with an option, and a stash level, of which "auto" is the default.
 
         An implementation that the request names uses its own default level, others the fastest one.
@@ -99,9 +86,8 @@ class _Choice(NamedTuple):
         if self.implementation == level == "auto" and self.problem.keeps_gradients:
             # Only a model's training and its estimate use rules alone.
             level = chosen.traits.stash_in_model(self.problem.dtype) if MODE.rules_only else "gates"
-        if not chosen.traits.takes_stash or level == "auto":
-            return Candidate(*chosen, {**option})
-        return Candidate(*chosen, {**option, "stash": level})
+        stash = {} if not chosen.traits.takes_stash or level == "auto" else {"stash": level}
+        return chosen._replace(options={**option, **stash})
 
     def by_rule(self) -> Candidate:
         """Returns the candidate that runs where no measurements exist."""

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_map_only
 from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import Measurement, MeasurementRecord, Store
 from econmt_ops.dispatch.plans import forget_plans
-from econmt_ops.dispatch.rule import Candidate, Problem, rules_only
+from econmt_ops.dispatch.rule import Problem, rules_only
 from econmt_ops.dispatch.timing import alternate, compared, synchronizer
+from econmt_ops.dispatch.traits import Candidate
 
 _SAMPLES = 20
 """Number of samples after which a candidate's time is known well enough."""

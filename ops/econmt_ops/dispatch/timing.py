@@ -65,7 +65,7 @@ def alternate(
     fits: Callable[[str], bool] = lambda _: True,
     enough: float = math.inf,
 ) -> dict[str, Timing] | None:
-    """Times functions in rounds of one sample each.
+    """Times functions in rounds of one sample each; returns None if the time did not allow ``least`` of them.
 
     Args:
         functions: Functions by name.
@@ -75,13 +75,9 @@ def alternate(
         least: Smallest number of samples of a function that is not dropped.
         most: Number of samples at which a function's time is known well enough; samples of dropped functions go to the
             others, if several remain.
-        drop: True to stop sampling functions that are clearly slower than another.
-        fits: Returns True if a function is eligible, asked after its first call; only eligible functions cause others
-            to be dropped.
+        drop: True to stop sampling functions that are clearly slower than another one that ``fits``.
+        fits: Returns True if a function is eligible, asked after its first call.
         enough: Seconds after which no more than ``least`` samples are taken.
-
-    Returns:
-        The timings by name, including dropped functions; None if the time limit did not allow ``least`` samples.
     """
 
     def sample(function: Callable[[], object], repeats: int) -> float:

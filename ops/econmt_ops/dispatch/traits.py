@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +55,7 @@ class Traits:
             implementations.
         is_last: True if it is used only where no other can run, with or without gradients: a Python loop over many
             steps.
-        is_available: Returns True if this machine can run it.
-        can_be_estimated: Returns True if the device of an estimate could run it, which this machine may not have.
+        is_available: Returns True if this machine can run it or, in an estimate, the device that it is for.
         serves: Returns True if it supports a problem, by sizes (letters as in `Shapes`) and detail; not consulted if
             the call names the implementation.
         fake_implementation: Implementation of the op that allocates the same bytes, to trace instead of this one on
@@ -75,7 +74,6 @@ class Traits:
     has_kernels: bool = False
     is_last: bool = False
     is_available: Callable[[], bool] = _always
-    can_be_estimated: Callable[[], bool] = _always
     serves: Callable[[Mapping[str, int], str], bool] = _always
     fake_implementation: str = ""
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
@@ -93,21 +91,27 @@ class Traits:
         return self.model_stash if narrow else "gates"
 
 
-class Implementation(NamedTuple):
-    """Implementation of an op: its name, function and traits."""
+class Candidate(NamedTuple):
+    """Implementation of an op: its name, function and traits; and options such as a stash level."""
 
     name: str
     function: Callable[..., Any]
     traits: Traits = Traits()
+    options: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def label(self) -> str:
+        """Name and values of the options, such as "recompute/gates"."""
+        return "/".join((self.name, *self.options.values()))
 
 
-_OPS: dict[str, dict[str, Implementation]] = {}
+_OPS: dict[str, dict[str, Candidate]] = {}
 """Implementations by op and name, in the order of `NAMES`."""
 
 
 def implementations(
     op: str, *modules: ModuleType, **others: tuple[Callable[..., Any], Traits]
-) -> Mapping[str, Implementation]:
+) -> Mapping[str, Candidate]:
     """Collects the implementations of an op.
 
     Args:
@@ -136,27 +140,17 @@ def implementations(
 def register(op: str, name: str, function: Callable[..., Any], traits: Traits) -> None:
     """Adds an implementation of an op from outside, or replaces one.
 
-    Args:
-        op: Name of the op, such as "linear_cross_entropy".
-        name: Name under which calls and recipes select the implementation.
-        function: Function with the arguments of the op's other implementations.
-        traits: Capabilities of the implementation.
+    Calls and recipes select it by ``name``; the function has the arguments of the op's other implementations.
     """
     forget_plans()
     registered = _OPS[op]
-    registered[name] = Implementation(name, function, traits)
+    registered[name] = Candidate(name, function, traits)
     ordered = sorted(registered, key=lambda each: NAMES.index(each) if each in NAMES else len(NAMES))
     for each in ordered:
         registered[each] = registered.pop(each)
 
 
-def unregister(op: str, name: str) -> None:
-    """Takes an implementation of an op away."""
-    forget_plans()
-    del _OPS[op][name]
-
-
-def implementations_of(op: str) -> Mapping[str, Implementation]:
+def implementations_of(op: str) -> Mapping[str, Candidate]:
     """Returns the implementations of an op by name, including those that this machine cannot run."""
     return _OPS[op]
 
@@ -176,6 +170,6 @@ def cost_of(operator: str) -> Callable[..., Cost] | None:
     return None
 
 
-def definition(op: str) -> Implementation:
+def definition(op: str) -> Candidate:
     """Returns the implementation that defines an op: the first one, plain PyTorch with autograd."""
     return next(iter(_OPS[op].values()))

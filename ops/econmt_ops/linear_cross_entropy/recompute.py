@@ -79,7 +79,7 @@ def _slices_vocabulary(call: CrossEntropyArguments) -> bool:
 
 
 def _losses(call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None) -> Tensor:
-    """Computes the losses (N,) in the accumulate type, and writes the gradients of their sum if there are any.
+    """Returns the losses (N,) in the accumulate type, and overwrites the gradients with those of their sum, if any.
 
     ``factors`` weights the rows in the gradients: (N,), or a scalar for kernels that slice the vocabulary; None: 1.
     """

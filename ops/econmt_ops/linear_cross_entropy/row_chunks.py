@@ -18,8 +18,8 @@ from torch import Tensor
 from econmt_ops.backends.triton.cross_entropy import add_rows, make_losses
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gradient, slice_numbers_of
 from econmt_ops.core.alignment import even
-from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
-from econmt_ops.core.gathering import Gather, Gathered
+from econmt_ops.core.arguments import CrossEntropyArguments, Gather, Gathered, RowGradients
+from econmt_ops.products.gemm import multiply
 from econmt_ops.products.outer import add_outer
 
 CHUNK_BYTES = 64 << 20
@@ -60,8 +60,7 @@ class ChunkProducts:
     columns or with rows at unaligned addresses are slow.
 
     Args:
-        hidden: (N, H) in the compute type: float32, bfloat16 or float16. N > 0.
-        weight: (V, H). bias: (V,) or None. Both are cast to the compute type.
+        hidden: (N, H), N > 0, in float32, bfloat16 or float16. weight: (V, H) and bias: (V,) or None are cast to that.
         most_bytes: maximum bytes of a chunk's logits.
         widest: largest number of rows of any rank's weight, so that all ranks use the same chunks; None: a single rank.
 
@@ -101,10 +100,7 @@ class ChunkProducts:
         chunk = self._hidden[part]
         padded = buffer[: len(chunk)]
         logits = padded[:, : self._columns]
-        if self._bias is None:
-            torch.mm(chunk, self._weight.t(), out=logits)
-        else:
-            torch.addmm(self._bias, chunk, self._weight.t(), out=logits)
+        multiply(chunk, self._weight, self._bias, logits)
         return padded
 
     def add(self, part: slice, padded: Tensor, gradients: RowGradients) -> None:
@@ -123,13 +119,7 @@ class ChunkProducts:
 def losses_by_chunks(
     call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None
 ) -> Tensor:
-    """Returns the losses (N,) in float32, and writes the gradients of their sum.
-
-    Args:
-        call: arguments; `ChunkProducts` says which types they may have.
-        factors: (N,), factor of each row's gradients; or None.
-        gradients: all are overwritten. None: no gradients are computed.
-    """
+    """Computes `econmt_ops.linear_cross_entropy.recompute._losses`; `ChunkProducts` says for which types."""
     hidden, weight = call.hidden, call.weight
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     if not len(hidden):
@@ -174,8 +164,7 @@ def losses_of_slice(
         hidden: (N, H), N > 0; weight: (v, H); bias: (v,) or None; see `ChunkProducts`.
         labels: targets of the rows. gather: exchanges numbers between ranks, which all call it equally often.
         scale: a scalar on the device.
-        gradients: gradients of hidden (N, H), to be summed over ranks, and of weight (v, H) and bias (v,); all are
-            overwritten.
+        gradients: of hidden, to be summed over ranks, of weight and of bias; all are overwritten.
     """
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     targets = labels.targets.contiguous()

@@ -22,6 +22,7 @@ from econmt_ops.backends.triton.sliced_cross_entropy import Labels, put_slice_gr
 from econmt_ops.core.alignment import even
 from econmt_ops.core.arguments import CrossEntropyArguments, RowGradients
 from econmt_ops.linear_cross_entropy.row_chunks import cast
+from econmt_ops.products.gemm import multiply
 from econmt_ops.products.outer import add_outer
 
 SLICE_BYTES = 96 << 20
@@ -129,13 +130,9 @@ class _HiddenSum:
 def losses_by_slices(
     call: CrossEntropyArguments, factors: Tensor | None, gradients: RowGradients | None
 ) -> Tensor:
-    """Returns the losses (N,) in float32, and writes the gradients of their sum.
+    """Computes `econmt_ops.linear_cross_entropy.recompute._losses`, where that slices the vocabulary.
 
-    Args:
-        call: arguments, with hidden (N, H) in 16 bits, N > 0 and H a multiple of 8.
-        factors: factor of the gradients: a scalar on the device, or (N,), one per row; None: 1.
-        gradients: gradients of hidden in its type, of weight in its own or float32, contiguous, and of bias in float32;
-            all are overwritten. None: no gradients are computed.
+    The gradients of the weight are in its type or float32, and contiguous.
     """
     weight, bias, smoothing, ignore_index = call.weight, call.bias, call.smoothing, call.ignore_index
     hidden, targets = call.hidden.contiguous(), call.targets.contiguous()
@@ -150,18 +147,19 @@ def losses_by_slices(
 
     def make(part: slice, logits: Tensor) -> None:
         rows = words(part)
-        if bias is None:
-            torch.mm(hidden, rows.t(), out=logits)
-        else:
-            padded = cast(bias[part].unsqueeze(1), hidden.dtype, len(rows), 1).squeeze(1)
-            torch.addmm(padded, hidden, rows.t(), out=logits)
+        padded = (
+            None if bias is None else cast(bias[part].unsqueeze(1), hidden.dtype, len(rows), 1).squeeze(1)
+        )
+        multiply(hidden, rows, padded, logits)
 
     told = []
     for number, part in enumerate(slices.parts):
         logits = slices.first_place(number)
         make(part, logits)
         told.append(slice_numbers_of(logits, part.stop - part.start, targets, labels[number]))
-    numbers = _joined(told)
+    each = torch.stack(told)
+    numbers = torch.stack((each[:, 0].logsumexp(0), each[:, 1].sum(0), each[:, 2].sum(0))).unsqueeze(0)
+    del each
     told.clear()
     normalizer, wanted, plain = numbers[0]
     losses: Tensor = normalizer - (1.0 - smoothing) * wanted - smoothing / len(weight) * plain
@@ -183,9 +181,3 @@ def losses_by_slices(
     del slices, logits  # free the buffer before the rounded copy is allocated
     total.finish()
     return losses
-
-
-def _joined(told: list[Tensor]) -> Tensor:
-    """Returns the numbers (1, 3, N) of the whole vocabulary, from those of the slices, (3, N) each."""
-    numbers = torch.stack(told)
-    return torch.stack((numbers[:, 0].logsumexp(0), numbers[:, 1].sum(0), numbers[:, 2].sum(0))).unsqueeze(0)

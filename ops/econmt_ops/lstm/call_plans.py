@@ -17,9 +17,9 @@ from econmt_ops.core.precision import compute_dtype, recurrent_tf32
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.weights import LSTMWeights
 from econmt_ops.dispatch.plans import Plans
-from econmt_ops.dispatch.rule import MODE, Candidate, can_run
+from econmt_ops.dispatch.rule import MODE, can_run
 from econmt_ops.dispatch.session import current_session
-from econmt_ops.dispatch.traits import Implementation
+from econmt_ops.dispatch.traits import Candidate
 from econmt_ops.lstm import triton as kernels
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_stack
 from econmt_ops.lstm.eager_layer import is_plain, run_eagerly
@@ -118,7 +118,7 @@ def merged(layers: Any) -> Any:
 def add_plan(
     key: tuple[Any, ...] | None,
     candidate: Candidate,
-    available: Mapping[str, Implementation],
+    available: Mapping[str, Candidate],
     dtype: torch.dtype,
     inputs: Any,
     layers: Sequence[Any],

@@ -31,7 +31,7 @@ from econmt_ops.products.low_rank import (
     tensors_of_layers,
     tensors_of_matrices,
 )
-from econmt_ops.products.repeated import Inputs, UniqueRows, add_repeated, clean_rows, look_up, values_of
+from econmt_ops.products.repeated import Inputs, UniqueRows, add_repeated, clean_rows, values_of
 from econmt_ops.products.stack import StackOptions
 
 
@@ -211,7 +211,7 @@ class Direction:
         ``inputs`` are what :meth:`read` returned.
         """
         if self.places is not None:
-            return look_up(self.table, inputs)
+            return functional.embedding(inputs, self.table)
         products = self.read_product(inputs)
         if self.padding is None:
             return products
@@ -279,7 +279,7 @@ class Direction:
         inputs = self.read(begin, end)
         if self.places is not None:
             # torch.lstm needs the expanded inputs; padded positions read an appended row of zeros.
-            inputs = look_up(functional.pad(self.inputs, (0, 0, 0, 1)), inputs)
+            inputs = functional.embedding(inputs, functional.pad(self.inputs, (0, 0, 0, 1)))
         padding = None if self.padding is None else self.walk(self.padding, begin, end).t()
         state = h.unsqueeze(0), c.unsqueeze(0)
         block_outputs, last_h, last_c = layer_by_torch(inputs.transpose(0, 1), [weights], *state, padding)

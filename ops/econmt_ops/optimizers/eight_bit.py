@@ -13,7 +13,7 @@ quantization"), with two differences:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
-from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import fused
 from econmt_ops.optimizers.fused import FusedOptimizer
@@ -84,11 +83,11 @@ class EightBitOptimizer(FusedOptimizer):
             return super().moment_type(parameter, name)
         return {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}.get(name, torch.float32)
 
-    def _has_kernel(self, update: Update) -> bool:
+    def _kernel_of(self, update: Update) -> Callable[..., list[Tensor]] | None:
         if len(update.moments) == 2:
-            return super()._has_kernel(update)
+            return super()._kernel_of(update)
         values, gradient = update.values, update.gradient
-        return (
+        if not (
             triton.serves(values)
             and update.rows is None
             and not isinstance(gradient, FakeTensor)
@@ -96,11 +95,15 @@ class EightBitOptimizer(FusedOptimizer):
             and values.dtype in (torch.float32, torch.bfloat16)
             and values.is_contiguous()
             and gradient.is_contiguous()
-        )
+        ):
+            return None
+        from econmt_ops.backends.triton import adam_8bit  # imports triton
+
+        return adam_8bit.run
 
     def _parts(self, update: Update) -> Iterator[Update] | None:
         parts = super()._parts(update)
-        if parts is None and len(update.moments) == 4 and not self._has_kernel(update):
+        if parts is None and len(update.moments) == 4 and self._kernel_of(update) is None:
             return self._decoded_parts(update)
         return parts
 
@@ -117,18 +120,6 @@ class EightBitOptimizer(FusedOptimizer):
             with unchanged_by_overflow(self._overflow, *coded):  # also by another rounding
                 write_first(moments[0], first, first_scale, turn)
                 write_second(moments[1], second, second_scale, turn + 0.5)
-
-    def _launch_of(self, update: Update) -> object:
-        return super()._launch_of(update) if len(update.moments) == 2 else id(update.values)
-
-    def _launch(self, settings: AdamSettings, updates: Sequence[Update], norm: bool) -> list[Tensor]:
-        (update, *_) = updates
-        if len(update.moments) == 2:
-            return super()._launch(settings, updates, norm)
-        from econmt_ops.backends.triton import adam_8bit as kernels  # imports triton
-
-        squares = kernels.run(settings, update, norm=norm)
-        return [] if squares is None else [squares]
 
 
 def read_first(codes: Tensor, scales: Tensor) -> Tensor:

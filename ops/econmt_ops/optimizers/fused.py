@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -245,9 +244,8 @@ class FusedOptimizer:
         """
         self._divisor = None
         updates = self._updates(parameters)
-        if len(updates) == len(parameters) and all(map(self._has_kernel, updates)):
-            bound = threshold if kind == "value" else math.inf
-            return self._run_kernel(updates, None, bound, norm=True) if updates else []
+        if len(updates) == len(parameters) and all(map(self._kernel_of, updates)):
+            return self._launch(updates, None, threshold if kind == "value" else math.inf, norm=True)
         values = [gradient_values(parameter) for parameter in parameters]
         parts = norms_of(values)
         for gradient in values if kind == "value" else ():
@@ -340,8 +338,7 @@ class FusedOptimizer:
                 ready.append(update)
             for part in parts or ():
                 self._apply([part], divisor)
-        if ready:
-            self._run(ready, divisor)
+        self._launch(ready, divisor)
 
     def _parts(self, update: Update) -> Iterator[Update] | None:
         """Yields updates that do a given one and, after each, writes its results back; None if it can run itself."""
@@ -351,7 +348,7 @@ class FusedOptimizer:
         copies = [self._for_kernels(part) for part in tensors]
         if any(copy is not part for copy, part in zip(copies, tensors, strict=True)):
             return self._copy(update, *copies)
-        if update.values.dtype == torch.bfloat16 and not self._has_kernel(update):
+        if update.values.dtype == torch.bfloat16 and self._kernel_of(update) is None:
             return self._float32_parts(update)
         return None
 
@@ -398,21 +395,43 @@ class FusedOptimizer:
         # Kernels walk through memory, so that all tensors need the same order of values.
         return tensor.contiguous()
 
-    def _has_kernel(self, update: Update) -> bool:
-        """Returns True if :meth:`_run_kernel` does an update; parameters in bfloat16 it rounds itself."""
-        return (
-            self._is_adam
-            and update.rows is None
-            and adam.serves(update.values, update.gradient, *update.moments)
-        )
+    def _kernel_of(self, update: Update) -> Callable[..., list[Tensor]] | None:
+        """Returns the kernel that does an update, and rounds parameters in bfloat16 itself; None if there is none."""
+        fits = self._is_adam and update.rows is None
+        return adam.run if fits and adam.serves(update.values, update.gradient, *update.moments) else None
+
+    def _launch(
+        self,
+        updates: Sequence[Update],
+        divisor: Tensor | None,
+        bound: float = math.inf,
+        *,
+        norm: bool = False,
+    ) -> list[Tensor]:
+        """Does updates by the kernels that they have, clipped to ``bound``; all others by :meth:`_run`.
+
+        Returns:
+            With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
+        """
+        launches: dict[Any, list[int]] = {}
+        for number, update in enumerate(updates):
+            kernel = self._kernel_of(update)
+            launches.setdefault(kernel and (kernel, update.values.dtype), []).append(number)
+        rate = self.param_groups[0]["lr"]
+        if any(launches) and not isinstance(rate, Tensor):
+            rate = torch.full((), rate, dtype=torch.float32, device=updates[0].values.device)
+        rules = self._betas, self._eps, self._weight_decay, self._name == "adamw"
+        settings = AdamSettings(*rules, rate, divisor, bound, self._overflow)
+        squares: dict[int, Tensor] = {}
+        for launch, numbers in launches.items():
+            together = [updates[number] for number in numbers]
+            if launch is None:
+                self._run(together, divisor)
+            else:
+                squares.update(zip(numbers, launch[0](settings, together, norm=norm), strict=norm))
+        return [squares[number] for number in sorted(squares)]
 
     def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
-        by_kernel = list(filter(self._has_kernel, updates))
-        if by_kernel:
-            self._run_kernel(by_kernel, divisor)
-            if len(by_kernel) < len(updates):
-                self._run(list(itertools.filterfalse(self._has_kernel, updates)), divisor)
-            return
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
         how: dict[str, Any] = {"lr": self.param_groups[0]["lr"], "weight_decay": self._weight_decay}
@@ -429,37 +448,3 @@ class FusedOptimizer:
     @property
     def _is_adam(self) -> bool:
         return self._name in ("adam", "adamw")
-
-    def _run_kernel(
-        self,
-        updates: Sequence[Update],
-        divisor: Tensor | None,
-        bound: float = math.inf,
-        *,
-        norm: bool = False,
-    ) -> list[Tensor]:
-        """Updates parameters that :meth:`_has_kernel`, clipped to ``bound``.
-
-        Returns:
-            With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
-        """
-        rate, device = self.param_groups[0]["lr"], updates[0].values.device
-        if not isinstance(rate, Tensor):
-            rate = torch.full((), rate, dtype=torch.float32, device=device)
-        rules = self._betas, self._eps, self._weight_decay, self._name == "adamw"
-        settings = AdamSettings(*rules, rate, divisor, bound, self._overflow)
-        launches: dict[object, list[int]] = {}
-        for number, update in enumerate(updates):
-            launches.setdefault(self._launch_of(update), []).append(number)
-        squares: dict[int, Tensor] = {}
-        for numbers in launches.values():
-            made = self._launch(settings, [updates[number] for number in numbers], norm)
-            squares.update(zip(numbers, made, strict=norm))
-        return [squares[number] for number in sorted(squares)]
-
-    def _launch_of(self, update: Update) -> object:
-        """Returns what the updates of one launch have in common."""
-        return update.values.dtype
-
-    def _launch(self, settings: AdamSettings, updates: Sequence[Update], norm: bool) -> list[Tensor]:
-        return adam.run(settings, updates, norm=norm)

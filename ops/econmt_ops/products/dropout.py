@@ -316,19 +316,13 @@ _dropout.register_autograd(_backward, setup_context=_remember)
 
 
 def dropout(values: Tensor, p: float, seed: Seed, variational: bool = False, index: int = -1) -> Tensor:
-    """Applies dropout with a mask that is not kept: the backward pass generates it again from the seed.
+    """Applies dropout to values (B, T, ...) with a mask that is not kept, but made again in the backward pass.
 
-    On a GPU each pass is one kernel.
+    On a GPU each pass is one kernel. The values that are kept are scaled by 1 / (1 - p).
 
     Args:
-        values: (B, T, ...).
-        p: Probability that a value is dropped, in [0, 1).
-        seed: Seed of the mask; see `keep_mask`.
+        p, seed, index: See `keep_mask`.
         variational: If True, one mask (B, 1, ...) per row serves all its positions (Gal and Ghahramani 2016).
-        index: As in `keep_mask`.
-
-    Returns:
-        The values with dropout applied and scaled by 1 / (1 - p), of the shape of ``values``.
     """
     if p == 0.0:
         return values

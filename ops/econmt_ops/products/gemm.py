@@ -140,10 +140,7 @@ class Product:
     def into(self, out: Tensor, left: Tensor, start: Tensor | None = None) -> None:
         """Writes the product of left (M, K) to ``out`` (M, N), which may have any row stride.
 
-        Args:
-            out: Result.
-            left: Left operand.
-            start: Summand (M, N) that replaces the bias; may be ``out`` itself.
+        ``start`` (M, N), which may be ``out`` itself, is added in place of the bias.
         """
         if self._tiles is not None:
             if start is not None and start is not out:
@@ -201,7 +198,7 @@ def multiply(
 
     Args:
         bias: (N,), or None.
-        out: (M, N), contiguous, is written; None: a new tensor.
+        out: (M, N), with a contiguous last axis, is written; None: a new tensor.
         adds: True to add the product to ``out``; then there is no bias.
     """
     if weight.numel() > 0 and products.serves_once(left, len(left), *weight.shape):

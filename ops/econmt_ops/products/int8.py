@@ -38,7 +38,11 @@ class Int8Product:
 
     def _product(self, left: Tensor, start: Tensor | None) -> Tensor:
         if not native.serves(left):
-            return self._by_tensors(left, start)
+            values, steps = rounded(left)
+            product = (values.float() @ self._values.float().t()) * steps[:, None] * self._steps
+            for more in (self._bias, start):
+                product = product if more is None else product + more
+            return product
         if self._prepacked is None:
             self._prepacked = in_groups(self._values)
         output = left.new_empty(len(left), len(self._steps)) if start is None else start
@@ -58,12 +62,3 @@ class Int8Product:
             output=output,
         )
         return output
-
-    def _by_tensors(self, left: Tensor, start: Tensor | None) -> Tensor:
-        values, steps = rounded(left)
-        product = (
-            (values.to(torch.float32) @ self._values.to(torch.float32).t()) * steps[:, None] * self._steps
-        )
-        for more in (self._bias, start):
-            product = product if more is None else product + more
-        return product

@@ -33,12 +33,10 @@ def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
 
 @torch.no_grad()
 def add_look_up_gradient(table: Tensor, incoming: Tensor, ids: Tensor) -> None:
-    """Adds the gradient of a look-up to the gradient of its table, in a deterministic order.
+    """Adds the gradient of a look-up to the gradient (V, E) of its table, contiguous, in a deterministic order.
 
-    Args:
-        table: Gradient of the table, (V, E), contiguous.
-        incoming: Gradient of the rows, (..., E), contiguous; may be overwritten.
-        ids: (...), int64, each in [0, V]; positions with id V contribute nothing.
+    ``incoming`` (..., E), the gradient of the rows, is contiguous and may be overwritten; positions whose id in ``ids``
+    (...) is V contribute nothing.
     """
     words = len(table)
     if triton.serves(table):

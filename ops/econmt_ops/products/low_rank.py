@@ -226,13 +226,10 @@ def add_gradient(
     thin: Tensor | None = None,
     fresh: bool = False,
 ) -> None:
-    """Adds the gradient of a weight to ``total``, in place.
+    """Adds the gradient of a weight (N, M) to ``total``, of the kind of the weight and in the type of the sum.
 
     Args:
-        total: Accumulated gradient, of the kind of the weight and in the type of the sum.
-        weight: (N, M).
-        doutputs: Gradient of inputs weight^T, (K, B, N).
-        inputs: (K, B, M).
+        doutputs: Gradient of inputs weight^T, (K, B, N). inputs: (K, B, M).
         thin: Product of ``doutputs`` with the left factor, (K, B, r), if it is known already.
         fresh: True if ``total`` is a whole matrix without values yet.
     """

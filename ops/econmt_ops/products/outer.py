@@ -21,13 +21,9 @@ _ROUND_ROWS = 64
 
 
 def outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Returns left^T right in a type; a type that is wider than the operands' is not rounded in between on a GPU.
+    """Returns left^T right, of (K, N) and (K, M), in a type; not rounded to a narrower one in between on a GPU.
 
-    Args:
-        left: (K, N).
-        right: (K, M), M `even` or not.
-        dtype: Type of the result.
-        width: Number of leading columns of the result to return; None: all.
+    ``width``: number of leading columns of the result to return; None: all.
     """
     width = right.shape[1] if width is None else width
     if products.serves_once(left, *left.shape, width):
@@ -48,10 +44,7 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
     without rounding the product. A product of float16 matrices is not rounded to float16, whose range a sum over many
     rows may exceed.
 
-    Args:
-        total: Sum, (N, M).
-        left, right: Operands; columns beyond N and M are ignored.
-        fresh: True if ``total`` is uninitialized and is to be overwritten.
+    Columns of the operands beyond N and M are ignored; with ``fresh`` the sum is uninitialized and is overwritten.
     """
     left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
     if total.dtype != left.dtype and ADDS_IN_FLOAT32 and device_of(left) == "cuda":

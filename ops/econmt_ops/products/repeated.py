@@ -79,21 +79,13 @@ def check_inputs(check: Shapes, inputs: Inputs) -> None:
 def clean_rows(rows: Tensor, places: Tensor, padding: Tensor | None) -> Tensor:
     """Returns the rows (N, I) with zeros in those that only padded positions read.
 
-    Args:
-        rows: (N, I).
-        places: Index of the row at each position.
-        padding: True at padded positions, of the shape of ``places``; or None.
+    ``padding`` is True at these positions and has the shape of ``places``, or is None.
     """
     if padding is None:
         return rows
     read = (~padding).flatten().to(torch.float32)
     times = torch.zeros(len(rows), dtype=read.dtype, device=rows.device).index_add_(0, places.flatten(), read)
     return rows.masked_fill((times == 0.0).unsqueeze(1), 0.0)
-
-
-def look_up(table: Tensor, places: Tensor) -> Tensor:
-    """Returns the rows of a table (N, M) at the indices (K, B), a new tensor (K, B, M)."""
-    return table.index_select(0, places.reshape(-1)).view(*places.shape, table.shape[1])
 
 
 def add_repeated(total: Tensor, places: Tensor, values: Tensor) -> None:

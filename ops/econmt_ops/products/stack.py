@@ -87,7 +87,7 @@ def run_stack(
     reverses: bool = False,
     drop: Callable[[Tensor, int], Tensor] | None = None,
 ) -> tuple[Tensor, list[After]]:
-    """Runs layers one above the other, with dropout and residual sums between them.
+    """Runs layers one above the other; returns the outputs (B, T, H) of the top one and the state of every layer.
 
     Args:
         run_layer: Runs a layer, which it gets by number, on its inputs; returns outputs (B, T, H) and a state.
@@ -96,9 +96,6 @@ def run_stack(
         reverses: True to run the layers over rows that are reversed in memory. Masks are indexed by position, so they
             are applied to rows in the original order.
         drop: Applies dropout to the input of a layer, which it gets by number; `StackOptions.drop` by default.
-
-    Returns:
-        Outputs (B, T, H) of the top layer, in the original order, and the state of every layer.
     """
     drop = drop or options.drop
 

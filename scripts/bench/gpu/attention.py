@@ -24,7 +24,7 @@ from scripts.bench.frame import CUDA, Bench, figures_of, milliseconds
 
 with suppress(ImportError):  # --help works without Triton
     from econmt_ops.backends.triton import cells
-    from econmt_ops.backends.triton.attention import AttentionLauncher, Choice
+    from econmt_ops.backends.triton.attention import Choice, TritonAttention
 
 STEPS = 50
 
@@ -66,7 +66,7 @@ class CaseTensors:
         score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(CUDA)
         norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
         choice = Choice(8, gluon=False) if case.plain else None
-        self.kernels = AttentionLauncher(
+        self.kernels = TritonAttention(
             AttentionInputs(keys, values, score, norm, size**-0.5, lengths), choice
         )
         self.values, self.both, self.doutput = values, draw(batch, 2 * size), draw(batch, size)
@@ -81,14 +81,14 @@ def attention_launches(case: Case) -> list[Callable[[], None]]:
     dscores = torch.empty(batch, case.positions, device=CUDA)
 
     def forward() -> None:
-        kernels.forward(both[:, :size], both[:, size:], weights, [output])
+        kernels.attend(both[:, :size], both[:, size:], weights, [output])
 
     forward()
     context = torch.bmm(weights.unsqueeze(1), tensors.values).squeeze(1)
 
     def backward() -> None:
         gradients = [tensors.doutput], None, dboth, dscores
-        kernels.backward(AttentionBackward(both[:, :size], context, weights, output, *gradients), True)
+        kernels.backward(AttentionBackward(both[:, :size], context, weights, output, *gradients))
 
     return [forward, backward]
 

@@ -87,14 +87,14 @@ def use_host(
     """
     launches: list[str] = []
 
-    def launch_of(name: str, sizes: decoder.DecoderSizes, _device: int) -> decoder._Launch:
+    def launch_of(name: str, sizes: decoder.DecoderSizes, _device: int) -> tuple[HostKernel, int]:
         launches.append(name)
         macros = decoder.macros(name, sizes)
         argument = f"{name.capitalize()}Arguments"
         kernel = HostKernel(
             f"decoder_{name}", argument, macros, 512, macros["CLUSTER"], seed, late_block, late_warp, others
         )
-        return decoder._Launch(kernel, sizes.shared_bytes(name, sizes.stages(name)))  # type: ignore[arg-type]
+        return kernel, sizes.shared_bytes(name, sizes.stages(name))
 
     monkeypatch.setattr(decoder, "serves", lambda sizes, _device: sizes.are_served())
     monkeypatch.setattr(decoder, "_launch_of", launch_of)

@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.backends.triton import adam_8bit, cells, persistent
-from econmt_ops.backends.triton.attention import AttentionLauncher
+from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.core.arguments import Update
 from tests.ops.simulated_gpu import simulated_gpu
 from tests.ops.triton import (
@@ -114,7 +114,7 @@ def update(columns: int, dtype: torch.dtype = torch.float32) -> None:
     norm = dtype == torch.bfloat16
     others = (None, 1.0, None) if norm else (scalar, math.inf, scalar)
     settings = AdamSettings((0.9, 0.999), 1e-8, 0.01, True, scalar, *others)
-    adam_8bit.run(settings, Update(values, values, codes, {"step": scalar}, 3), norm=norm)
+    adam_8bit.run(settings, [Update(values, values, codes, {"step": scalar}, 3)], norm=norm)
 
 
 def attend(size: int, dtype: torch.dtype, kind: str) -> None:
@@ -124,13 +124,13 @@ def attend(size: int, dtype: torch.dtype, kind: str) -> None:
     score = None if kind == "dot" else torch.zeros(size)
     norm = (torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) if kind == "norm" else None
     lengths = torch.zeros(batch, dtype=torch.int64)
-    kernels = AttentionLauncher(AttentionInputs(keys, keys, score, norm, 1.0, lengths))
+    kernels = TritonAttention(AttentionInputs(keys, keys, score, norm, 1.0, lengths))
     both, output = torch.zeros(batch, 2 * size, dtype=dtype), torch.zeros(batch, size, dtype=dtype)
     weights, dscores = torch.zeros(batch, positions, dtype=dtype), torch.zeros(batch, positions)
     query, share = both[:, :size], both[:, size:]
-    kernels.forward(query, share, weights, [output, output])
+    kernels.attend(query, share, weights, [output, output])
     back = AttentionBackward(query, output, weights, output, [output, output], None, both, dscores)
-    kernels.backward(back, squashes=True)
+    kernels.backward(back)
     if score is not None:
         kernels.key_gradients(query, dscores)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
-from econmt_ops.backends.triton.attention import AttentionLauncher, Choice
+from econmt_ops.backends.triton.attention import Choice, TritonAttention
 from tests.ops.helpers import assert_close
 from tests.ops.triton.test_cells import empty as poisoned
 from tests.ops.triton.test_cells import random as rows
@@ -56,7 +56,7 @@ class Case:
         self.scale = 0.7
         inputs = self.keys, self.values, self.score, self.norm, self.scale, self.lengths
         self.inputs = AttentionInputs(*inputs)
-        self.kernels = AttentionLauncher(self.inputs)
+        self.kernels = TritonAttention(self.inputs)
         exact = [self.keys, self.values, self.score, *(self.norm or ())]
         self.leaves = [leaf.double().requires_grad_() for leaf in exact if leaf is not None]
 
@@ -93,12 +93,12 @@ def test_a_step_and_its_gradients(
 
     weights = poisoned(batch, positions, dtype=dtype, device=device)
     outputs = [poisoned(batch, hidden, dtype=dtype, device=device) for _ in range(2)]
-    case.kernels.forward(query, share, weights, outputs)
+    case.kernels.attend(query, share, weights, outputs)
     case.close(weights, exact_weights[0], "weights")
     case.close(outputs[0], exact_output[0], "output")
     assert torch.equal(*outputs)
     again = poisoned(batch, positions, dtype=dtype, device=device)
-    case.kernels.forward(query, None, again)
+    case.kernels.attend(query, None, again)
     torch.testing.assert_close(again, weights)  # compiled apart, so that sums may be rounded otherwise
 
     doutputs = [rows(batch, hidden, dtype=dtype, device=device) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_a_step_and_its_gradients(
         dboth = poisoned(batch, attention + hidden, dtype=dtype, device=device)
         dscores = poisoned(batch, positions, dtype=torch.float32, device=device)
         step = AttentionBackward(query, context, weights, outputs[0], doutputs, given, dboth, dscores)
-        case.kernels.backward(step, squashes=True)
+        case.kernels.backward(step)
         case.close(dboth[:, :attention], dquery[0], "query")
         case.close(dboth[:, attention:], dshare[0], "share")
         assert not dscores[case.padding].any()
@@ -151,7 +151,7 @@ def test_all_queries_at_once(kind: str, batch_first: bool, device: str) -> None:
     exact = of_steps(query.double()).requires_grad_()
     exact_weights, exact_context = case.reference(exact)
     weights, context = torch.empty(count, positions, device=device), torch.empty(count, hidden, device=device)
-    case.kernels.forward(query, None, weights, [context], group)
+    case.kernels.attend(query, None, weights, [context], group)
     case.close(of_steps(weights), exact_weights, "weights")
     case.close(of_steps(context), exact_context, "context")
     if batch_first:  # as a search has its queries, which needs no gradients
@@ -165,7 +165,7 @@ def test_all_queries_at_once(kind: str, batch_first: bool, device: str) -> None:
         )
         made, dscores = torch.empty_like(query), torch.empty_like(weights)
         step = AttentionBackward(query, context, weights, context, doutputs, given, made, dscores)
-        case.kernels.backward(step, squashes=False)
+        TritonAttention(case.inputs._replace(squashes=False)).backward(step)
         case.close(of_steps(made), dquery, "query")
         if case.score is not None:
             check_sums(case, query, dscores, [dleaves[0], *dleaves[2:]])
@@ -183,7 +183,7 @@ def test_scores_of_any_size_leave_a_softmax(kind: str, factor: float, device: st
         case.keys.fill_(factor)
         case.keys[case.padding] = 0.0
     weights = torch.empty(batch, positions, device=device)
-    case.kernels.forward(query, None, weights)
+    case.kernels.attend(query, None, weights)
     assert weights[0].sum().item() == pytest.approx(1.0, abs=1e-5)
     assert not weights[case.padding].any()
 
@@ -193,17 +193,17 @@ def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) 
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         case = Case("additive", (2, 20, 16, 8), torch.float32, device)
-        huge = AttentionLauncher(case.inputs._replace(keys=case.keys * 1e6, projected=case.values * 1e6))
+        huge = TritonAttention(case.inputs._replace(keys=case.keys * 1e6, projected=case.values * 1e6))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert case.kernels.keys.dtype == case.kernels.values.dtype == torch.float16
     query = torch.randn(2, 16, device=device)
     weights, context = (torch.empty(2, columns, device=device) for columns in (20, 8))
-    case.kernels.forward(query, None, weights, [context])
+    case.kernels.attend(query, None, weights, [context])
     exact_weights, exact_context = case.reference(query.double().unsqueeze(0))
     assert (weights - exact_weights[0]).abs().max() < 1e-3
     assert (context - exact_context[0]).abs().max() < 3e-3
-    huge.forward(query, None, weights, [context])
+    huge.attend(query, None, weights, [context])
     assert context.isfinite().all()
 
 
@@ -216,9 +216,9 @@ def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
     for _ in range(2):
         context = torch.empty(2, 8, device=device)
         dquery, dscores = torch.empty_like(query), torch.empty_like(weights)
-        case.kernels.forward(query, None, weights, [context])
+        case.kernels.attend(query, None, weights, [context])
         step = AttentionBackward(query, context, weights, context, [context], None, dquery, dscores)
-        case.kernels.backward(step, squashes=False)
+        TritonAttention(case.inputs._replace(squashes=False)).backward(step)
         found.append([weights.clone(), context, dquery, dscores])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -233,10 +233,10 @@ def test_every_division_of_a_step_gives_the_same(choice: Choice) -> None:
     both = rows(batch, attention + hidden, dtype=torch.bfloat16, device="cuda")
     query, share = both[:, :attention].contiguous(), both[:, attention:].contiguous()
     weights, context = case.reference(query.double().unsqueeze(0))
-    kernels = AttentionLauncher(case.inputs, choice)
+    kernels = TritonAttention(case.inputs, choice)
     found = poisoned(batch, positions, dtype=torch.bfloat16, device="cuda")
     output = poisoned(batch, hidden, dtype=torch.bfloat16, device="cuda")
-    kernels.forward(query, share, found, [output])
+    kernels.attend(query, share, found, [output])
     case.close(found, weights[0], "weights")
     case.close(output, torch.tanh(share.double() + context[0]), "output")
 
@@ -253,10 +253,10 @@ def test_keys_and_values_of_any_size_with_tf32(
     keys = torch.randn(batch, positions, size).to(device).clamp(-3, 3) * units
     values = torch.randn(batch, positions, width).to(device).clamp(-3, 3) * units
     query = torch.randn(batch, size).to(device) / units.squeeze(2)
-    kernels = AttentionLauncher(AttentionInputs(keys, values, None, scale=0.5))
+    kernels = TritonAttention(AttentionInputs(keys, values, None, scale=0.5))
     assert kernels.fast
     weights, context = torch.empty(batch, positions, device=device), torch.empty(batch, width, device=device)
-    kernels.forward(query, None, weights, [context])
+    kernels.attend(query, None, weights, [context])
     scores = 0.5 * torch.einsum("ba,bsa->bs", query.double(), keys.double())
     exact = scores.softmax(1)
     torch.testing.assert_close(weights.double(), exact, rtol=5e-3, atol=1e-4)

@@ -13,13 +13,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from econmt_ops.backends.c.library import Library, Structure
-from econmt_ops.backends.protocol import CellStep, StepGradients
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.dispatch.measurements import CPU_DETAILS
 
@@ -153,22 +151,22 @@ def call(name: str, work: int, /, **given: Tensor | float | None) -> None:
         raise MemoryError(f"econmt_ops: out of memory for the workspace of {name}")
 
 
-def _sizes(names: str, tensor: Tensor) -> dict[str, int]:
+def sizes(names: str, tensor: Tensor) -> dict[str, int]:
     """Returns the sizes of a tensor by the names of a structure's fields."""
     return dict(zip(names.split(), tensor.shape, strict=True))
+
+
+# kernels.h describes the arguments of the following functions.
 
 
 def lstm_forward(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
 ) -> None:
-    """Runs one step of an LSTM; the arguments are those of `EagerSteps.cell_forward`, states in float32.
-
-    With ``recurrent`` the gates are overwritten by the sum, with ``keep`` in float32 by what follows from it.
-    """
+    """Runs one step of an LSTM; the arguments are those of `EagerSteps.cell_forward`, states in float32."""
     call(
         "lstm_forward",
         gates.numel(),
-        **_sizes("rows hidden", before),
+        **sizes("rows hidden", before),
         gates=rows_of(gates) if recurrent is None else gates,
         recurrent=recurrent,
         before=before,
@@ -187,15 +185,12 @@ def lstm_backward(
     dc: Tensor,
     dgates: Tensor,
 ) -> None:
-    """Runs one step of an LSTM backward; the arguments are those of `EagerSteps.cell_backward`, states in float32.
-
-    Gates are after their nonlinearities in float32, and before them in bfloat16.
-    """
+    """Runs one step of an LSTM backward; the arguments are those of `EagerSteps.cell_backward`, states in float32."""
     gates = rows_of(gates)
     call(
         "lstm_backward",
         gates.numel(),
-        **_sizes("rows hidden", dc),
+        **sizes("rows hidden", dc),
         sums=gates.dtype != torch.float32,
         gates=gates.data_ptr(),  # by its address, because its type can differ from that of ``dgates``
         gates_stride=gates.stride(0),
@@ -209,54 +204,13 @@ def lstm_backward(
     )
 
 
-def _gru_step(step: CellStep) -> dict[str, Any]:
-    """Returns the fields that both passes of a step of a GRU share."""
-    return {
-        **_sizes("rows hidden", step.before[0]),
-        "read": step.read,
-        "recurrent": step.recurrent,
-        "padding": step.padding,
-        "before": step.before[0],
-    }
-
-
-def gru_forward(step: CellStep, after: Tensor, output: Tensor) -> None:
-    """Runs one step of a GRU; writes h after it and its output, (B, H) each, the latter zero at padded rows."""
-    call("gru_cell_forward", step.read.numel(), **_gru_step(step), after=after, output=output)
-
-
-def gru_backward(step: CellStep, doutput: Tensor | None, dh: Tensor, gradients: StepGradients) -> None:
-    """Runs one step of a GRU backward.
-
-    Args:
-        step: Arguments of the step.
-        doutput: (B, H), gradient of its output; or None.
-        dh: (B, H), gradient of h after the step; overwritten by that before it, without the product's share.
-        gradients: Those of the products are written.
-    """
-    call(
-        "gru_cell_backward",
-        step.read.numel(),
-        **_gru_step(step),
-        incoming=doutput,
-        dh=dh,
-        dread=gradients.read,
-        drecurrent=gradients.recurrent,
-    )
-
-
 def attention_forward(query: Tensor, keys: Tensor, score: Tensor | None, padding: Tensor | None) -> Tensor:
-    """Returns the weights (B, S) float32 of additive attention, or of dot attention, zero at padded positions.
-
-    Args:
-        query: (B, A). keys: (B, S, A), of one type. score: (A,) float32, or None for inner products.
-        padding: (B, S) bool, or None.
-    """
+    """Returns the weights (B, S) float32 of additive attention, or of dot attention, zero at padded positions."""
     weights = keys.new_empty(keys.shape[:2], dtype=torch.float32)
     call(
         "attention_forward",
         keys.numel(),
-        **_sizes("rows positions size", keys),
+        **sizes("rows positions size", keys),
         query=query,
         keys=keys,
         score=score,
@@ -267,15 +221,11 @@ def attention_forward(query: Tensor, keys: Tensor, score: Tensor | None, padding
 
 
 def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output: Tensor) -> None:
-    """Writes tanh(share + sum_s attention_s projected_s) to ``output`` (B, H).
-
-    Args:
-        share: (B, H). attention: (B, S). projected: (B, S, H). All of one type.
-    """
+    """Writes tanh(share + sum_s attention_s projected_s) to ``output`` (B, H)."""
     call(
         "combine_forward",
         projected.numel(),
-        **_sizes("rows positions size", projected),
+        **sizes("rows positions size", projected),
         share=share,
         attention=attention,
         projected=projected,
@@ -286,17 +236,12 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
 def weight_gradient(
     values: Tensor, dcontext: Tensor, incoming: Tensor | None, padding: Tensor | None
 ) -> Tensor:
-    """Returns values_s . dcontext + incoming_s, (B, S) float32, zero at padded positions.
-
-    Args:
-        values: (B, S, E). dcontext: (B, E). incoming: (B, S) or None. All of one type.
-        padding: (B, S) bool, or None.
-    """
+    """Returns values_s . dcontext + incoming_s, (B, S) float32, zero at padded positions."""
     dweights = values.new_empty(values.shape[:2], dtype=torch.float32)
     call(
         "weight_gradient",
         values.numel(),
-        **_sizes("rows positions size", values),
+        **sizes("rows positions size", values),
         values=values,
         dcontext=dcontext,
         incoming=incoming,
@@ -314,14 +259,7 @@ def losses(
     gradient: bool,
     dbias: Tensor | None,
 ) -> Tensor:
-    """Computes cross entropies (C,) float32 of logits (C, V), which ``gradient`` overwrites with their gradient.
-
-    Args:
-        logits: (C, V). targets: (C,) int64.
-        smoothing: label smoothing.
-        factors: (C,) float32, factor of each row's gradient; None: all are 1.
-        gradient: True to compute the gradient.
-        dbias: (V,) float32, to which the sum of the rows' gradients is added; or None.
+    """Computes cross entropies, as any `econmt_ops.backends.losses.LossKernel`.
 
     Raises:
         IndexError: a target is not in [0, V).
@@ -330,7 +268,7 @@ def losses(
     call(
         "losses",
         logits.numel(),
-        **_sizes("rows vocabulary", logits),
+        **sizes("rows vocabulary", logits),
         logits=logits,
         targets=targets,
         smoothing=smoothing,
@@ -343,12 +281,5 @@ def losses(
 
 
 def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-    """Adds rows to a vector, or each row to the row of a table given by its index.
-
-    Args:
-        total: (N,), or (M, N) with ``places``; float32.
-        values: (R, N).
-        places: (R,) int64, row indices in [0, M).
-    """
-    sizes = _sizes("rows size", values)
-    call("add_rows", values.numel(), **sizes, values=values, places=places, total=total)
+    """Adds rows (R, N) to a vector (N,), or with ``places`` (R,) each to the row of a table (M, N) with that index."""
+    call("add_rows", values.numel(), **sizes("rows size", values), values=values, places=places, total=total)

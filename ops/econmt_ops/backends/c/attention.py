@@ -1,4 +1,4 @@
-"""`protocol.AttentionKernels` in the C library, on the CPU."""
+"""Attention of a call in the C library, on the CPU."""
 
 from __future__ import annotations
 
@@ -40,14 +40,11 @@ class CAttention(EagerAttention):
             return
         dkeys, dscore, _ = self.sums
         assert dscore is not None
-        rows, positions, size = self._keys.shape
         # The library adds de_s (s - s^2) to dkeys; `gradients` multiplies by 4 score once.
         library.call(
             "attention_backward",
             self._keys.numel(),
-            rows=rows,
-            positions=positions,
-            size=size,
+            **library.sizes("rows positions size", self._keys),
             query=query,
             keys=self._keys,
             score=self._score,

@@ -64,13 +64,9 @@ class Tiles:
         )
 
     def multiply(self, out: Tensor, left: Tensor, bias: Tensor | None = None, adds: bool = False) -> Tensor:
-        """Writes left (M, K) weight^T + bias to ``out`` (M, N), or adds it; returns ``out``.
+        """Writes left (M, K) weight^T + bias to ``out`` (M, N), or with ``adds`` adds it; returns ``out``.
 
-        Args:
-            out: float32 or bfloat16, with a contiguous last axis.
-            left: float32 or bfloat16, with any strides; it is brought to the type of the products.
-            bias: (N,) float32, contiguous; or None.
-            adds: True to add to ``out``.
+        Both are float32 or bfloat16; ``out`` has a contiguous last axis, ``left`` any strides. The bias is float32.
         """
         exact = self._tiles.dtype == torch.float32
         left = _strided(left.float() if exact else left)

@@ -5,6 +5,8 @@ A task is a range of columns of a row, with all of its steps, so that memory is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,8 +30,13 @@ def _sizes(decay: Tensor, reverse: bool) -> dict[str, int]:
     return {"rows": rows, "positions": steps, "hidden": hidden, "width": width, "backwards": reverse}
 
 
-def walk(step: RecurrenceArguments, outputs: Tensor) -> None:
-    """Writes the outputs."""
+def forward(step: RecurrenceArguments, outputs: Tensor | None = None) -> Tensor:
+    """Returns the outputs, in given memory or in new; see `econmt_ops.linear_recurrence.scan.backend_of`."""
+    if step.lengths is not None:
+        # torch.compile leaves the check of the op out, and the kernel writes by them.
+        Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, step.decay.shape[1])
+    if outputs is None:
+        outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
     call(
         "recurrence_forward",
         3 * step.decay.numel(),
@@ -40,11 +47,17 @@ def walk(step: RecurrenceArguments, outputs: Tensor) -> None:
         lengths=step.lengths,
         outputs=outputs,
     )
+    return outputs
 
 
-def walk_back(step: RecurrenceArguments, doutputs: Tensor, ddecay: Tensor, dinputs: Tensor) -> Tensor:
-    """Writes the gradients of decay and inputs; returns that of initial."""
+def backward(
+    step: RecurrenceArguments, doutputs: Tensor, made: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of decay and inputs, in given memory or in new, and that of initial; see `forward`."""
     rows, _, hidden = step.decay.shape
+    ddecay, dinputs = made or [
+        torch.empty_like(step.decay, memory_format=torch.contiguous_format) for _ in range(2)
+    ]
     dinitial = torch.empty(rows, hidden, dtype=torch.float32, device="cpu")
     call(
         "recurrence_backward",
@@ -61,20 +74,4 @@ def walk_back(step: RecurrenceArguments, doutputs: Tensor, ddecay: Tensor, dinpu
         gradients_step=ddecay.stride(1),
         dinitial=dinitial,
     )
-    return dinitial
-
-
-def forward(step: RecurrenceArguments) -> Tensor:
-    """Returns the outputs; see `econmt_ops.linear_recurrence.scan.backend_of`."""
-    if step.lengths is not None:
-        # torch.compile leaves the check of the op out, and the kernel writes by them.
-        Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, step.decay.shape[1])
-    outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
-    walk(step, outputs)
-    return outputs
-
-
-def backward(step: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of decay, inputs and initial; see `econmt_ops.linear_recurrence.scan.backend_of`."""
-    ddecay, dinputs = (torch.empty_like(step.decay, memory_format=torch.contiguous_format) for _ in range(2))
-    return ddecay, dinputs, walk_back(step, doutputs, ddecay, dinputs)
+    return ddecay, dinputs, dinitial

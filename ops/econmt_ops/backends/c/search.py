@@ -101,11 +101,10 @@ def layer_sequence(
     """Runs all steps of a layer with G gates in one direction.
 
     Args:
-        cell: number of the cell. recurrent: (G H, H); None for SSRU.
-        table: (M, G H) float32, the inputs' share of the gates.
+        cell: number of the cell. recurrent: (G H, H); None for SSRU. table: (M, G H), the inputs' share of the gates.
         places: (T, B), row index into ``table`` of each position. lengths: (B,), at least 1.
         outputs: (T, B, H), written at a row's own positions; may be columns of a wider tensor. last: (B, H), h after
-            the last step. Both float32.
+            the last step.
     """
     positions, rows, size = outputs.shape
     structure = None if recurrent is None else recurrent.structure()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -23,10 +24,11 @@ class CSteps(EagerSteps):
         return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates
 
     def _step_forward(self, step: CellStep, after: Sequence[Tensor], output: Tensor) -> None:
-        if step.cell is GRU:
-            library.gru_forward(step, after[0], output)
-        else:
+        if step.cell is not GRU:
             super()._step_forward(step, after, output)
+            return
+        fields = self._fields(step)
+        library.call("gru_cell_forward", step.read.numel(), **fields, after=after[0], output=output)
 
     def _step_backward(
         self,
@@ -36,7 +38,21 @@ class CSteps(EagerSteps):
         doutput: Tensor | None,
         gradients: StepGradients,
     ) -> None:
-        if step.cell is GRU:
-            library.gru_backward(step, doutput, dstate[0], gradients)
-        else:
+        if step.cell is not GRU:
             super()._step_backward(step, after, dstate, doutput, gradients)
+            return
+        library.call(
+            "gru_cell_backward",
+            step.read.numel(),
+            **self._fields(step),
+            incoming=doutput,
+            dh=dstate[0],
+            dread=gradients.read,
+            drecurrent=gradients.recurrent,
+        )
+
+    def _fields(self, step: CellStep) -> dict[str, Any]:
+        """Returns the fields that both passes of a step of a GRU share."""
+        _, read, recurrent, (before,), _, padding = step
+        sizes = library.sizes("rows hidden", before)
+        return {**sizes, "read": read, "recurrent": recurrent, "padding": padding, "before": before}

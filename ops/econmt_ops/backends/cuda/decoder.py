@@ -136,21 +136,14 @@ def _kernel(name: str, parameters: tuple[tuple[str, int], ...], device: int) -> 
         return Kernel(code, f"decoder_{name}", _THREADS, _MOST_SHARED, _CLUSTER)
 
 
-class _Launch(NamedTuple):
-    """A kernel, and the shared memory of its blocks in bytes."""
-
-    kernel: Kernel
-    shared_bytes: int
-
-
 @functools.cache
-def _launch_of(name: str, sizes: DecoderSizes, device: int) -> _Launch | None:
-    """Returns the kernel for these sizes; None if the device cannot run all of its blocks at the same time."""
+def _launch_of(name: str, sizes: DecoderSizes, device: int) -> tuple[Kernel, int] | None:
+    """Returns the kernel for these sizes, and a block's shared memory; None if not all blocks run at the same time."""
     kernel = _kernel(name, tuple(macros(name, sizes).items()), device)
     shared_bytes = sizes.shared_bytes(name, sizes.stages(name))
     with torch.cuda.device(device):
         fits = sizes.blocks <= kernel.most_blocks(shared_bytes)
-    return _Launch(kernel, shared_bytes) if fits else None
+    return (kernel, shared_bytes) if fits else None
 
 
 def serves(sizes: DecoderSizes, device: torch.device) -> bool:
@@ -214,17 +207,15 @@ def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, 
 
 
 def run(kernel: str, sizes: DecoderSizes, **fields: Any) -> None:
-    """Runs the steps of a block, "backward" the last one first. `serves` has returned True for the sizes.
+    """Runs the steps of a block, "forward", or "backward" from the last one; `serves` has returned True for the sizes.
 
-    Args:
-        kernel: "forward" or "backward".
-        sizes: Sizes of the call.
-        fields: Tensors by the names of the structure of the kernel's arguments, whose source describes them, or lists
-            of a tensor for each layer; numbers; None for what may be null.
+    ``fields`` are tensors by the names of the structure of the kernel's arguments, whose source describes them, or
+    lists of a tensor for each layer; numbers; None for what may be null.
     """
     outputs, attention = fields["outputs"], fields["attention"]
-    launch = _launch_of(kernel, sizes, outputs.device.index or 0)
-    assert launch is not None
+    found = _launch_of(kernel, sizes, outputs.device.index or 0)
+    assert found is not None
+    launched, shared_bytes = found
     argument: Any = structure(f"decoder_{kernel}.cu", f"{kernel.capitalize()}Arguments")()
     step, row, _ = attention.stride()
     assert step == row * attention.shape[1] or len(attention) == 1
@@ -232,4 +223,4 @@ def run(kernel: str, sizes: DecoderSizes, **fields: Any) -> None:
     fields |= zip(("steps", "batch", "positions"), attention.shape, strict=True)
     for name, value in fields.items():
         _set(argument, name, value)
-    launch.kernel.launch(sizes.blocks, launch.shared_bytes, argument)
+    launched.launch(sizes.blocks, shared_bytes, argument)

@@ -97,15 +97,11 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def compiled(source: str, macros: Mapping[str, int], capability: tuple[int, int] | None = None) -> bytes:
-    """Compiles a source of this folder.
+    """Compiles a source of this folder to machine code.
 
     Args:
-        source: its file name.
-        macros: compile-time parameters by name.
+        source: its file name. macros: compile-time parameters by name.
         capability: compute capability to compile for; None: that of the current device.
-
-    Returns:
-        The machine code.
 
     Raises:
         RuntimeError: If it does not compile, with the compiler's messages.

@@ -65,21 +65,21 @@ def why_unused() -> str:
 
 
 def is_available() -> bool:
-    """Returns True if the kernels can run: on a CUDA device of capability 8.0 or higher, or in the interpreter."""
+    """Returns True if the kernels run: on a CUDA device of capability 8.0 or higher, or in the interpreter.
+
+    An estimate for another device asks about the GPU that it is for, which this machine may not have.
+    """
+    if MODE.device is not None:
+        return not why_unused()
     if interpreted():
         return _INSTALLED
     return torch.cuda.is_available() and not why_unused()
 
 
-def can_be_estimated() -> bool:
-    """Returns True if the kernels would run on the GPU of an estimate, which this machine may not have."""
-    return not why_unused()
-
-
 def runs_on(device: torch.device) -> bool:
     """Returns True if the kernels run on a device, or on its target device while memory is estimated."""
     if MODE.device is not None and MODE.device != device.type:
-        return MODE.device == "cuda" and can_be_estimated()
+        return MODE.device == "cuda" and is_available()
     return device.type == ("cpu" if interpreted() else "cuda") and is_available()
 
 
@@ -91,8 +91,7 @@ def serves(tensor: torch.Tensor) -> bool:
 def with_kernels(traits: Traits, **others: Any) -> Traits:
     """Returns the traits of an implementation when it uses this package's kernels; ``others`` override more fields."""
     own: dict[str, Any] = {"devices": frozenset({"cuda"}), "dtypes": _TYPES, "has_kernels": True}
-    own |= {"is_available": is_available, "can_be_estimated": can_be_estimated}
-    return replace(traits, **(own | others))
+    return replace(traits, **(own | {"is_available": is_available} | others))
 
 
 def on_kernels(

@@ -6,6 +6,7 @@ The codes are those of `econmt_ops.optimizers.eight_bit`, which defines them. Si
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -141,46 +142,47 @@ def eight_bit_adam(
     tl.store(second_scales + block, scale, mask=block < count)
 
 
-def run(settings: AdamSettings, update: Update, *, norm: bool = False) -> Tensor | None:
-    """Updates a contiguous matrix and its moments by a gradient of its type, which is left as it is.
+def run(settings: AdamSettings, updates: Sequence[Update], *, norm: bool = False) -> list[Tensor]:
+    """Updates contiguous matrices and their moments by gradients of their types, which are left as they are.
 
     A matrix in bfloat16 is rounded by `econmt_ops.optimizers.stochastic_rounding`; others are float32. The moments are
     the codes and the scales of the first, then of the second moment.
 
     Returns:
-        With ``norm``, for settings without ``skip``, sums of squares of the gradient before it is divided and clipped,
-        one a program, float32.
+        With ``norm``, for settings without ``skip``, of each gradient sums of squares before it is divided and clipped,
+        one a program, float32; otherwise nothing.
     """
     assert not (norm and settings.skip is not None)
-    tensors = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
-    (rows, columns), scales = tensors[0].shape, tensors[3]
-    blocks = scales.shape[1]
-    width = triton.next_power_of_2(triton.cdiv(columns, blocks))
-    together = max(1, _VALUES // width)
-    programs = triton.cdiv(rows * blocks, together)
-    squares = scales.new_empty(programs) if norm else None
     log1, log2 = (math.log(beta) if beta else -math.inf for beta in settings.betas)
-    eight_bit_adam[(programs,)](
-        *tensors,
-        update.numbers["step"],
-        settings.rate,
-        settings.divisor,
-        settings.skip,
-        squares,
-        settings.bound,
-        update.salt,
-        blocks,
-        columns,
-        rows * blocks,
-        BETA1=settings.betas[0],
-        BETA2=settings.betas[1],
-        LOG1=log1,
-        LOG2=log2,
-        EPSILON=settings.eps,
-        DECAY=settings.decay,
-        DECOUPLED=settings.decoupled,
-        BLOCKS=together,
-        WIDTH=width,
-        num_warps=4,
-    )
-    return squares
+    found = []
+    for update in updates:
+        tensors = [part.flatten(0, -2) for part in (update.values, update.gradient, *update.moments)]
+        (rows, columns), blocks = tensors[0].shape, tensors[3].shape[1]
+        width = triton.next_power_of_2(triton.cdiv(columns, blocks))
+        together = max(1, _VALUES // width)
+        programs = triton.cdiv(rows * blocks, together)
+        found += [tensors[3].new_empty(programs)] if norm else []
+        eight_bit_adam[(programs,)](
+            *tensors,
+            update.numbers["step"],
+            settings.rate,
+            settings.divisor,
+            settings.skip,
+            found[-1] if norm else None,
+            settings.bound,
+            update.salt,
+            blocks,
+            columns,
+            rows * blocks,
+            BETA1=settings.betas[0],
+            BETA2=settings.betas[1],
+            LOG1=log1,
+            LOG2=log2,
+            EPSILON=settings.eps,
+            DECAY=settings.decay,
+            DECOUPLED=settings.decoupled,
+            BLOCKS=together,
+            WIDTH=width,
+            num_warps=4,
+        )
+    return found

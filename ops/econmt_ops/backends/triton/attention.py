@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import (
     AttentionBackward,
     AttentionGradients,
     AttentionInputs,
-    AttentionKernels,
     CoverageStep,
 )
 from econmt_ops.backends.triton import attention_gluon, interpreted
@@ -102,13 +102,7 @@ def _few(warps: int, across: int, size: int, itemsize: int) -> int:
 
 
 def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: bool) -> dict[str, Any]:
-    """Returns the compile-time arguments of the step's kernels.
-
-    Args:
-        choice: launch configuration.
-        keys: (B, S, A). values: (B, S, H), or None.
-        forward: True for the forward kernel.
-    """
+    """Returns the compile-time arguments of a step's kernel, for keys (B, S, A) and values (B, S, H) or None."""
     positions, attention = keys.shape[1:]
     size = triton.next_power_of_2(attention)
     hidden = size if values is None else triton.next_power_of_2(values.shape[2])
@@ -118,7 +112,13 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: 
         layouts = {
             "KEYS": _tile(size, itemsize, choice),
             "VALUES": _tile(hidden, itemsize, choice),
-            "FLAT": _flat(rows, hidden if forward else size, choice),
+            # For a tile that is summed over its rows: each thread holds whole columns.
+            "FLAT": gl.BlockedLayout(
+                [rows, max(1, (hidden if forward else size) // (32 * choice.warps))],
+                [1, 32],
+                [1, choice.warps],
+                [1, 0],
+            ),
         }
         if forward:
             layouts["KEPT"] = _tile(size, itemsize, choice, 1)
@@ -146,31 +146,26 @@ def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) 
     return gl.BlockedLayout([1, at_once or most], [32 // lanes, lanes], warps, [1, 0])
 
 
-def _flat(rows: int, width: int, choice: Choice) -> Any:
-    """Returns the layout of a tile that is summed over its rows: each thread holds whole columns."""
-    return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
-
-
 @triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
 def attention_sum(
-    query: tl.tensor,
-    dscores: tl.tensor,
-    keys: tl.tensor,
-    key_units: tl.tensor,
-    score: tl.tensor,
-    gain: tl.tensor,
-    shift: tl.tensor,
-    dkeys: tl.tensor,
-    parts: tl.tensor,
-    steps: tl.tensor,
-    positions: tl.tensor,
-    query_row: tl.tensor,
-    dscores_row: tl.tensor,
+    query,
+    dscores,
+    keys,
+    key_units,
+    score,
+    gain,
+    shift,
+    dkeys,
+    parts,
+    steps,
+    positions,
+    query_row,
+    dscores_row,
     A: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     FAST: tl.constexpr,
-) -> None:
+):
     """Writes dkeys (B, S, A) and parts (programs of a feature, 1 or 3, A): gradients of score, gain and shift.
 
     One program handles a tile of positions of a sentence and a tile of features, for all steps. ``gain`` and
@@ -235,14 +230,12 @@ def attention_sum(
         tl.store(part + 2 * A, tl.sum(dshift, 0), mask=known)
 
 
-def _sum_rows(positions: int, fast: bool) -> int:
-    """Returns the positions per program that minimise the estimated cost of the sum over steps."""
-    if not fast:
-        return SUM_ROWS[0]
-    return min(SUM_ROWS, key=lambda rows: triton.cdiv(positions, rows) * (rows + SUM_OVERHEAD))
+def _rows(block: Tensor) -> Tensor:
+    """Reshapes (K, B, .) or (B, .) to (R, .)."""
+    return block.reshape(-1, block.shape[-1])
 
 
-class AttentionLauncher:
+class TritonAttention(EagerAttention):
     """Keys, values and weights of one call, and the kernels that use them.
 
     Args:
@@ -258,7 +251,7 @@ class AttentionLauncher:
     """
 
     def __init__(self, inputs: AttentionInputs, choice: Choice | None = None, narrows: bool = True) -> None:
-        keys, values, score, norm, scale, lengths, _ = inputs
+        keys, values, score, norm, scale, lengths, self._squashes = inputs
         self.fast = keys.dtype != torch.float32 or (narrows and matmul_tf32())
         self.key_units: Tensor | None = None
         self.value_units: Tensor | None = None
@@ -284,7 +277,7 @@ class AttentionLauncher:
         self._alone = kind | compiled_with(self.choice, self.keys, None, forward=True)
         self._backward = kind | compiled_with(self.choice, self.keys, self.values, forward=False)
 
-    def forward(
+    def attend(
         self,
         query: Tensor,
         share: Tensor | None,
@@ -292,14 +285,11 @@ class AttentionLauncher:
         outputs: Sequence[Tensor] = (),
         group: int = 1,
     ) -> None:
-        """Computes weights = softmax_s score(query, keys_s) and context = sum_s weights_s values_s.
+        """Computes weights (R, S) = softmax_s score(query, keys_s) and context = sum_s weights_s values_s.
 
         Args:
-            query: (R, A).
-            share: (R, H), with the row stride of the query: outputs are tanh(share + context); None: outputs are the
-                contexts.
-            weights: (R, S) is written.
-            outputs: (R, H), one or two that are written; none: only the weights are computed.
+            query: (R, A). share: (R, H), with the row stride of the query, or None.
+            outputs: (R, H), one or two, tanh(share + context) or without a share the contexts; none: weights alone.
             group: number of consecutive rows that belong to one sentence: 1 or T.
         """
         assert len(outputs) <= 2
@@ -312,21 +302,19 @@ class AttentionLauncher:
             **(self._alone if first is None else self._forward),
         )  # fmt: skip
 
-    def backward(self, step: AttentionBackward, squashes: bool) -> None:
-        """Computes the gradients of queries, scores and shares of one step, or of all steps of a block, in one launch.
+    def backward(self, step: AttentionBackward) -> None:
+        """Implements `EagerAttention.backward`, for one step or all steps of a block, in one launch.
 
-        Args:
-            step: Tensors as `AttentionBackward` describes them, without coverage; no gradients of outputs if there are
-                ``dweights``.
-            squashes: True if the outputs are tanh(share + context), False if they are the contexts.
+        There are no gradients of outputs if there are ``dweights``.
         """
+        assert step.coverage is None
         query, weights, context, dboth, dscores = map(
             _rows, (step.query, step.weights, step.context, step.dboth, step.dscores)
         )
-        output = _rows(step.output) if squashes else None
+        output = _rows(step.output) if self._squashes else None
         first, second = (*map(_rows, step.doutputs), None, None)[:2]
         gradients = first, second, None if step.dweights is None else _rows(step.dweights)
-        dquery, dshare = dboth[:, : self.size], dboth[:, self.size :] if squashes else None
+        dquery, dshare = dboth[:, : self.size], dboth[:, self.size :] if self._squashes else None
         self._kernels[1][(len(query),)](
             query, self.keys, self.values, *self._others, weights, context, output, *gradients, dquery, dshare,
             dscores, self.scale, self.batch, self.positions,
@@ -337,21 +325,18 @@ class AttentionLauncher:
     def key_gradients(
         self, query: Tensor, dscores: Tensor, dtype: torch.dtype = torch.float32
     ) -> list[Tensor]:
-        """Returns the gradients of additive attention, summed over all steps, rounded once.
+        """Returns the gradients of keys, score and, with normalisation, gain and bias, summed over all steps.
 
         There are no atomic additions: each program has its own partial sums over positions, so results are
-        deterministic.
-
-        Args:
-            query: (R, A). dscores: (R, S) float32. Rows are ordered by step.
-            dtype: Type of the keys' gradient.
-
-        Returns:
-            The gradients of the keys (B, S, A), of the score (A,) and, with normalisation, of gain and bias (A,).
+        deterministic. Queries (R, A) and ``dscores`` (R, S) float32 are ordered by step; the gradient of the keys has
+        the type ``dtype``, to which it is rounded once.
         """
         size, width, warps = triton.next_power_of_2(self.size), SUM_WIDTH, 4
         if self.gain is None:
-            rows, width = _sum_rows(self.positions, self.fast), min(width, size)
+            width, rows = min(width, size), SUM_ROWS[0]
+            if self.fast:
+                costs = {each: triton.cdiv(self.positions, each) * (each + SUM_OVERHEAD) for each in SUM_ROWS}
+                rows = min(costs, key=costs.__getitem__)
         else:
             rows, width, warps = max(1, min(16, SUM_NORMED_VALUES // size)), size, 8
         dkeys = torch.empty_like(self.keys, dtype=dtype)
@@ -366,53 +351,31 @@ class AttentionLauncher:
         # In two steps: a single sum over so many programs has few columns to run in parallel.
         return [dkeys, *parts.sum(1).sum(0).unbind(0)]
 
-
-def _rows(block: Tensor) -> Tensor:
-    """Reshapes (K, B, .) or (B, .) to (R, .)."""
-    return block.reshape(-1, block.shape[-1])
-
-
-class TritonAttention(AttentionKernels):
-    """`AttentionKernels` by `AttentionLauncher`.
-
-    Args:
-        inputs: keys, values and weights; lengths on their device.
-
-    Attributes:
-        launcher: the kernels.
-    """
-
-    def __init__(self, inputs: AttentionInputs, narrows: bool = True) -> None:
-        """Takes ``narrows`` as `AttentionLauncher` does."""
-        self.launcher = AttentionLauncher(inputs, narrows=narrows)
-        self._size, self._squashes = inputs.keys.shape[2], inputs.squashes
-
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `AttentionKernels.forward`."""
+        """Implements `EagerAttention.forward`."""
         assert coverage is None
-        share = both[:, self._size :] if self._squashes else None
-        self.launcher.forward(both[:, : self._size], share, weights, outputs[:2])
+        share = both[:, self.size :] if self._squashes else None
+        self.attend(both[:, : self.size], share, weights, outputs[:2])
         for other in outputs[2:]:
             other.copy_(outputs[0])
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `AttentionKernels.weights_of`; all steps in one launch."""
+        """Implements `EagerAttention.weights_of`; all steps in one launch."""
         assert coverage is None
-        weights = queries.new_empty(*queries.shape[:2], self.launcher.positions)
-        self.launcher.forward(_rows(queries), None, _rows(weights))
+        weights = queries.new_empty(*queries.shape[:2], self.positions)
+        self.attend(_rows(queries), None, _rows(weights))
         return weights
 
-    def backward(self, step: AttentionBackward) -> None:
-        """Implements `AttentionKernels.backward`; a block in one launch."""
-        assert step.coverage is None
-        self.launcher.backward(step, self._squashes)
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
+        """Implements `EagerAttention.projected_gradient`."""
+        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
-        """Implements `AttentionKernels.gradients`; the sums over positions and steps in one launch."""
-        if self.launcher.score is None:
-            scaled = (dscores * self.launcher.scale).to(queries.dtype).permute(1, 2, 0)
+        """Implements `EagerAttention.gradients`; the sums over positions and steps in one launch."""
+        if self.score is None:
+            scaled = (dscores * self.scale).to(queries.dtype).permute(1, 2, 0)
             return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
-        dkeys, dscore, *dnorm = self.launcher.key_gradients(_rows(queries), _rows(dscores), queries.dtype)
+        dkeys, dscore, *dnorm = self.key_gradients(_rows(queries), _rows(dscores), queries.dtype)
         return AttentionGradients(dkeys, dscore, (dnorm[0], dnorm[1]) if dnorm else None)

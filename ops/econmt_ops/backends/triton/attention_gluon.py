@@ -32,7 +32,7 @@ _LOWEST = gl.constexpr(-1e30)
 
 
 @gluon.jit
-def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
+def _inside(rows, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Returns the mask of a tile: valid rows (ROWS,), and columns below WIDTH."""
     if WIDTH == PADDED:
         return gl.expand_dims(rows, 1)
@@ -41,28 +41,20 @@ def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.
 
 
 @gluon.jit
-def _column(values: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+def _column(values, LAYOUT: tl.constexpr):
     """Converts one value per row (ROWS,) to a column (ROWS, 1) of a layout."""
     return gl.expand_dims(gl.convert_layout(values, gl.SliceLayout(1, LAYOUT)), 1)
 
 
 @gluon.jit
-def _load_tile(
-    tile: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    place: tl.tensor,
-    column: tl.tensor,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-) -> tl.tensor:
+def _load_tile(tile, begin, end, place, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Loads the rows of a sentence from ``begin`` on, below ``end``; ``tile`` points to the first tile."""
     mask = _inside(begin + place < end, column, WIDTH, PADDED)
     return gl.load(tile + begin * WIDTH, mask=mask, other=0.0)
 
 
 @gluon.jit
-def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
+def _vector(pointer, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Loads a vector (WIDTH,) as a row (1, PADDED) in float32, zero beyond its width."""
     if WIDTH == PADDED:
         return gl.expand_dims(gl.load(pointer + column).to(gl.float32), 0)
@@ -71,16 +63,13 @@ def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: 
 
 
 @gluon.jit
-def _store(pointer: tl.tensor, index: tl.tensor, values: tl.tensor, end: tl.tensor) -> None:
+def _store(pointer, index, values, end):
     """Stores the values at indices below ``end``, cast to the pointer's type."""
     gl.store(pointer + index, values.to(pointer.dtype.element_ty), mask=index < end)
 
 
 @gluon.jit
-def _store_twice(
-    first: tl.tensor, second: tl.tensor, row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor, index: tl.tensor,
-    values: tl.tensor, end: tl.tensor,
-) -> None:  # fmt: skip
+def _store_twice(first, second, row, first_row, second_row, index, values, end):
     """Stores values in a row of two tensors, of which the second may be None; see `_store`."""
     _store(first + row * first_row, index, values, end)
     if second is not None:
@@ -88,7 +77,7 @@ def _store_twice(
 
 
 @gluon.jit
-def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl.tensor:
+def _length(lengths, sentence, positions):
     """Returns the number of positions of a sentence."""
     if lengths is None:
         return positions
@@ -97,7 +86,7 @@ def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl
 
 
 @gluon.jit
-def _unit_of(units: tl.tensor, sentence: tl.tensor) -> tl.tensor:
+def _unit_of(units, sentence):
     """Returns the number by which a sentence's keys or values are multiplied where they are used."""
     if units is None:
         return 1.0
@@ -106,9 +95,7 @@ def _unit_of(units: tl.tensor, sentence: tl.tensor) -> tl.tensor:
 
 
 @gluon.jit
-def _normalise(
-    x: tl.tensor, column: tl.tensor, A: tl.constexpr, SIZE: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def _normalise(x, column, A: tl.constexpr, SIZE: tl.constexpr):
     """Returns rows (ROWS, SIZE) with mean 0 and variance 1 over A columns, zero beyond, and 1 / deviation (ROWS, 1)."""
     x -= gl.expand_dims(gl.sum(x, 1), 1) / A
     if A != SIZE:
@@ -119,19 +106,13 @@ def _normalise(
 
 @gluon.jit
 def _scores(
-    k: tl.tensor,
-    key_unit: tl.tensor,
-    q: tl.tensor,
-    w: tl.tensor,
-    stretch: tl.tensor,
-    offset: tl.tensor,
-    column: tl.tensor,
-    KIND: tl.constexpr,
-    A: tl.constexpr,
-    SIZE: tl.constexpr,
-    FAST: tl.constexpr,
-) -> tl.tensor:
-    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE), which for dot has their unit."""
+    k, key_unit, vectors, column, KIND: tl.constexpr, A: tl.constexpr, SIZE: tl.constexpr, FAST: tl.constexpr
+):
+    """Returns the scores (ROWS,) of keys k (ROWS, SIZE) for the query, which for dot has their unit.
+
+    ``vectors``, (1, SIZE): the query, the score's weight, and gain and shift of the normalisation.
+    """
+    q, w, stretch, offset = vectors
     if KIND == "dot":
         return gl.sum(k.to(gl.float32) * q, 1)
     else:
@@ -144,13 +125,11 @@ def _scores(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def attention_forward(
-    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units:
-    tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first:
-    tl.tensor, second: tl.tensor, scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row:
-    tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr,
-    H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST:
-    tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
-) -> None:  # fmt: skip
+    query, share, keys, values, key_units, value_units, score, gain, shift, lengths, weights, first, second, scale,
+    group, batch, positions, query_row, weights_row, first_row, second_row, KIND: tl.constexpr, A: tl.constexpr,
+    H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+    FAST: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
     """Computes weights (R, S) and, with ``values``, contexts or, with ``share``, tanh(share + context), (R, H).
 
     KIND ("additive", "norm", "dot") decides whether ``score`` and ``gain`` are used. ``lengths`` None: all sentences
@@ -176,6 +155,7 @@ def attention_forward(
         w = _vector(score, column, A, SIZE) * _LOG2_E
     if KIND == "norm":
         stretch, offset = _vector(gain, column, A, SIZE), _vector(shift, column, A, SIZE)
+    vectors = q, w, stretch, offset
     length = _length(lengths, sentence, positions)
     k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
     if values is not None:
@@ -202,9 +182,7 @@ def attention_forward(
             v, v_next = v_next, v_later
             v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
         there = begin + place < length
-        scores = gl.where(
-            there, _scores(k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST
-        )
+        scores = gl.where(there, _scores(k, key_unit, vectors, column, KIND, A, SIZE, FAST), _LOWEST)
         kept = gl.where(number == begin // ROWS, _column(scores, KEPT), kept)
         if running:
             higher = gl.maximum(top, scores)
@@ -232,7 +210,7 @@ def attention_forward(
 
 
 @gluon.jit
-def _weighted(alphas: tl.tensor, values: tl.tensor, position: tl.tensor, length: tl.tensor) -> tl.tensor:
+def _weighted(alphas, values, position, length):
     """Returns the sum over a sentence's positions of weights times values."""
     there = position < length
     alpha = gl.load(alphas + position, mask=there, other=0.0).to(gl.float32)
@@ -240,24 +218,13 @@ def _weighted(alphas: tl.tensor, values: tl.tensor, position: tl.tensor, length:
 
 
 @gluon.jit
-def _query_gradient(
-    de: tl.tensor,
-    k: tl.tensor,
-    key_unit: tl.tensor,
-    q: tl.tensor,
-    w: tl.tensor,
-    stretch: tl.tensor,
-    offset: tl.tensor,
-    column: tl.tensor,
-    KIND: tl.constexpr,
-    A: tl.constexpr,
-    SIZE: tl.constexpr,
-    FAST: tl.constexpr,
-) -> tl.tensor:
+def _query_gradient(de, k, key_unit, vectors, column, KIND: tl.constexpr, A: tl.constexpr, SIZE: tl.constexpr,
+                    FAST: tl.constexpr):  # fmt: skip
     """Returns the part of each key k (ROWS, SIZE) in the query's gradient, given the score's gradient de (ROWS, 1).
 
-    The factor that all keys share, score weight or scale, is applied by the caller.
+    The factor that all keys share, score weight or scale, is applied by the caller. ``vectors`` as in `_scores`.
     """
+    q, w, stretch, offset = vectors
     if KIND == "dot":
         return de * k.to(gl.float32)
     else:
@@ -278,15 +245,12 @@ def _query_gradient(
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
 def attention_backward(
-    query: tl.tensor, keys: tl.tensor, values: tl.tensor, key_units: tl.tensor, value_units: tl.tensor, score:
-    tl.tensor, gain: tl.tensor, shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output:
-    tl.tensor, first: tl.tensor, second: tl.tensor, dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores:
-    tl.tensor, scale: tl.tensor, batch: tl.tensor, positions: tl.tensor, query_row: tl.tensor,
-    weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
-    dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor, KIND: tl.constexpr, A: tl.constexpr, H:
-    tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    query, keys, values, key_units, value_units, score, gain, shift, lengths, weights, context, output, first, second,
+    dweights, dquery, dshare, dscores, scale, batch, positions, query_row, weights_row, context_row, output_row,
+    first_row, second_row, dweights_row, dquery_row, dscores_row, KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr,
+    SIZE: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """Computes the gradients of queries (R, A), scores (R, S) and, with ``output``, of the input of tanh (R, H).
 
     ``first`` (R, H) and ``second``, which may be None, are gradients of the outputs or, if ``output`` is None, of the
@@ -349,7 +313,7 @@ def attention_backward(
         de = gl.where(there, alpha * (dalpha - delta), 0.0)
         gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
         dq += _query_gradient(
-            _column(de, KEYS), k, key_unit, q, w, stretch, offset, column, KIND, A, SIZE, FAST
+            _column(de, KEYS), k, key_unit, (q, w, stretch, offset), column, KIND, A, SIZE, FAST
         )
     total = gl.sum(gl.convert_layout(dq, FLAT), 0)
     feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
@@ -364,24 +328,12 @@ def attention_backward(
 
 
 def _plain() -> tuple[Any, Any]:
-    """Returns the two kernels in plain Triton."""
+    """Returns the two kernels in plain Triton, with the functions above that they call."""
     names: dict[str, Any] = {"gl": portable}
-    helpers = (
-        _inside,
-        _column,
-        _load_tile,
-        _vector,
-        _store,
-        _store_twice,
-        _length,
-        _unit_of,
-        _normalise,
-        _scores,
-        _weighted,
-    )
-    for helper in (*helpers, _query_gradient):
-        names[helper.fn.__name__] = portable.twin(helper, names)
-    return portable.twin(attention_forward, names), portable.twin(attention_backward, names)
+    for name, function in [*globals().items()]:
+        if isinstance(function, type(attention_forward)):
+            names[name] = portable.twin(function, names)
+    return names["attention_forward"], names["attention_backward"]
 
 
 plain_attention_forward, plain_attention_backward = _plain()

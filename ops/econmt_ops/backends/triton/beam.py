@@ -19,24 +19,24 @@ _ALL_BITS = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _ordered(bits: tl.tensor) -> tl.tensor:
+def _ordered(bits):
     """Maps the bits of a float32 to an int32 with the order of the floats, and back."""
     return tl.where(bits < 0, bits ^ _ALL_BITS, bits)
 
 
 @triton.jit
 def beam_candidates(
-    scores: tl.tensor,
-    keys: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    scores_row: tl.tensor,
-    size: tl.tensor,
+    scores,
+    keys,
+    maxima,
+    sums,
+    scores_row,
+    size,
     BARRED: tl.constexpr,
     ALSO_BARRED: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
-) -> None:
+):
     """Finds the best tokens of a chunk of a row; a key is a score above its token, where lower tokens win ties."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -54,8 +54,10 @@ def beam_candidates(
 
 
 @triton.jit
-def _continuations(found, totals, first_row, last, END: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr,
-                   CHUNKS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+def _continuations(
+    found, totals, first_row, last, END: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
     """Returns float64 totals (SIZE,) of a sentence's continuations, and their tokens, CHUNKS WIDTH per row.
 
     Args:
@@ -90,22 +92,22 @@ def _continuations(found, totals, first_row, last, END: tl.constexpr, PLACES: tl
 
 @triton.jit
 def beam_advance(
-    scores: tl.tensor,
-    keys: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    totals: tl.tensor,
-    taken: tl.tensor,
-    count: tl.tensor,
-    limits: tl.tensor,
-    penalties: tl.tensor,
-    best_scores: tl.tensor,
-    ended: tl.tensor,
-    grown: tl.tensor,
-    tokens: tl.tensor,
-    rows: tl.tensor,
-    scores_row: tl.tensor,
-    steps: tl.tensor,
+    scores,
+    keys,
+    maxima,
+    sums,
+    totals,
+    taken,
+    count,
+    limits,
+    penalties,
+    best_scores,
+    ended,
+    grown,
+    tokens,
+    rows,
+    scores_row,
+    steps,
     END: tl.constexpr,
     PLACES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -114,7 +116,7 @@ def beam_advance(
     BEST: tl.constexpr,
     PLACES_PADDED: tl.constexpr,
     BEST_PADDED: tl.constexpr,
-) -> None:
+):
     """Extends the hypotheses of one sentence per program; see `advance`."""
     sentence = tl.program_id(0).to(tl.int64)
     done = tl.load(taken + sentence)

@@ -271,20 +271,19 @@ class TritonCoveredAttention(TritonAttention):
     """
 
     def __init__(self, inputs: AttentionInputs, coverage: Coverage) -> None:
-        self._keys, self._lengths = inputs.keys.contiguous(), inputs.lengths
+        self._keys = inputs.keys.contiguous()
         self._kind, key, shares, *others = coverage
         self._key, self._shares = key.contiguous(), shares.contiguous()
         self._attention, _, self._recurrent = (None if part is None else part.contiguous() for part in others)
         self._covered = torch.empty_like(self._keys)
         # Kernels read these keys, which change at each step, where they are: in float32 they are not narrowed.
         super().__init__(inputs._replace(keys=self._covered), narrows=False)
-        self._batch, self._positions, _ = self._keys.shape
         self._width, self._numbers = key.shape[1], shares.shape[2]
-        size = triton.next_power_of_2(self._size)
+        size = triton.next_power_of_2(self.size)
         rows = max(1, min(_ROWS, _TILE // size))
-        self._grid = self._batch, triton.cdiv(self._positions, rows)
-        self._tiles = {"A": self._size, "W": self._width, "ROWS": rows, "SIZE": size, "num_warps": 4}
-        span = triton.next_power_of_2(self._positions)
+        self._grid = self.batch, triton.cdiv(self.positions, rows)
+        self._tiles = {"A": self.size, "W": self._width, "ROWS": rows, "SIZE": size, "num_warps": 4}
+        span = triton.next_power_of_2(self.positions)
         self._spans: dict[str, Any] = {
             "KIND": self._kind, "W": self._width, "P": self._numbers, "SPAN": span,
             "num_warps": max(1, min(8, span // 32)),
@@ -292,37 +291,37 @@ class TritonCoveredAttention(TritonAttention):
         self._sums: dict[str, Tensor] = {}
 
     def _take_keys(self, before: Tensor) -> None:
-        covered_keys[self._grid](self._keys, self._key, before, self._covered, self._positions, **self._tiles)
+        covered_keys[self._grid](self._keys, self._key, before, self._covered, self.positions, **self._tiles)
 
     def forward(
         self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor, coverage: CoverageStep | None = None
     ) -> None:
-        """Implements `AttentionKernels.forward`."""
+        """Implements `EagerAttention.forward`."""
         assert coverage is not None
         before, after, state = coverage
         self._take_keys(before)
         super().forward(both, outputs, weights)
-        coverage_forward[(self._batch,)](
-            before, after, weights, self._shares, self._attention, state, self._recurrent, self._lengths,
-            self._positions, row_stride(weights), row_stride(state), **self._spans,
+        coverage_forward[(self.batch,)](
+            before, after, weights, self._shares, self._attention, state, self._recurrent, self.lengths,
+            self.positions, row_stride(weights), row_stride(state), **self._spans,
         )  # fmt: skip
 
     def weights_of(self, queries: Tensor, coverage: Sequence[Tensor] | None = None) -> Tensor:
-        """Implements `AttentionKernels.weights_of`; a step at a time."""
+        """Implements `EagerAttention.weights_of`; a step at a time."""
         assert coverage is not None
-        weights = queries.new_empty(*queries.shape[:2], self._positions)
+        weights = queries.new_empty(*queries.shape[:2], self.positions)
         for step, query in enumerate(queries):
             self._take_keys(coverage[step])
-            self.launcher.forward(query, None, weights[step])
+            self.attend(query, None, weights[step])
         return weights
 
     def _begin_sums(self) -> None:
         zeros = self._covered.new_zeros
-        batch, positions, numbers, width = self._batch, self._positions, self._numbers, self._width
-        programs, size = self._grid[0] * self._grid[1], self._size
+        batch, positions, numbers, width = self.batch, self.positions, self._numbers, self._width
+        programs, size = self._grid[0] * self._grid[1], self.size
         shapes = {
             "keys": (batch, positions, size),
-            "parts": (programs, 1 if self.launcher.gain is None else 3, size),
+            "parts": (programs, 1 if self.gain is None else 3, size),
             "coverage_key": (programs, width, size),
             "coverage_shares": (batch, positions, numbers),
             "coverage_attention": (batch, numbers),
@@ -334,30 +333,29 @@ class TritonCoveredAttention(TritonAttention):
         self._sums = {name: zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
 
     def backward(self, step: AttentionBackward) -> None:
-        """Implements `AttentionKernels.backward`, for one step."""
+        """Implements `EagerAttention.backward`, for one step."""
         assert step.coverage is not None
         assert step.dcoverage is not None
         if not self._sums:
             self._begin_sums()
         sums, (before, after, state) = self._sums, step.coverage
-        coverage_backward[(self._batch,)](
+        coverage_backward[(self.batch,)](
             before, after, step.weights, self._shares, self._attention, state, self._recurrent, step.dweights,
-            self._lengths, step.dcoverage, sums["dbefore"], sums["dweights"], sums["drecurrents"],
+            self.lengths, step.dcoverage, sums["dbefore"], sums["dweights"], sums["drecurrents"],
             sums["coverage_shares"], sums["coverage_attention"], sums["coverage_recurrent"], step.dstate,
-            self._positions, *map(row_stride, (step.weights, state, step.dweights, step.dstate)), **self._spans,
+            self.positions, *map(row_stride, (step.weights, state, step.dweights, step.dstate)), **self._spans,
         )  # fmt: skip
         self._take_keys(before)
         super().backward(step._replace(dweights=sums["dweights"], coverage=None))
-        kernels = self.launcher
         covered_sum[self._grid](
-            step.query, step.dscores, self._covered, kernels.score, kernels.gain, kernels.shift, self._key, before,
-            sums["keys"], sums["parts"], sums["coverage_key"], sums["dbefore"], self._positions,
-            row_stride(step.query), row_stride(step.dscores), FAST=kernels.fast, **self._tiles,
+            step.query, step.dscores, self._covered, self.score, self.gain, self.shift, self._key, before,
+            sums["keys"], sums["parts"], sums["coverage_key"], sums["dbefore"], self.positions,
+            row_stride(step.query), row_stride(step.dscores), FAST=self.fast, **self._tiles,
         )  # fmt: skip
         step.dcoverage.copy_(sums["dbefore"])
 
     def coverage_gradients(self) -> dict[str, Tensor]:
-        """Implements `AttentionKernels.coverage_gradients`."""
+        """Implements `EagerAttention.coverage_gradients`."""
         found = {
             "coverage_key": self._sums["coverage_key"].sum(0).t(),
             "coverage_shares": self._sums["coverage_shares"],
@@ -367,6 +365,6 @@ class TritonCoveredAttention(TritonAttention):
         return found
 
     def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:  # noqa: ARG002 - summed already
-        """Implements `AttentionKernels.gradients`."""
+        """Implements `EagerAttention.gradients`."""
         dscore, *dnorm = self._sums["parts"].sum(0).unbind(0)
         return AttentionGradients(self._sums["keys"], dscore, (dnorm[0], dnorm[1]) if dnorm else None)

@@ -125,7 +125,6 @@ def loss_rows(
     smoothing,
     ignore_index,
     GRADIENT: tl.constexpr,
-    HAS_FACTORS: tl.constexpr,
     SMOOTH: tl.constexpr,
     PRECISE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -143,7 +142,7 @@ def loss_rows(
     target = tl.where(counts, target, 0)
     wanted = tl.load(logits + target).to(tl.float32)
     factor = tl.where(counts, 1.0, 0.0)
-    if HAS_FACTORS:
+    if factors is not None:
         factor *= tl.load(factors + row).to(tl.float32)
     if PARTS == 0:
         column = tl.arange(0, LANES)
@@ -186,15 +185,6 @@ def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
-    """Returns the compile-time arguments of `loss_rows`."""
-    constants = row_constants(logits, vocabulary)
-    lanes = triton.next_power_of_2(logits.stride(0))
-    if lanes <= _WHOLE:
-        constants |= {"PARTS": 0, "LANES": lanes, "num_warps": _WARPS * max(1, lanes // _VALUES)}
-    return constants
-
-
 def make_losses(
     logits: Tensor,
     vocabulary: int,
@@ -206,19 +196,22 @@ def make_losses(
     gradient: bool,
 ) -> None:
     """Computes the losses (C,) of logits (C, W), W >= V; with ``gradient`` overwrites logits with their gradient."""
+    constants = row_constants(logits, vocabulary)
+    lanes = triton.next_power_of_2(logits.stride(0))
+    if lanes <= _WHOLE:
+        constants |= {"PARTS": 0, "LANES": lanes, "num_warps": _WARPS * max(1, lanes // _VALUES)}
     loss_rows[(len(logits),)](
         logits,
         logits.stride(0),
         targets,
         losses,
-        losses if factors is None else factors,
+        factors,
         vocabulary,
         smoothing,
         ignore_index,
         GRADIENT=gradient,
-        HAS_FACTORS=factors is not None,
         SMOOTH=smoothing != 0.0,
-        **_constants(logits, vocabulary),
+        **constants,
     )
 
 

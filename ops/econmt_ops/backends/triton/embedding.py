@@ -84,28 +84,16 @@ def embedding_sum(
 def gradient(
     incoming: Tensor, ids: Tensor, words: int, padding: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Returns the gradient (V, E) of a table whose rows were looked up.
-
-    Args:
-        incoming: (..., E), of at most 32 bits.
-        ids: (...), int64, each in [0, V).
-        words: V.
-        padding: word without gradient; -1: all have one.
-        dtype: type of the table; None: that of ``incoming``.
-    """
+    """Returns the gradient (V, E) of a table of a type, None: that of ``incoming``; see `add_gradient`."""
     table = incoming.new_zeros(words, incoming.shape[-1], dtype=dtype)
     add_gradient(table, incoming, ids, padding)
     return table
 
 
 def add_gradient(table: Tensor, incoming: Tensor, ids: Tensor, padding: int) -> None:
-    """Adds the gradient of a look-up to the gradient of its table.
+    """Adds the gradient ``incoming`` (..., E) of a look-up to that of its table (V, E), contiguous; of up to 32 bits.
 
-    Args:
-        table: (V, E), contiguous, of at most 32 bits.
-        incoming: (..., E), of at most 32 bits.
-        ids: (...), int64, each in [0, V) or ``padding``.
-        padding: id to ignore: a word, V for ids without a word, or -1 for none.
+    Each of ids (...), int64, is in [0, V) or ``padding``, an id to ignore: a word, V for ids without one, or -1.
     """
     assert table.is_contiguous()
     words, width = table.shape

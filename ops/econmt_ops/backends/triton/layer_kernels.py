@@ -135,14 +135,14 @@ def preparation(
     zeros: int,
     types: tuple[torch.dtype, ...],
 ) -> tuple[Launch, int, int, int, int]:
-    """Returns a launch that makes what a layer's recurrence and products read, and its programs.
+    """Returns a launch that makes what a layer's recurrence and products read, its programs, and three more numbers.
 
-    The launch takes the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in
-    additional columns; input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H), and the
-    powers of two (4H,) by which the rows of the second are multiplied; two biases and their sum, (4H,) each; an
-    int32 workspace, whose beginning becomes zero; and lengths (B,). Any tensor stands for one that is not read.
-    Its integers are T, B, the number of zeros and the last three results of this function; then come the strides of
-    step and row of the inputs, and of the rows of both weights.
+    These are the first program for input weights, for recurrent weights, and for biases with zeros. The launch takes
+    the tensors inputs (T, B, I) and rows (T B, I'), to which the inputs are copied with zeros in additional columns;
+    input weights (4H, I) and (4H, I') likewise; recurrent weights (4H, H) and (4H, H), and the powers of two (4H,) by
+    which the rows of the second are multiplied; two biases and their sum, (4H,) each; an int32 workspace, whose
+    beginning becomes zero; and lengths (B,). Any tensor stands for one that is not read. Its integers are T, B, the
+    number of zeros and the three numbers; then come the strides of step and row of the inputs, and of both weights.
 
     Args:
         shape: T, B and I, or None to copy no inputs.
@@ -154,9 +154,6 @@ def preparation(
         biases: the number of biases.
         zeros: the number of zeros.
         types: of the tensors, in this order.
-
-    Returns:
-        The launch, its programs, and the first program for input weights, recurrent weights, and biases with zeros.
     """
     wide_block = min(1024, triton.next_power_of_2(max(wide, 1)))
     hidden_block = min(1024, triton.next_power_of_2(hidden))

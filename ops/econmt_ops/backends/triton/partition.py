@@ -28,8 +28,8 @@ _MANY_UNITS = 1024
 _REGISTERS_OF_MANY = 128
 """Rows that a program of an H200 may own in bfloat16, units of a layer up to which it may, and bytes of registers, as
 above, for so many rows: the others hold gates."""
-_ALL_REGISTERS = 1 << 16
-"""Registers of a multiprocessor."""
+_MOST_REGISTERS = 255
+"""Registers that a thread may have; programs of up to 8 warps leave it so many."""
 _WIDE = (9, 10)
 """Major compute capabilities whose tensor cores take 64 rows for four warps, from shared memory."""
 _FRAGMENTS = 4096
@@ -54,7 +54,6 @@ class Partition(NamedTuple):
         programs: maximum programs of a launch; further rows or directions use consecutive launches.
         split: parts of a chunk that become rows of one product, because newer tensor cores need 64 rows.
         rows_first: True if the rows of the batch, not the units, are the rows of the product.
-        ahead: chunks that are prefetched while one is multiplied.
         team: programs that split the sum among themselves, each for the units of all; only backward.
         registers: registers of a thread, where the compiler would save some for a second program; None: it decides.
     """
@@ -66,7 +65,6 @@ class Partition(NamedTuple):
     programs: int
     split: int = 1
     rows_first: bool = False
-    ahead: int = 1
     team: int = 1
     registers: int | None = None
 
@@ -98,7 +96,7 @@ class Partition(NamedTuple):
         """Returns a program's bytes of shared memory, for ``outputs`` results of a product of ``terms`` terms."""
         chunks = self.chunks(terms)
         weights = self.split * self.team * outputs * self.chunk * chunks
-        tiles = self.split * self.rows * self.chunk * min(self.ahead + 1, chunks)
+        tiles = self.split * self.rows * self.chunk * min(2, chunks)
         return max((weights + tiles) * itemsize, weights * itemsize + 4 * self.team * outputs * self.rows)
 
 
@@ -112,14 +110,7 @@ def divide(
     back: bool,
     directions: int = 1,
 ) -> Partition | None:
-    """Returns the partition with the lowest estimated time, or None if none fits.
-
-    Args:
-        batch, hidden: B and H.
-        products: type of the products.
-        limits: limits of the device.
-        back: True for the backward pass.
-        directions: D.
+    """Returns the partition with the lowest estimated time, or None if none fits; ``products`` is the products' type.
 
     None fits, too, where launches in turn would take longer than steps that are launched one by one.
     """
@@ -158,11 +149,12 @@ def candidates(
             continue
         if rows == _MANY_ROWS and (not takes_many or units > 16 or (back and team < 4)):
             continue  # would keep registers in memory
-        shapes = _wide_shapes if limits.capability[0] in _WIDE else _narrow_shapes
+        is_wide = limits.capability[0] in _WIDE
+        shapes, registers = (_wide_shapes, None) if is_wide else (_narrow_shapes, _MOST_REGISTERS)
         for warps, split, rows_first in shapes(hidden, units, rows, team, back):
-            shape = Partition(units, rows, warps, 0, limits.multiprocessors, split, rows_first, team=team)
-            if limits.capability[0] not in _WIDE:
-                shape = shape._replace(registers=min(255, _ALL_REGISTERS // (32 * warps)))
+            shape = Partition(
+                units, rows, warps, 0, limits.multiprocessors, split, rows_first, team, registers
+            )
             found = _with_chunk(shape, hidden, products, limits, back)
             if found is not None and found.parts(hidden) <= limits.multiprocessors:
                 yield found
@@ -214,7 +206,7 @@ def _with_chunk(
         tile = found.split * found.rows * chunk * products.itemsize
         fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
         registers = _REGISTERS if found.rows < _MANY_ROWS else _REGISTERS_OF_MANY
-        if fits and tile * min(found.ahead + 1, chunks) <= registers * 32 * found.warps:
+        if fits and tile * min(2, chunks) <= registers * 32 * found.warps:
             return found
     return None
 

@@ -37,11 +37,6 @@ def _walk(
             yield programs, step, step + 1, *part
 
 
-def _halves(partition: Partition) -> list[tuple[bool, bool]]:
-    """Returns flags (multiplies, ends) of each launch of a step; teams that cannot wait take two launches."""
-    return [(True, False), (False, True)] if interpreted() and partition.team > 1 else [(True, True)]
-
-
 def _constants(
     partition: Partition,
     batch: int,
@@ -59,7 +54,6 @@ def _constants(
         "CHUNK": partition.chunk,
         "CHUNKS": partition.chunks(terms),
         "SPLIT": partition.split,
-        "AHEAD": min(partition.ahead, partition.chunks(terms)),
         "MASKED": partition.masked(batch),
         "ROWS_FIRST": partition.rows_first,
         "BACKWARDS": _mask(backwards),
@@ -97,12 +91,10 @@ def walk_launches(
     """Returns the launches of a step of a kernel, and the last arguments of each of a walk's launches.
 
     Args:
-        partition: how the walk is parted.
         shape: D, T, B and 4H.
         types: of sums, exchanged values, outputs and last c; backward of sums, exchanged values, and the gradients of
             outputs, last h and last c.
         backwards: for each direction True if it walks backwards.
-        back: True for the backward kernel.
         flags: the kernel's compile-time arguments that say what there is and what is kept.
     """
     directions, steps, batch, width = shape
@@ -110,6 +102,9 @@ def walk_launches(
     flags |= {"RING": ring}
     constants = _constants(partition, batch, width if back else hidden, hidden, types[1], backwards)
     if back:
+        # Teams that cannot wait take two launches of a step.
+        apart = interpreted() and partition.team > 1
+        halves = [(True, False), (False, True)] if apart else [(True, True)]
         launches = tuple(
             launch_of(
                 lstm_backward,
@@ -120,7 +115,7 @@ def walk_launches(
                 **flags,
                 **constants,
             )
-            for multiplies, ends in _halves(partition)
+            for multiplies, ends in halves
         )
     else:
         launches = (launch_of(lstm_forward, *types, D=directions, **flags, **constants),)

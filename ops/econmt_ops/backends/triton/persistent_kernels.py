@@ -113,7 +113,7 @@ def _cell(i, f, g, o, c, h, active, zero, EXACT: tl.constexpr):
 def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, state_h, state_c, lengths, resets,
                  counters, factors, T, B, begin, end, first_direction, first_group, groups, span, first_slot,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
+                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr,
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
                  BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr,
                  RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr):  # fmt: skip
@@ -136,7 +136,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         factors: (D, 4H) float32, by which the rows of ``recurrent`` were multiplied with RING.
         first_direction, first_group, groups: first direction, first group and number of groups of this launch.
         span: rows of a group, at most ROWS; the last group may have fewer. MASKED: only rows of the group are loaded.
-        SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST: see `persistent_product`.
+        SPLIT, CHUNK, CHUNKS, ROWS_FIRST: see `persistent_product`.
         BACKWARDS: bit d is set if direction d walks backwards.
         UP: products in float32, for the interpreter, which multiplies bfloat16 incorrectly.
         WAIT: True if programs wait at grid barriers; otherwise a launch is one step.
@@ -181,7 +181,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         before_h = exchange + slot * width + tile_begin
         if HAS_FIRST and not RING:
             before_h = tl.where(step > 0, before_h, first_h + (direction * B + tile_row) * H)
-        shares = product(before_h, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED,
+        shares = product(before_h, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, MASKED,
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if RING:
             shares /= row_factor(slots, last, row, there, T, B, direction, UNIT_EXPONENT)
@@ -291,7 +291,7 @@ def _from_outside(doutputs, dh_last, step, length, row, owned, backwards, step_s
 @triton.jit
 def _product_of_team(source, there, weights, partials, counter, team, member, number, spins, H: tl.constexpr,
                      UNITS: tl.constexpr, ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr,
-                     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
+                     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr,
                      ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
                      MULTIPLIES: tl.constexpr):  # fmt: skip
     """Returns the product (ROWS, UNITS) of the gates' gradients with the weights, and the polls left to wait.
@@ -302,7 +302,7 @@ def _product_of_team(source, there, weights, partials, counter, team, member, nu
         Others: as in `lstm_backward`.
     """
     if MULTIPLIES:
-        made = product(source, there, weights, 4 * H // TEAM, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD,
+        made = product(source, there, weights, 4 * H // TEAM, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
                        MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
     if TEAM == 1:
         return _laid_as_loads(made, ROWS, UNITS), spins
@@ -330,7 +330,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                   lengths, resets, counters, factors, T, B, begin, end, first_direction, first_group, groups, span,
                   first_team, first_slot, doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr,
                   ROWS: tl.constexpr, TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
-                  CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr,
+                  CHUNKS: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr,
                   PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr,
                   ENDS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
@@ -405,7 +405,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         )
         from_next, spins = _product_of_team(
             exchange + slot * (4 * H) + tile_begin, tile_there, weights, partials, team_counter, team_number, member,
-            number, spins, H, UNITS, ROWS, TEAM, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED, ROWS_FIRST, PRECISION, UP,
+            number, spins, H, UNITS, ROWS, TEAM, SPLIT, CHUNK, CHUNKS, MASKED, ROWS_FIRST, PRECISION, UP,
             WAIT, MULTIPLIES)  # fmt: skip
         if ENDS:
             if HAS_RESETS:

@@ -94,9 +94,9 @@ def _fold(product, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
 
 @triton.jit
 def product(exchanged, there, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
+             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr,
              ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """Returns the exchanged rows times the weights of this program: (ROWS, M) in float32. AHEAD chunks are prefetched.
+    """Returns the exchanged rows times the weights of this program: (ROWS, M) in float32. The next chunk is prefetched.
 
     ``exchanged`` (SPLIT ROWS,): pointers to the rows. ``there`` (SPLIT ROWS,): True for rows that exist; with MASKED
     the others are not read.
@@ -104,17 +104,15 @@ def product(exchanged, there, weights, K: tl.constexpr, M: tl.constexpr, ROWS: t
     there = there[:, None]
     column = (tl.arange(0, SPLIT * ROWS) // ROWS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     source = exchanged[:, None] + column
-    tiles = ()
-    for chunk in tl.static_range(AHEAD):
-        tiles = tiles + (_load_exchanged(source, column, there, chunk, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),)  # type: ignore[assignment]
+    tiles = (_load_exchanged(source, column, there, 0, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),)
     if ROWS_FIRST:
         total = tl.zeros((SPLIT * ROWS, SPLIT * M), tl.float32)
     else:
         total = tl.zeros((SPLIT * M, SPLIT * ROWS), tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        if chunk + AHEAD < CHUNKS:
+        if chunk + 1 < CHUNKS:
             tiles = tiles + (
-                _load_exchanged(source, column, there, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),
+                _load_exchanged(source, column, there, chunk + 1, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),
             )  # type: ignore[assignment]
         if ROWS_FIRST:
             total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)

@@ -82,12 +82,8 @@ def dropout_values(
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
     """Returns the bool mask (elements,) from the ``first`` element on, as `econmt_ops.products.dropout.keep_mask`.
 
-    Args:
-        elements: number of elements.
-        seed: int64 scalar tensor on the device.
-        index: index of the mask, or negative.
-        threshold: number of the 65,536 values that mean "keep".
-        first: index of the first element.
+    The seed is an int64 scalar tensor on the device; ``threshold`` of the 65,536 values of an element's bits mean
+    "keep".
     """
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
@@ -115,14 +111,10 @@ def dropout(
     variational: bool,
     first_row: int = 0,
 ) -> Tensor:
-    """Applies dropout to values (B, T, ...) in one kernel, which computes the mask as it reads them.
+    """Applies dropout to values (B, T, ...) of at most 32 bits in one kernel, which computes the mask as it reads them.
 
-    Args:
-        values: (B, T, ...), of at most 32 bits; the results have the memory layout of `results_like`.
-        seed, index, threshold: as in `keep_mask`.
-        scale: factor of the kept values.
-        variational: True for a mask (B, 1, ...).
-        first_row: index of the first row.
+    The results have the memory layout of `results_like`; ``scale`` is the factor of the values that are kept. For the
+    others see `keep_mask` and `econmt_ops.products.dropout.dropout`.
     """
     results = results_like(values)
     if results.is_contiguous():

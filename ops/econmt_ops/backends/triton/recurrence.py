@@ -29,6 +29,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -390,13 +391,6 @@ class TileGrid(NamedTuple):
         }  # fmt: skip
 
 
-def _widened(tensor: Tensor, width: int) -> Tensor:
-    """Returns a copy of a tensor (..., H), contiguous, with zeros as further units up to a width."""
-    made = tensor.new_zeros(*tensor.shape[:-1], width)
-    made[..., : tensor.shape[-1]] = tensor
-    return made
-
-
 def _at_once(like: Tensor) -> int:
     """Returns the values that a thread copies at once, 16 bytes."""
     return 16 // like.dtype.itemsize
@@ -406,8 +400,8 @@ def _aligned(tensor: Tensor) -> Tensor:
     """Returns a tensor (B, T, H), or its copy, whose steps are multiples of 16 bytes and begin at such multiples."""
     tensor, at_once = rows_of(tensor), _at_once(tensor)
     apart = any(stride % at_once for stride in tensor.stride()[:2]) or tensor.data_ptr() % 16
-    width = triton.cdiv(tensor.shape[2], at_once) * at_once
-    return _widened(tensor, width) if apart or width > tensor.shape[2] else tensor
+    more = -tensor.shape[2] % at_once
+    return functional.pad(tensor, (0, more)) if apart or more else tensor
 
 
 def _in_vectors(*tensors: Tensor) -> list[int]:
@@ -421,7 +415,7 @@ def _state_of(initial: Tensor | None, like: Tensor) -> Tensor | None:
     """Returns the initial state (B, H) as wide as ``like``; or None."""
     if initial is None or initial.shape[1] == like.shape[2]:
         return None if initial is None else initial.contiguous()
-    return _widened(initial, like.shape[2])
+    return functional.pad(initial, (0, like.shape[2] - initial.shape[1]))
 
 
 def grid_of(like: Tensor) -> TileGrid:

@@ -47,24 +47,6 @@ _TILE = 32
 
 
 @triton.jit
-def squash(x, ACC: tl.constexpr):
-    """Computes tanh in the accumulate type."""
-    if tl.float64 == ACC:
-        return 2.0 * tl.sigmoid(2.0 * x) - 1.0
-    else:
-        return tanh(x)
-
-
-@triton.jit
-def logistic(x, ACC: tl.constexpr):
-    """Computes the logistic function in the accumulate type."""
-    if tl.float64 == ACC:
-        return tl.sigmoid(x)
-    else:
-        return sigmoid(x)
-
-
-@triton.jit
 def load_parts(place, there, PARTS: tl.constexpr, HIDDEN: tl.constexpr):
     """Loads PARTS consecutive parts, (UNITS,) each, from pointers to the first; zero where the mask is False."""
     found = ()
@@ -97,14 +79,14 @@ def activate(sums, bias, PARTS: tl.constexpr, GATES: tl.constexpr, RECURRENCE: t
     SHARED: tl.constexpr = RECURRENCE == "shared"
     u = sums[0].to(ACC) + bias[0]
     if SQUASHES:
-        u = squash(u, ACC)
+        u = tanh(u)
     found = (u,)
     if SHARED:
         found = found + powers(sums[1].to(ACC) + bias[1], sums[2].to(ACC) + bias[2])
     for part in tl.static_range(3 if SHARED else 1, PARTS):
         value = sums[part].to(ACC) + bias[part]
         if part <= GATES:
-            value = logistic(value, ACC)
+            value = sigmoid(value)
         found = found + (value,)
     return found
 
@@ -145,27 +127,27 @@ def recur_back(parts, delta, before, RECURRENCE: tl.constexpr, SQUASHES: tl.cons
 
 
 @triton.jit
-def give(c, o, x, OUTPUT: tl.constexpr, ACC: tl.constexpr):
+def give(c, o, x, OUTPUT: tl.constexpr):
     """Returns h from c, the output gate o and the highway input x; o and x are ignored by outputs without them."""
     if OUTPUT == "relu":
         return tl.maximum(c, 0.0)
     elif OUTPUT == "gate":
         return o * c
     elif OUTPUT == "highway":
-        return x + o * (squash(c, ACC) - x)
+        return x + o * (tanh(c) - x)
     else:
         return c
 
 
 @triton.jit
-def give_back(c, o, x, dh, OUTPUT: tl.constexpr, ACC: tl.constexpr):
+def give_back(c, o, x, dh, OUTPUT: tl.constexpr):
     """Returns the gradients of c, of the output gate's sum and of the highway input."""
     if OUTPUT == "relu":
         return tl.where(c > 0.0, dh, 0.0), dh, dh
     elif OUTPUT == "gate":
         return dh * o, dh * c * o * (1.0 - o), dh
     elif OUTPUT == "highway":
-        squashed = squash(c, ACC)
+        squashed = tanh(c)
         through = dh * o
         return through * (1.0 - squashed * squashed), through * (squashed - x) * (1.0 - o), dh - through
     else:
@@ -191,31 +173,29 @@ def read_forward(
 
 
 @triton.jit
-def place_of(chunks, HIDDEN: tl.constexpr, UNITS: tl.constexpr):
-    """Returns the row, the units and the chunk of this program."""
+def place_of(lengths, steps, span, chunks, HIDDEN: tl.constexpr, UNITS: tl.constexpr):
+    """Returns row, units, a mask of them, place of their states, begin and end of the chunk, and the row's length."""
     groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
     number = tl.program_id(0)
-    row = (number // (groups * chunks)).to(tl.int64)
-    return row, number % groups * UNITS + tl.arange(0, UNITS), number // groups % chunks
+    row, chunk = (number // (groups * chunks)).to(tl.int64), number // groups % chunks
+    unit = number % groups * UNITS + tl.arange(0, UNITS)
+    length = steps if lengths is None else tl.load(lengths + row).to(tl.int32)
+    state = (row * chunks + chunk) * HIDDEN + unit
+    return row, unit, unit < HIDDEN, state, chunk * span, tl.minimum(chunk * span + span, steps), length
 
 
 @triton.jit(do_not_specialize=["steps", "span", "chunks"])
 def scan_cell_forward(
     products, bias, read, first, lengths, outputs, last, decays, cells, read_batch, read_step, steps, span, chunks,
     PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
-    SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, SUMMARY: tl.constexpr, UNITS: tl.constexpr,
-    BLOCK: tl.constexpr, ACC: tl.constexpr,
+    SQUASHES: tl.constexpr, SUMMARY: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Computes outputs (B, T, H), zero beyond a row's length, and with KEEPS c at each step (B, T, H).
+    """Computes outputs (B, T, H), zero beyond a row's length, and with ``cells`` c at each step (B, T, H).
 
     A program handles a chunk of ``span`` steps; first and last (B, chunks, H) are c before and after each chunk. With
     SUMMARY it only computes the chunk's map c -> decays c + last, both (B, chunks, H).
     """
-    row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
-    inside = unit < HIDDEN
-    state = (row * chunks + chunk) * HIDDEN + unit
-    start, stop = chunk * span, tl.minimum(chunk * span + span, steps)
-    length = tl.load(lengths + row).to(tl.int32) if HAS_LENGTHS else steps
+    row, unit, inside, state, start, stop, length = place_of(lengths, steps, span, chunks, HIDDEN, UNITS)
     READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
     kind: tl.constexpr = outputs.dtype.element_ty
     biases = ()
@@ -239,10 +219,10 @@ def scan_cell_forward(
             if SUMMARY:
                 p = tl.where(live, a * p, p)
             else:
-                h = give(c, parts[GATES], values[-1].to(ACC) if READS else parts[PARTS - 1], OUTPUT, ACC)
+                h = give(c, parts[GATES], values[-1].to(ACC) if READS else parts[PARTS - 1], OUTPUT)
                 there = (begin + index < stop) & inside
                 tl.store(outputs + at + index * HIDDEN, tl.where(live, h, 0.0).to(kind), mask=there)
-                if KEEPS:
+                if cells is not None:
                     tl.store(cells + at + index * HIDDEN, c, mask=there)
         block = behind
     tl.store(last + state, c, mask=inside)
@@ -251,8 +231,9 @@ def scan_cell_forward(
 
 
 @triton.jit
-def read_backward(source, begin, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr,
-                  HAS_DOUTPUTS: tl.constexpr):  # fmt: skip
+def read_backward(
+    source, begin, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Loads the parts, c before the step, the input and the gradient of h, for a block of steps."""
     (products, read, cells, doutputs, row, unit, length, steps, read_batch, read_step, doutputs_batch,
      doutputs_step) = source  # fmt: skip
@@ -269,7 +250,7 @@ def read_backward(source, begin, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READ
         if READS:
             at = row * read_batch + step.to(tl.int64) * read_step + unit
             x = tl.load(read + at, mask=there, other=0.0)
-        if HAS_DOUTPUTS:
+        if doutputs is not None:
             at = row * doutputs_batch + step.to(tl.int64) * doutputs_step + unit
             dh = tl.load(doutputs + at, mask=there, other=0.0)
         found = found + ((values, before, x, dh),)
@@ -281,8 +262,7 @@ def scan_cell_backward(
     products, bias, read, first, lengths, cells, doutputs, dlast, dproducts, dread, dfirst, decays, dbias,
     read_batch, read_step, doutputs_batch, doutputs_step, steps, span, chunks,
     PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
-    SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_DOUTPUTS: tl.constexpr, HAS_DLAST: tl.constexpr,
-    SUMMARY: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
+    SQUASHES: tl.constexpr, SUMMARY: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Computes dproducts (B, T, K H) and, for a highway, dread (B, T, H), zero beyond a row's length.
 
@@ -291,11 +271,9 @@ def scan_cell_backward(
     (B, chunks, K H), the unrounded sum of dproducts per chunk. dproducts may alias the products. first: (B, H), the
     initial c.
     """
-    row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
-    inside = unit < HIDDEN
-    state = (row * chunks + chunk) * HIDDEN + unit
-    begin_of_chunk, stop = chunk * span, tl.minimum(chunk * span + span, steps)
-    length = tl.load(lengths + row).to(tl.int32) if HAS_LENGTHS else steps
+    row, unit, inside, state, begin_of_chunk, stop, length = place_of(
+        lengths, steps, span, chunks, HIDDEN, UNITS
+    )
     READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
     kind: tl.constexpr = dproducts.dtype.element_ty
     biases, sums = (), ()
@@ -304,28 +282,28 @@ def scan_cell_backward(
         sums = sums + (tl.zeros((UNITS,), ACC),)
     start = tl.load(first + row * HIDDEN + unit, mask=inside, other=0.0)
     carried, p = tl.zeros((UNITS,), ACC), tl.full((UNITS,), 1.0, ACC)
-    if HAS_DLAST:
+    if dlast is not None:
         carried = tl.load(dlast + state, mask=inside, other=0.0).to(ACC)
     blocks = tl.cdiv(stop - begin_of_chunk, BLOCK)
     end = begin_of_chunk + (blocks - 1) * BLOCK
     source = (products, read, cells, doutputs, row, unit, length, steps, read_batch, read_step, doutputs_batch,
               doutputs_step)  # fmt: skip
-    block = read_backward(source, end, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS)
+    block = read_backward(source, end, PARTS, HIDDEN, READS, BLOCK)
     # c after the last step of the chunk: no later step of the chunk loads it as its previous c
     c = tl.load(cells + (row * steps + stop - 1) * HIDDEN + unit, mask=inside & (length >= stop), other=0.0)
     for number in range(blocks):
         begin = end - number * BLOCK
-        ahead = read_backward(source, begin - BLOCK, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS)
+        ahead = read_backward(source, begin - BLOCK, PARTS, HIDDEN, READS, BLOCK)
         place = dproducts + (row * steps + begin) * (PARTS * HIDDEN) + unit
         for index in tl.static_range(BLOCK - 1, -1, -1):
             step = begin + index
             values, before, x, dh = block[index]
             before = tl.where(step == 0, start, before)
-            dh = dh.to(ACC) if HAS_DOUTPUTS else tl.zeros((UNITS,), ACC)
+            dh = tl.zeros((UNITS,), ACC) if doutputs is None else dh.to(ACC)
             parts = activate(values, biases, PARTS, GATES, RECURRENCE, SQUASHES, ACC)
             a, _ = recur(parts, RECURRENCE)
             x = x.to(ACC) if READS else parts[PARTS - 1]
-            dc, dgate, dx = give_back(c, parts[GATES], x, dh, OUTPUT, ACC)
+            dc, dgate, dx = give_back(c, parts[GATES], x, dh, OUTPUT)
             live = step < length
             delta = tl.where(live, dc + carried, 0.0)
             carried = tl.where(live, a * delta, carried)
@@ -354,7 +332,7 @@ def scan_cell_backward(
         tl.store(decays + state, p, mask=inside)
     else:
         for part in tl.static_range(PARTS):
-            at = ((row * chunks + chunk) * PARTS + part) * HIDDEN + unit
+            at = (state - unit) * PARTS + part * HIDDEN + unit
             tl.store(dbias + at, sums[part], mask=inside)
 
 
@@ -410,19 +388,12 @@ def _constants(inputs: ScanInputs, units: int) -> dict[str, Any]:
     return {
         "PARTS": products.shape[2] // hidden, "HIDDEN": hidden, "GATES": cell.gates - 1,
         "RECURRENCE": cell.recurrence.name, "OUTPUT": cell.output.name, "SQUASHES": cell.squashes,
-        "HAS_LENGTHS": inputs.lengths is not None, "UNITS": units,
-        "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
+        "UNITS": units, "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
     }  # fmt: skip
 
 
 def forward(inputs: ScanInputs, outputs: Tensor, last: Tensor, cells: Tensor | None) -> None:
-    """Writes the results of a recurrence.
-
-    Args:
-        inputs: arguments, with the bias.
-        outputs: (B, T, H), contiguous, is written, as are last (B, H), c after each row's last step, and, unless None,
-            cells (B, T, H), c after each step.
-    """
+    """Writes outputs (B, T, H), contiguous; last (B, H): c after a row's last step, and cells (B, T, H) or None."""
     batch, steps, hidden = outputs.shape
     _, products, bias, read, first, lengths = inputs
     read, before = rows_of(read), first.contiguous()
@@ -432,10 +403,8 @@ def forward(inputs: ScanInputs, outputs: Tensor, last: Tensor, cells: Tensor | N
         decays, ends = (first.new_empty(batch, cut.chunks, hidden) for _ in range(2))
     for summary in (True, False) if cut.chunks > 1 else (False,):
         scan_cell_forward[cut.grid(batch, hidden)](
-            products, bias, read, before, first if lengths is None else lengths, outputs, ends, decays,
-            last if cells is None else cells, *read.stride()[:2], steps, cut.span, cut.chunks,
-            KEEPS=cells is not None, SUMMARY=summary, BLOCK=_FORWARD_BLOCK,
-            **_constants(inputs, cut.units),
+            products, bias, read, before, lengths, outputs, ends, decays, cells, *read.stride()[:2], steps, cut.span,
+            cut.chunks, SUMMARY=summary, BLOCK=_FORWARD_BLOCK, **_constants(inputs, cut.units),
         )  # fmt: skip
         if summary:
             before = _states(decays, ends, before, False)
@@ -453,29 +422,24 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Writes the gradients of products and input; returns those of ``first`` and of the bias, in the accumulate type.
 
-    Args:
-        inputs, cells: as given to and written by :func:`forward`.
-        doutputs: (B, T, H), or None. dlast: (B, H), or None.
-        dproducts: (B, T, K H), contiguous, is written; may be the products themselves.
-        dread: (B, T, H), contiguous, is written if a highway reads the input; otherwise None.
+    ``inputs`` and ``cells`` were given to and written by :func:`forward`; ``doutputs`` and ``dlast`` may be None.
+    ``dproducts`` (B, T, K H), contiguous, may be the products themselves; ``dread`` is None unless a highway reads the
+    input.
     """
     batch, steps, hidden = cells.shape
     _, products, bias, read, first, lengths = inputs
     assert bias is not None
     read, first = rows_of(read), first.contiguous()
-    gradient = first if doutputs is None else rows_of(doutputs)
+    doutputs = None if doutputs is None else rows_of(doutputs)
     cut = _cut(cells)
     dfirst, decays = (first.new_empty(batch, cut.chunks, hidden) for _ in range(2))
     dbias = first.new_empty(batch * cut.chunks, bias.shape[0])
     after = None if dlast is None else dlast.contiguous()
     for summary in (True, False) if cut.chunks > 1 else (False,):
-        has_after = after is not None and not summary
         scan_cell_backward[cut.grid(batch, hidden)](
-            products, bias, read, first, first if lengths is None else lengths, cells, gradient,
-            first if after is None else after, dproducts, dproducts if dread is None else dread, dfirst, decays, dbias,
-            *read.stride()[:2], *gradient.stride()[:2], steps, cut.span, cut.chunks,
-            HAS_DOUTPUTS=doutputs is not None, HAS_DLAST=has_after, SUMMARY=summary, BLOCK=_BACKWARD_BLOCK,
-            **_constants(inputs, cut.units),
+            products, bias, read, first, lengths, cells, doutputs, None if summary else after, dproducts, dread, dfirst,
+            decays, dbias, *read.stride()[:2], *(0, 0) if doutputs is None else doutputs.stride()[:2], steps, cut.span,
+            cut.chunks, SUMMARY=summary, BLOCK=_BACKWARD_BLOCK, **_constants(inputs, cut.units),
         )  # fmt: skip
         if summary:
             after = _states(decays, dfirst, torch.zeros_like(first) if after is None else after, True)

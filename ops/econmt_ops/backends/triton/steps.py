@@ -1,15 +1,14 @@
-"""`EagerSteps` and `AttentionKernels` in Triton: one kernel per step of a cell or of attention, in each direction.
+"""`EagerSteps` and `EagerAttention` in Triton: one kernel per step of a cell or of attention, in each direction.
 
 Sizes: B batch, S source positions, H hidden size, A attention size, K steps of a block, R rows of queries.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from econmt_ops.backends.eager import EagerSteps
-from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels
+from econmt_ops.backends.protocol import AttentionInputs
 from econmt_ops.backends.triton import cells, decoder_output, persistent, step_cells
 from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
@@ -31,10 +30,6 @@ class TritonSteps(EagerSteps):
     output_forward = staticmethod(decoder_output.forward)
     output_backward = staticmethod(decoder_output.backward)
 
-    def __init__(self, like: Tensor) -> None:
-        super().__init__(like)
-        assert like.dtype != torch.float64
-
     def rows_of_sums(self, batch: int) -> int:
         """Implements `EagerSteps.rows_of_sums`; every row has its own."""
         return batch
@@ -43,7 +38,7 @@ class TritonSteps(EagerSteps):
         """Implements `EagerSteps.prepare_gates`."""
         return gates
 
-    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> AttentionKernels:
+    def attention(self, inputs: AttentionInputs, coverage: Coverage | None = None) -> TritonAttention:
         """Implements `EagerSteps.attention`."""
         if inputs.lengths is not None:
             inputs = inputs._replace(lengths=inputs.lengths.to(inputs.keys.device))
