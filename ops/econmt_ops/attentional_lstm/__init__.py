@@ -20,13 +20,10 @@ from econmt_ops.core.weights import (
     AttentionalLSTMWeights,
     Coverage,
     DecoderLayer,
-    LowRankLSTMWeights,
-    LSTMWeights,
     cast_decoder,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
-from econmt_ops.lstm import check_layers, hidden_size
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
@@ -44,20 +41,12 @@ _KINDS = get_args(DecoderLayer)
 
 def _check_layers(check: Shapes, layers: tuple[DecoderLayer, ...], feeds: bool) -> None:
     """Checks the weights of the stack, and records H."""
-    first, bottom = layers[0], "I"
-    if isinstance(first, (LSTMWeights, LowRankLSTMWeights)):
-        hidden = hidden_size(first)
-        if feeds and hidden is not None:
-            check.sizes["H"], check.sizes["I+H"], bottom = hidden, check.sizes["I"] + hidden, "I+H"
-        check_layers(check, layers, bottom)  # type: ignore[arg-type]  # all layers have the same class
-        return
-    check.sizes["H"] = size = cell_of(first).hidden_size(first, check.sizes["I"])
+    cell, bottom = cell_of(layers[0]), "I"
+    hidden = cell.hidden_size(layers[0], check.sizes["I"])
+    if feeds and hidden is not None:
+        check.sizes["I+H"], bottom = check.sizes["I"] + hidden, "I+H"
     for number, layer in enumerate(layers):
-        inputs = size if number else check.sizes["I"] + size * feeds
-        wanted = cell_of(layer).parameter_shapes(inputs, size)
-        for field in layer._fields:
-            name = f"weights.layers[{number}].{field}"
-            check.exactly(name, getattr(layer, field), wanted[field], ("I", "H"))
+        cell.check(check, f"weights.layers[{number}]", layer, "H" if number else bottom)
 
 
 def _check_output(check: Shapes, weights: AttentionalLSTMWeights) -> None:

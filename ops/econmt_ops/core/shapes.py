@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, device, int64, strided
 from torch._subclasses.fake_tensor import FakeTensor
@@ -47,14 +45,6 @@ class Shapes:
             raise ValueError(
                 f"{self.op}: {name} must be float64, float32, bfloat16 or float16, got {tensor.dtype}"
             )
-
-    def exactly(self, name: str, tensor: Tensor, sizes: tuple[int, ...], letters: Sequence[str]) -> None:
-        """Checks one floating point tensor against known sizes; ``letters`` are the sizes to name in the message."""
-        self.is_number(name, tensor)
-        if tuple(tensor.shape) != sizes:
-            hint = ", ".join(f"{letter}={self.sizes[letter]}" for letter in letters)
-            raise ValueError(f"{self.op}: {name} must be {sizes} with {hint}, got {tuple(tensor.shape)}")
-        self._check_device(name, tensor)
 
     def _check_device(self, name: str, tensor: Tensor) -> None:
         if self._device is None:

@@ -144,20 +144,14 @@ def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
     """Returns the cell to which the weights belong, and records H; raises ValueError if a shape does not fit."""
-    inputs = check.sizes["I"]
-    for field, tensor in zip(layers[0]._fields, layers[0], strict=True):
-        check.is_number(f"layers[0].{field}", tensor)
-    fitting = [cell for cell in cells if isinstance(layers[0], cell.weights)]
+    first, inputs = layers[0], check.sizes["I"]
+    fitting = [cell for cell in cells if isinstance(first, cell.weights)]
 
-    def shapes(cell: Cell) -> dict[str, tuple[int, ...]]:
-        return cell.parameter_shapes(inputs, cell.hidden_size(layers[0], inputs))
+    def fits(cell: Cell) -> bool:
+        shapes = cell.parameter_shapes(inputs, cell.hidden_size(first, inputs) or 0)
+        return shapes["input"] == getattr(first.input, "shape", None)
 
-    cell = next(
-        (each for each in fitting if shapes(each)["input"] == tuple(layers[0].input.shape)), fitting[0]
-    )
-    check.sizes["H"] = hidden = cell.hidden_size(layers[0], inputs)
+    cell = next(filter(fits, fitting), fitting[0])
     for number, layer in enumerate(layers):
-        wanted = cell.parameter_shapes(inputs if number == 0 else hidden, hidden)
-        for field, tensor in zip(layer._fields, layer, strict=True):
-            check.exactly(f"layers[{number}].{field}", tensor, wanted[field], ("I", "H"))
+        cell.check(check, f"layers[{number}]", layer, "H" if number else "I")
     return cell

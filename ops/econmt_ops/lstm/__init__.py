@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from econmt_ops.cells.lstm import LSTM
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack_checks import as_layers, check_weights, prepare_state
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
-    LowRank,
     LowRankLSTMWeights,
     LSTMState,
     LSTMWeights,
@@ -33,42 +33,6 @@ _BIDIRECTIONAL = implementations("bidirectional_lstm", *_MODULES)
 
 KINDS = (LSTMWeights, LowRankLSTMWeights)
 """Classes of a layer's weights."""
-
-
-def hidden_size(layer: AnyLSTMWeights) -> int | None:
-    """Returns H of a layer whose shapes are unchecked; None if its recurrent weight is not a matrix."""
-    matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
-    return matrix.shape[1] if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
-
-
-def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str) -> None:
-    """Checks the weights of a stack of layers, bottom first, and adds H to the sizes; raises ValueError.
-
-    ``check`` knows the size of the bottom layer's input, whose name is ``bottom``, as in `Shapes`.
-    """
-    for number, layer in enumerate(layers):
-        _check_layer(check, f"layers[{number}]", layer, bottom if number == 0 else "H")
-
-
-def _check_layer(check: Shapes, name: str, layer: AnyLSTMWeights, size: str) -> None:
-    hidden = hidden_size(layer)
-    if "H" not in check.sizes and hidden is not None:
-        check.sizes["H"] = hidden
-    if isinstance(layer, LowRankLSTMWeights):
-        _check_factors(check, f"{name}.hidden", layer.hidden, "H")
-        _check_factors(check, f"{name}.input", layer.input, size)
-    else:
-        check(f"{name}.hidden", layer.hidden, "4H H")
-        check(f"{name}.input", layer.input, f"4H {size}")
-    check(f"{name}.bias", layer.bias, "4H")
-
-
-def _check_factors(check: Shapes, name: str, matrix: LowRank, size: str) -> None:
-    rank = f"{name}.rank"
-    check(f"{name}.right", matrix.right, f"{rank} {size}")
-    check(f"{name}.left", matrix.left, f"4H {rank}")
-    if matrix.rank == 0:
-        raise ValueError(f"{check.op}: {name} must have a rank of at least 1, got 0")
 
 
 def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
@@ -161,7 +125,8 @@ def lstm(
     layers = as_layers("lstm", merged(layers), KINDS)
     check = Shapes("lstm")
     check_inputs(check, inputs)
-    check_layers(check, layers, "I")
+    for number, layer in enumerate(layers):
+        LSTM.check(check, f"layers[{number}]", layer, "H" if number else "I")
     if lengths is not None:
         check.lengths(lengths, "T")
     check_dropout("lstm", dropout, dropout_seed)
@@ -225,8 +190,8 @@ def bidirectional_lstm(
     check = Shapes("bidirectional_lstm")
     check_inputs(check, inputs)
     check_weights(check.op, {"forward": forward, "backward": backward}, KINDS)
-    _check_layer(check, "forward", forward, "I")
-    _check_layer(check, "backward", backward, "I")
+    LSTM.check(check, "forward", forward)
+    LSTM.check(check, "backward", backward)
     if lengths is not None:
         check.lengths(lengths, "T")
     like = values_of(inputs)
