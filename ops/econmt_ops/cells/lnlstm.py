@@ -54,7 +54,7 @@ def _standardized_back(dvalues: Tensor, normal: Tensor, factors: Tensor) -> Tens
 
 def _shapes_of(weights: type[Any]) -> dict[str, str]:
     others = {"input": "4H I", "hidden": "4H H", "cell_gain": "H", "cell_bias": "H"}
-    return {name: others.get(name, "4H") for name in weights._fields}  # type: ignore[attr-defined]
+    return {name: others.get(name, "4H") for name in weights._fields}
 
 
 class LayerNormLSTMCell(StepCell):

@@ -27,34 +27,49 @@ from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
 
-_MODULES = reference, recompute, triton
-_IMPLEMENTATIONS = implementations("lstm", *_MODULES)
-_BIDIRECTIONAL = implementations("bidirectional_lstm", *_MODULES)
+_IMPLEMENTATIONS = {"lstm": implementations("lstm", reference, recompute, triton)}
+_IMPLEMENTATIONS["bidirectional_lstm"] = implementations(
+    "bidirectional_lstm", **{each.name: each[1:] for each in _IMPLEMENTATIONS["lstm"].values()}
+)
 
 KINDS = (LSTMWeights, LowRankLSTMWeights)
 """Classes of a layer's weights."""
 
 
-def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
-    """True if the reference is known to be faster; never for factorised layers, which torch.lstm does not support."""
-    if isinstance(layers[0], LowRankLSTMWeights):
-        return False
-    return is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
+def _run(
+    check: Shapes,
+    inputs: Inputs,
+    layers: tuple[AnyLSTMWeights, ...],
+    start: Any,
+    options: StackOptions,
+    key: Any,
+    implementation: str,
+    stash: str,
+) -> tuple[Tensor, LSTMState]:
+    """Runs an op, whose arguments are checked, and adds its plan under ``key``."""
+    like, available = values_of(inputs), _IMPLEMENTATIONS[check.op]
+    dtype, probes = compute_dtype(like), options.gate_gradient is not None
 
+    def call(
+        candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
+    ) -> tuple[Tensor, LSTMState]:
+        add_plan(key, candidate, available, dtype, inputs, layers)
+        if not candidate.traits.casts:
+            inputs, layers = expanded(inputs), tuple(cast_weights(layer, dtype) for layer in layers)
+        with explicit_casts(like):
+            result: tuple[Tensor, LSTMState] = candidate.function(
+                inputs.to(dtype), layers, start, options, **candidate.options
+            )
+        return result
 
-def _prepared(
-    candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype
-) -> tuple[Inputs, tuple[AnyLSTMWeights, ...]]:
-    """Returns inputs and weights in the form that an implementation takes."""
-    if candidate.traits.casts:
-        return inputs.to(dtype), layers
-    return expanded(inputs).to(dtype), tuple(cast_weights(layer, dtype) for layer in layers)
-
-
-def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
-    """Returns the properties of the arguments, beside their sizes, that change the amount of work."""
-    repeated = " repeated" if isinstance(inputs, UniqueRows) else ""
-    return f"{'full' if lengths is None else 'lengths'}{repeated}"
+    sizes = check.sizes
+    # torch.lstm does not expose the gradient of its gates, and does not know factorised layers.
+    by_torch = not probes and not isinstance(layers[0], LowRankLSTMWeights)
+    light = by_torch and is_light(sizes["B"], sizes["T"], sizes["H"], dtype, like.device)
+    details = [f"layers={len(layers)}", "full" if options.lengths is None else "lengths"]
+    details += ["repeated"] * isinstance(inputs, UniqueRows) + ["probe"] * probes
+    problem = Problem(check.op, (inputs, layers, start), dtype, sizes, " ".join(details), light)
+    return run(problem, call, available, implementation, stash=stash)
 
 
 def lstm(
@@ -131,29 +146,13 @@ def lstm(
         check.lengths(lengths, "T")
     check_dropout("lstm", dropout, dropout_seed)
     like = values_of(inputs)
-    dtype = compute_dtype(like)
     if gate_gradient is not None:
         check("gate_gradient", gate_gradient, "T B 4H")
         if len(layers) > 1 or reverse or like is not inputs or isinstance(layers[0], LowRankLSTMWeights):
             wanted = "one layer of LSTMWeights, a tensor as inputs, and reverse=False"
             raise ValueError(f"{check.op}: gate_gradient requires {wanted}")
-    start: Any = prepare_state(check, ("h", "c"), state, len(layers), like, dtype)
-
-    def call(
-        candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
-    ) -> tuple[Tensor, LSTMState]:
-        add_plan(key, candidate, _IMPLEMENTATIONS, dtype, inputs, layers)
-        with explicit_casts(like):
-            result: tuple[Tensor, LSTMState] = candidate.function(
-                *_prepared(candidate, inputs, layers, dtype), start, options, **candidate.options
-            )
-        return result
-
-    detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if gate_gradient is None else ' probe'}"
-    # torch.lstm does not expose the gradient of its gates.
-    light = gate_gradient is None and _runs_by_torch(layers, check.sizes, like)
-    problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
-    return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
+    start = prepare_state(check, ("h", "c"), state, len(layers), like, compute_dtype(like))
+    return _run(check, inputs, layers, start, options, key, implementation, stash)
 
 
 def bidirectional_lstm(
@@ -194,21 +193,9 @@ def bidirectional_lstm(
     LSTM.check(check, "backward", backward)
     if lengths is not None:
         check.lengths(lengths, "T")
-    like = values_of(inputs)
-    dtype = compute_dtype(like)
-
-    def call(
-        candidate: Candidate, inputs: Inputs, forward: AnyLSTMWeights, backward: AnyLSTMWeights
-    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        add_plan(key, candidate, _BIDIRECTIONAL, dtype, inputs, (forward, backward))
-        with explicit_casts(like):
-            read, layers = _prepared(candidate, inputs, (forward, backward), dtype)
-            result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
-                read, *layers, lengths=lengths, **candidate.options
-            )
-        return result
-
-    light = _runs_by_torch((forward, backward), check.sizes, like)
-    arguments = (inputs, forward, backward)
-    problem = Problem("bidirectional_lstm", arguments, dtype, check.sizes, _kind(inputs, lengths), light)
-    return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)
+    like, options = values_of(inputs), StackOptions(lengths, from_zero=True, both_ways=True)
+    start = prepare_state(check, ("h", "c"), None, 2, like, compute_dtype(like))
+    outputs, (ahead, back) = _run(
+        check, inputs, (forward, backward), start, options, key, implementation, stash
+    )
+    return outputs, (ahead, back)

@@ -130,8 +130,7 @@ def add_plan(
     if key is None:
         return
     kind, _, _, _, is_full, keep, *_, options = key
-    function = getattr(kernels, kind)
-    if candidate.function is function and available["triton"].function is function:
+    if candidate.function is kernels.lstm and available["triton"].function is kernels.lstm:
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
         if products is not None:
             reverse = (options[2],) if kind == "lstm" else (False, True)

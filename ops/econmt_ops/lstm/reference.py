@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,9 +212,11 @@ def lstm(
     state: LSTMState,
     options: StackOptions,
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked and cast arguments."""
+    """Implements `econmt_ops.lstm` and `econmt_ops.bidirectional_lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
     lengths = options.lengths
+    if options.both_ways:
+        return _both_ways(inputs, layers, state, lengths)
     padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
     shape = batch, steps, layers[0].hidden.shape[1]
     masks = options.keep_masks(len(layers), shape, inputs.device)
@@ -237,29 +240,20 @@ def lstm(
     return outputs, tuple(last)
 
 
-def bidirectional_lstm(
-    inputs: Tensor, forward: AnyLSTMWeights, backward: AnyLSTMWeights, *, lengths: Tensor | None
-) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Implements `econmt_ops.bidirectional_lstm` for checked and cast arguments."""
-    batch, steps, _ = inputs.shape
-    hidden = forward.hidden.shape[1]
-    if (
-        not (isinstance(forward, LSTMWeights) and isinstance(backward, LSTMWeights))
-        or inputs.dtype in STEPWISE
-    ):
-        h = inputs.new_zeros(batch, hidden)
-        c = h.to(accumulate_dtype(h.dtype))
-        both = [
-            lstm(inputs, (layer,), ((h, c),), StackOptions(lengths, reverse))
-            for layer, reverse in ((forward, False), (backward, True))
-        ]
+def _both_ways(
+    inputs: Tensor, layers: Sequence[Any], state: LSTMState, lengths: Tensor | None
+) -> tuple[Tensor, LSTMState]:
+    """Runs one layer in both directions from a state of zeros."""
+    whole = [layer for layer in layers if isinstance(layer, LSTMWeights)]
+    if not whole or inputs.dtype in STEPWISE:
+        pairs = zip(layers, (False, True), strict=True)
+        both = [lstm(inputs, (layer,), state[:1], StackOptions(lengths, reverse)) for layer, reverse in pairs]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
-    padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
-    zeros = inputs.new_zeros(2, batch, hidden)
-    inputs = zero_padding(inputs, padding)
-    outputs, last_h, last_c = layer_by_torch(inputs, [forward, backward], zeros, zeros, padding)
-    forward_h = last_h[0] if lengths is None else last_of(outputs[:, :, :hidden], zeros[0], lengths)
-    return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))
+    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    zeros = torch.stack([h for h, _ in state])
+    outputs, last_h, last_c = layer_by_torch(zero_padding(inputs, padding), whole, zeros, zeros, padding)
+    ahead = last_h[0] if lengths is None else last_of(outputs.chunk(2, 2)[0], zeros[0], lengths)
+    return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))
 
 
 def projected_lstm(

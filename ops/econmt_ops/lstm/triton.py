@@ -142,10 +142,13 @@ def lstm(
     *,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
+    """Implements both ops as `recompute.lstm`."""
     products = products_of(inputs, layers)
     if products is None:
         return recompute.lstm(inputs, layers, state, options, stash=stash, backend="triton")
+    if options.both_ways:
+        outputs, h, c = _run_layer(inputs, layers, [], options, [False, True], stash, products)
+        return outputs, ((h[0], c[0]), (h[1], c[1]))
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if options.from_zero else [state[number]]
@@ -156,22 +159,3 @@ def lstm(
 
     outputs, last = run_stack(run, inputs, len(layers), options)
     return outputs, tuple(last)
-
-
-def bidirectional_lstm(
-    inputs: Inputs,
-    forward: AnyLSTMWeights,
-    backward: AnyLSTMWeights,
-    *,
-    lengths: Tensor | None,
-    stash: str = "gates",
-) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
-    layers = [forward, backward]
-    products = products_of(inputs, layers)
-    if products is None:
-        return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
-        )
-    outputs, h, c = _run_layer(inputs, layers, [], StackOptions(lengths), [False, True], stash, products)
-    return outputs, ((h[0], c[0]), (h[1], c[1]))

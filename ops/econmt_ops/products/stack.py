@@ -27,6 +27,7 @@ class StackOptions(NamedTuple):
         seed: Seed of the masks, or None without dropout.
         from_zero: True if all initial states are zero, so that they need not be read.
         gate_gradient: See `econmt_ops.lstm`; None for other cells.
+        both_ways: True if two LSTM layers are one in both directions, from zero states.
     """
 
     lengths: Tensor | None = None
@@ -37,6 +38,7 @@ class StackOptions(NamedTuple):
     variational: bool = False
     from_zero: bool = False
     gate_gradient: Tensor | None = None
+    both_ways: bool = False
 
     def keep_masks(
         self, layers: int, shape: tuple[int, int, int], device: torch.device
