@@ -18,40 +18,33 @@ _PARTS = 4
 MOST_STEPS = 1 << 15
 """Maximum steps of a call: 16,384 steps work, with 65,536 cuDNN returns CUDNN_STATUS_NOT_SUPPORTED."""
 
-Layer = Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, Tensor]]
-"""Function of one direction: inputs (B, T, I), h and c (1, B, H), weights -> outputs (B, T, H) and the last h and c."""
-
 
 def by_direction(
-    run: Layer, inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+    run: Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, Tensor]],
+    inputs: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: list[Tensor],
+    most: int = MOST_STEPS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs each direction of a layer separately, the second one from the last step to the first.
 
-    Inputs are (B, T, I), h and c (D, B, H), ``weights`` as in `flatten`; ``run`` runs one direction.
+    Inputs are (B, T, I), h and c (D, B, H), ``weights`` as in `flatten`; ``run`` runs at most ``most`` steps of one
+    direction.
     """
     outputs, states = [], []
     for number in range(len(h)):
         parts, at = weights[_PARTS * number : _PARTS * (number + 1)], slice(number, number + 1)
-        made, *last = run(inputs.flip(1) if number else inputs, h[at], c[at], parts)
-        outputs.append(made.flip(1) if number else made)
-        states.append(last)
+        made: list[Tensor] = []
+        state: Sequence[Tensor] = (h[at], c[at])
+        for read in torch.split(inputs.flip(1) if number else inputs, most, 1):
+            output, *state = run(read, *state, parts)
+            made.append(output)
+        joined = torch.cat(made, 1) if len(made) > 1 else made[0]
+        outputs.append(joined.flip(1) if number else joined)
+        states.append(state)
     last_h, last_c = (torch.cat(part) for part in zip(*states, strict=True))
     return torch.cat(outputs, 2), last_h, last_c
-
-
-def in_parts(run: Layer, most: int = MOST_STEPS) -> Layer:
-    """Returns a function that runs one direction, as ``run`` does, with at most ``most`` steps per call."""
-
-    def run_parts(
-        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        outputs = []
-        for part in torch.split(inputs, most, 1):
-            output, h, c = run(part, h, c, weights)
-            outputs.append(output)
-        return torch.cat(outputs, 1), h, c
-
-    return run_parts
 
 
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

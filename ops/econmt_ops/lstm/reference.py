@@ -30,7 +30,7 @@ from econmt_ops.core.weights import (
 )
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm, in_parts
+from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm
 from econmt_ops.products.dropout import Seed, apply_dropout
 from econmt_ops.products.low_rank import linear, linear_add
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
@@ -105,46 +105,6 @@ def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
     return pattern.view(-1)
 
 
-def torch_lstm(
-    inputs: Tensor,
-    weights: list[Tensor],
-    h: Tensor,
-    c: Tensor,
-    bidirectional: bool = False,
-    projection: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls torch.lstm for one layer, in both directions if ``bidirectional``.
-
-    Args:
-        inputs: (B, T, I).
-        weights: for each direction input (4H, I), hidden (4H, H) and bias (4H,).
-        h, c: (D, B, H) with D directions.
-        bidirectional: see above.
-        projection: (P, H) of one direction, whose h then has P features; or None.
-
-    Returns:
-        outputs (B, T, D H), and h and c after the last step, each (D, B, H).
-    """
-    # Without gradients torch then saves nothing for a backward pass.
-    training = torch.is_grad_enabled()
-    no_bias = torch.zeros_like(weights[2])
-    flat = [tensor for k in range(0, len(weights), 3) for tensor in (*weights[k : k + 3], no_bias)]
-    if projection is not None:
-        flat.append(projection)
-    elif inputs.is_cuda and not torch.compiler.is_compiling():
-        if isinstance(inputs, FakeTensor):
-            return by_direction(steps_of_torch, inputs, h, c, flat)
-        if torch.cudnn_is_acceptable(inputs):
-            if inputs.shape[1] > MOST_STEPS:
-                run = in_parts(functools.partial(cudnn_lstm, training=training))
-                return by_direction(run, inputs, h, c, flat)
-            return cudnn_lstm(inputs, h, c, flat, training, bidirectional)
-    state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
-    outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
-    # The decomposition that torch.compile traces returns states with an extra axis in torch 2.11.
-    return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
-
-
 def steps_of_torch(
     inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,10 +137,22 @@ def layer_by_torch(
         weight = layer.input
         if padding is not None:
             weight = torch.cat([weight, functional.pad(closed_gates(layer).unsqueeze(1), wider)], 1)
-        weights += [weight, layer.hidden, layer.bias]
-    first = directions[0]
-    projection = first.projection if isinstance(first, ProjectedLSTMWeights) else None
-    return torch_lstm(inputs, weights, h, c, len(directions) == 2, projection)
+        weights += [weight, layer.hidden, layer.bias, torch.zeros_like(layer.bias)]
+    # Without gradients torch then saves nothing for a backward pass.
+    training, bidirectional, first = torch.is_grad_enabled(), len(directions) == 2, directions[0]
+    if isinstance(first, ProjectedLSTMWeights):
+        weights.append(first.projection)
+    elif inputs.is_cuda and not torch.compiler.is_compiling():
+        if isinstance(inputs, FakeTensor):
+            return by_direction(steps_of_torch, inputs, h, c, weights)
+        if torch.cudnn_is_acceptable(inputs):
+            if inputs.shape[1] > MOST_STEPS:
+                return by_direction(functools.partial(cudnn_lstm, training=training), inputs, h, c, weights)
+            return cudnn_lstm(inputs, h, c, weights, training, bidirectional)
+    state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
+    outputs, last_h, last_c = torch.lstm(inputs, state, weights, True, 1, 0.0, training, bidirectional, True)
+    # The decomposition that torch.compile traces returns states with an extra axis in torch 2.11.
+    return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
 
 
 def _layer_by_steps(
@@ -261,13 +233,9 @@ def projected_lstm(
     layers: tuple[ProjectedLSTMWeights, ...],
     *,
     state: LSTMState | None = None,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    residual: bool = False,
-    dropout: float = 0.0,
     dropout_seed: Seed | None = None,
-    variational: bool = False,
     implementation: str = "auto",  # noqa: ARG001  there is only one
+    **options: Any,
 ) -> tuple[Tensor, LSTMState]:
     """Runs layers whose h is projected (Sak, Senior and Beaufays 2014), by torch.lstm: no kernel here has them.
 
@@ -276,5 +244,4 @@ def projected_lstm(
     if state is None:
         h, c = (inputs.new_zeros(inputs.shape[0], size) for size in layers[0].projection.shape)
         state = ((h, c),) * len(layers)
-    options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
-    return lstm(inputs, layers, state, options)
+    return lstm(inputs, layers, state, StackOptions(seed=dropout_seed, **options))
