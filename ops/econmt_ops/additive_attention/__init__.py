@@ -58,10 +58,8 @@ def additive_attention(
     check("values", values, "B S E")
     check.not_empty("keys", keys)
     check("score_weight", score_weight, "A")
-    if layer_norm is not None:
-        check.norm(layer_norm)
-    if lengths is not None:
-        check.lengths(lengths, "S")
+    check.norm(layer_norm)
+    check.lengths(lengths, "S")
     dtype = compute_dtype(query)
 
     def call(

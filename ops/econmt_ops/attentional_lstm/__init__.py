@@ -20,7 +20,7 @@ from econmt_ops.core.weights import (
     AttentionalLSTMWeights,
     Coverage,
     DecoderLayer,
-    cast_decoder,
+    cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
@@ -110,12 +110,10 @@ def _check(
             raise ValueError(f"{check.op}: {wanted}, got {options.scale}")
     elif layer_norm is not None:
         raise ValueError(f"{check.op}: layer_norm requires additive attention, but weights.score is None")
-    if layer_norm is not None:
-        check.norm(layer_norm)
+    check.norm(layer_norm)
     if weights.coverage is not None:
         _check_coverage(check, weights.coverage, weights, options.input_feeding)
-    if options.lengths is not None:
-        check.lengths(options.lengths, "S")
+    check.lengths(options.lengths, "S")
     check_dropout("attentional_lstm", options.stack.dropout, options.stack.seed)
     return check
 
@@ -233,7 +231,7 @@ def attentional_lstm(
                 (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                weights if casts else cast_decoder(weights, dtype),
+                weights if casts else cast_weights(weights, dtype),
                 start,
                 options._replace(layer_norm=norm),
                 **candidate.options,

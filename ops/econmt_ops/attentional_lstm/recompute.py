@@ -34,7 +34,7 @@ from econmt_ops.core.weights import (
     LowRankLSTMWeights,
     LSTMWeights,
     State,
-    cast_decoder,
+    cast_weights,
 )
 from econmt_ops.dispatch.registration import Operator
 from econmt_ops.dispatch.traits import Traits
@@ -188,5 +188,5 @@ def _attend_at_once(
             gain, shift = options.layer_norm or (None, None)
             call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), gain, shift, lengths)
             context, attention = additive_attention(call, backend=backend)
-    outputs = combined_output(h, context, cast_decoder(weights, h.dtype))
+    outputs = combined_output(h, context, cast_weights(weights, h.dtype))
     return outputs, attention, AttentionalLSTMState(layers, outputs[:, -1])

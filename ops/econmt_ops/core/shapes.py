@@ -81,14 +81,18 @@ class Shapes:
         self.check_size(name, tensor, shape)
 
     def norm(self, pair: object) -> None:
-        """Checks that an argument is a pair of tensors, gain and bias of a layer normalization, each (A,)."""
+        """Checks gain and bias of a layer normalization, each (A,), if there is one."""
+        if pair is None:
+            return
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(pair)}")
         self("layer_norm gain", pair[0], "A")
         self("layer_norm bias", pair[1], "A")
 
-    def lengths(self, tensor: Tensor, positions: str) -> None:
-        """Checks the lengths of a batch's rows, (B,); on the CPU also that they are within the positions."""
+    def lengths(self, tensor: Tensor | None, positions: str) -> None:
+        """Checks the lengths of a batch's rows, (B,) or None; on the CPU also that they are within the positions."""
+        if tensor is None:
+            return
         self.indices("lengths", tensor, "B")
         if tensor.device.type not in ("cpu", self._device.type if self._device is not None else "cpu"):
             raise ValueError(

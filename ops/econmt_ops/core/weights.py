@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -84,13 +84,6 @@ class ProjectedLSTMWeights(NamedTuple):
 
 AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
 """Weights of one LSTM layer, with whole or factorized matrices."""
-
-
-def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
-    """Returns a layer in another type."""
-    weights: Any = layer
-    made: AnyLSTMWeights = weights._make(part.to(dtype) for part in layer)
-    return made
 
 
 class GateWeights(NamedTuple):
@@ -265,8 +258,11 @@ def tensors_of(tree: object) -> list[Tensor]:
     return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []
 
 
-def cast_decoder(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
-    """Returns all weights of a decoder in another type."""
+Weights = TypeVar("Weights", bound=tuple[Any, ...])
+
+
+def cast_weights(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Returns weights such as those above, or a tuple of them, in another type."""
 
     def cast(part: Any) -> Any:  # torch's pytree takes three times as long
         if isinstance(part, tuple):
@@ -274,5 +270,5 @@ def cast_decoder(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> Attenti
             return tuple(made) if type(part) is tuple else type(part)(*made)
         return part.to(dtype) if isinstance(part, Tensor) else part
 
-    made: AttentionalLSTMWeights = cast(weights)
+    made: Weights = cast(weights)
     return made

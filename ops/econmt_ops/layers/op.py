@@ -16,7 +16,7 @@ from econmt_ops.cells.table import KINDS
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack_checks import as_layers, prepare_state
-from econmt_ops.core.weights import State
+from econmt_ops.core.weights import State, cast_weights
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import Traits, implementations
@@ -87,8 +87,7 @@ class LayerOp:
         check_inputs(check, inputs)
         layers = as_layers(name, layers, list({cell.weights: None for cell in self.cells}))
         cell = _check_layers(check, layers, self.cells)
-        if lengths is not None:
-            check.lengths(lengths, "T")
+        check.lengths(lengths, "T")
         check_dropout(name, dropout, dropout_seed)
         like = values_of(inputs)
         dtype = compute_dtype(like)
@@ -98,12 +97,10 @@ class LayerOp:
         def call(
             candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
         ) -> tuple[Tensor, State]:
-            cast = layers
-            if not candidate.traits.casts:
-                cast = tuple(layer._make(part.to(dtype) for part in layer) for layer in layers)
+            layers = layers if candidate.traits.casts else cast_weights(layers, dtype)
             with explicit_casts(like):
                 result: tuple[Tensor, State] = candidate.function(
-                    expanded(inputs).to(dtype), cast, start, options, **candidate.options
+                    expanded(inputs).to(dtype), layers, start, options, **candidate.options
                 )
             return result
 

@@ -55,7 +55,7 @@ def _run(
     ) -> tuple[Tensor, LSTMState]:
         add_plan(key, candidate, available, dtype, inputs, layers)
         if not candidate.traits.casts:
-            inputs, layers = expanded(inputs), tuple(cast_weights(layer, dtype) for layer in layers)
+            inputs, layers = expanded(inputs), cast_weights(layers, dtype)
         with explicit_casts(like):
             result: tuple[Tensor, LSTMState] = candidate.function(
                 inputs.to(dtype), layers, start, options, **candidate.options
@@ -142,8 +142,7 @@ def lstm(
     check_inputs(check, inputs)
     for number, layer in enumerate(layers):
         LSTM.check(check, f"layers[{number}]", layer, "H" if number else "I")
-    if lengths is not None:
-        check.lengths(lengths, "T")
+    check.lengths(lengths, "T")
     check_dropout("lstm", dropout, dropout_seed)
     like = values_of(inputs)
     if gate_gradient is not None:
@@ -191,8 +190,7 @@ def bidirectional_lstm(
     check_weights(check.op, {"forward": forward, "backward": backward}, KINDS)
     LSTM.check(check, "forward", forward)
     LSTM.check(check, "backward", backward)
-    if lengths is not None:
-        check.lengths(lengths, "T")
+    check.lengths(lengths, "T")
     like, options = values_of(inputs), StackOptions(lengths, from_zero=True, both_ways=True)
     start = prepare_state(check, ("h", "c"), None, 2, like, compute_dtype(like))
     outputs, (ahead, back) = _run(

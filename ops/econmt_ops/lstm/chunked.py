@@ -118,7 +118,6 @@ class ChunkedLSTM:
         if dtype not in self._cast:
             assert isinstance(self._leaves, LSTMWeights)
             cast = cast_weights(LSTMWeights(*(part.detach() for part in self._leaves)), dtype)
-            assert isinstance(cast, LSTMWeights)
             self._cast[dtype] = cast, like.new_zeros(())
             self._layouts = Layouts([cast.input, cast.hidden])
         return self._cast[dtype]

@@ -11,7 +11,7 @@ from torch.nn.modules import rnn as torch_rnn
 from econmt_ops.cells.gru import GRU as GRU_CELL
 from econmt_ops.core.shapes import kind_of
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights
-from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.lstm import lstm
 from econmt_ops.lstm.call_plans import SplitLSTMWeights, plan_again, run_whole
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.reference import projected_lstm
@@ -109,10 +109,6 @@ class LSTM(RecurrentModule):
     def op(self) -> Any:
         """Operation that runs the layers."""
         return projected_lstm if self.proj_size else lstm
-
-    @property
-    def _both_ways(self) -> Any:
-        return None if self.proj_size else bidirectional_lstm
 
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
