@@ -17,7 +17,6 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOpera
 from econmt_ops.dispatch.rule import device_of, is_transformed, rule
 from econmt_ops.dispatch.traits import FLOATS, Traits
 from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.linear_recurrence.reference import standing_still
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer, outer
 from econmt_ops.products.stack import StackOptions, last_of, run_cells
@@ -155,12 +155,6 @@ class _Blocks:
             for number, weight in enumerate(self.weights)
         ]
 
-    @functools.cached_property
-    def ends(self) -> Tensor:
-        """Last position of each row, (B, 1), if there are lengths."""
-        assert self.all_lengths is not None
-        return self.all_lengths.unsqueeze(1) - 1
-
     def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
         """Returns values (n, t, .) of a block with zeros at padded positions."""
         return values if self.padding is None else zero_padding(values, self.padding[rows, steps])
@@ -189,10 +183,9 @@ class _Blocks:
 
     def lengths(self, rows: slice, steps: slice) -> Tensor | None:
         """Returns the lengths of the rows within a block, (n,); None if there is no padding."""
-        if self.padding is None:
+        if self.all_lengths is None:
             return None
-        remaining: Tensor = self.ends[rows, 0] + 1 - steps.start
-        return remaining.clamp(0, steps.stop - steps.start)
+        return (self.all_lengths[rows] - steps.start).clamp(0, steps.stop - steps.start)
 
     def inputs(self, products: Tensor) -> ScanInputs:
         """Returns the arguments of a GPU's kernels, given all products."""
@@ -200,18 +193,6 @@ class _Blocks:
         return ScanInputs(
             self.cell, products, self.bias.contiguous(), call.sources[0], call.first, self.all_lengths
         )
-
-    def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
-        """Adds the gradient of the last c (n, H) to the gradient of c (n, t, H) at the last steps of rows."""
-        if self.padding is None:
-            if steps.stop == self.steps:
-                dc[:, -1] += dlast
-            return
-        ends = self.ends[rows]
-        inside = (ends >= steps.start) & (ends < steps.stop)
-        index = (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
-        gradient = torch.where(inside, dlast, 0.0).unsqueeze(1)
-        dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), gradient)
 
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
@@ -226,15 +207,16 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
         read = blocks.read(rows, steps)
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         initial = call.first[rows] if steps.start == 0 else carried
-        lengths = blocks.lengths(rows, steps)
         if native.serves(products):
+            lengths = blocks.lengths(rows, steps)
             arguments = ScanInputs(blocks.cell, products.contiguous(), None, read[0], initial, lengths)
             cells = results.cells[rows, steps] if keep else None
             carried = scan_cells.forward(arguments, results.outputs[rows, steps], cells)
         else:
             parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
-            c = blocks.mask(scan(decay, inputs, initial), rows, steps)
-            carried = last_of(c, initial, lengths)
+            padding = None if blocks.padding is None else blocks.padding[rows, steps]
+            c = scan(*standing_still(decay, inputs, padding), initial)
+            carried = c[:, -1]
             results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
             if keep:
                 results.cells[rows, steps] = c
@@ -286,16 +268,13 @@ class _BackwardPass:
         initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
         inputs = ScanInputs(blocks.cell, products, None, read[0], initial, blocks.lengths(rows, steps))
         doutputs = None if self._doutputs is None else self._doutputs[rows, steps]
-        dlast = None if self._dlast is None else self._dlast[rows]
-        if native.serves(products):  # the C library carries the gradient of the state through padding
-            last = dlast if after is None else after
-            last = torch.zeros_like(initial) if last is None else last
-            carried, dread = scan_cells.backward(inputs, cells, doutputs, last, target)
+        if after is None:  # the gradient of the state is carried through padding
+            after = torch.zeros_like(initial) if self._dlast is None else self._dlast[rows]
+        if native.serves(products):
+            carried, dread = scan_cells.backward(inputs, cells, doutputs, after, target)
         else:
-            dh = torch.zeros_like(cells)
-            if doutputs is not None:
-                dh = blocks.mask(doutputs.to(initial.dtype), rows, steps)
-            target, dread, carried = self._in_pytorch(inputs, cells, target, dh, dlast, after, (rows, steps))
+            padding = None if blocks.padding is None else blocks.padding[rows, steps]
+            target, dread, carried = self._in_pytorch(inputs, cells, doutputs, after, target, padding)
         if steps.start == 0:
             self.first[rows] = carried
         self._add(target.to(blocks.dtype), dread, read, rows, steps)
@@ -305,28 +284,25 @@ class _BackwardPass:
         self,
         inputs: ScanInputs,
         cells: Tensor,
+        doutputs: Tensor | None,
+        after: Tensor,
         target: Tensor,
-        dh: Tensor,
-        dlast: Tensor | None,
-        after: Tensor | None,
-        where: tuple[slice, slice],
+        padding: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Returns the gradients of a block's products, of the first source (or None), and of c before the block."""
-        blocks, cell, initial = self.blocks, inputs.cell, inputs.first
-        parts, decay, _ = cell.start(inputs.products.to(initial.dtype), blocks.hidden)
+        cell, initial = inputs.cell, inputs.first
+        parts, decay, _ = cell.start(inputs.products.to(initial.dtype), self.blocks.hidden)
+        dh = torch.zeros_like(cells)
+        if doutputs is not None:
+            dh = zero_padding(doutputs.to(initial.dtype, copy=True), padding)
         dc, dgate, dread = cell.finish_back(parts, cells, inputs.read, dh)
-        if dc is dh:
-            dc = dh.clone()
-        if dlast is not None:
-            blocks.add_last(dc, dlast, *where)
-        if after is not None:
-            dc[:, -1] += after
+        dc[:, -1] += after
+        if padding is not None:
+            decay = decay.masked_fill(padding.unsqueeze(2), 1.0)
         ddecay, delta, carried = torch.ops.econmt_ops.linear_recurrence_backward(
             dc, cells, decay, cells, initial, None, False, _scan_by(cells, False)
         )
-        if dlast is not None and blocks.padding is not None and where[1].start == 0:
-            # A row without steps gives back the c that it was given.
-            carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
+        ddecay, delta = zero_padding(ddecay, padding), zero_padding(delta, padding)
         rest = [part for part in (dgate,) if part is not None]
         if dread is not None and len(parts) > cell.gates:
             rest.append(dread)
