@@ -41,12 +41,17 @@ def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
     return zero_padding(keys, padding).contiguous()
 
 
+def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Returns gain and bias of a layer normalisation; None if there is none."""
+    return (norm[0], norm[1]) if norm else None
+
+
 def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]:
     """Returns the attention kernels of a call, and its values (B, S, E) set to zero at padded positions."""
     values, lengths = arguments.values, arguments.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
     values = zero_padding(values, padding).contiguous()
-    steps, norm = steps_for(arguments.query, arguments.backend), arguments.layer_norm
+    steps, norm = steps_for(arguments.query, arguments.backend), pair_of(arguments.norm)
     inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths, False)
     return steps.attention(inputs), values
 
@@ -90,14 +95,12 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
         attention.backward(back)
         dquery[:, block] = part.transpose(0, 1)
     sums = attention.gradients(queries, dscores)
-    gain, shift = (None, None) if sums.norm is None else sums.norm
     return {
         "query": dquery,
         "keys": sums.keys,
         "values": attention.projected_gradient(results.weights, dcontexts),
         "score_weight": sums.score,
-        "gain": gain,
-        "shift": shift,
+        "norm": sums.norm or (),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ class AttentionArguments(NamedTuple):
 
     Attributes:
         query: (B, T, A). keys: (B, S, A). values: (B, S, E). score_weight: (A,).
-        gain, shift: (A,), gain and bias of the layer normalisation; or None. lengths: (B,) int64, or None.
+        norm: Gain and bias (A,) of the layer normalisation, or empty. lengths: (B,) int64, or None.
         backend: See `econmt_ops.backends.steps_for`.
     """
 
@@ -30,23 +31,17 @@ class AttentionArguments(NamedTuple):
     keys: Tensor
     values: Tensor
     score_weight: Tensor
-    gain: Tensor | None
-    shift: Tensor | None
+    norm: list[Tensor]
     lengths: Tensor | None
     backend: str = ""
 
-    @property
-    def layer_norm(self) -> tuple[Tensor, Tensor] | None:
-        """(gain, shift) of the layer normalisation, or None."""
-        return None if self.gain is None or self.shift is None else (self.gain, self.shift)
-
 
 def additive_scores(
-    query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
+    query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: Sequence[Tensor] | None
 ) -> Tensor:
     """Returns score_weight . tanh(query_t + keys_s), (B, T, S), of keys that are finite at padded positions."""
     hidden = query.unsqueeze(2) + keys.unsqueeze(1)
-    if layer_norm is not None:
+    if layer_norm:
         hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)
     # In place: nothing else reads the input of tanh, and this tensor is the largest, B T S A values.
     return torch.matmul(hidden.tanh_(), score_weight)
@@ -72,5 +67,5 @@ def additive_attention(call: AttentionArguments) -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention`."""
     lengths, keys = call.lengths, call.keys
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, call.layer_norm)
+    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, call.norm)
     return attend(scores, zero_padding(call.values, padding), padding)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.additive_attention.recompute import pair_of
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, Read
 from econmt_ops.cells.lstm import LSTM
@@ -169,11 +170,6 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
         inputs.new_empty(others, batch, hidden, dtype=accumulate),
         inputs.new_empty(covered, dtype=accumulate),
     )
-
-
-def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Returns gain and bias of a layer normalisation; None if there is none."""
-    return (norm[0], norm[1]) if norm else None
 
 
 class AttentionalProblem:

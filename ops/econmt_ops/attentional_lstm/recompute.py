@@ -185,8 +185,8 @@ def _attend_at_once(
             scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
-            gain, shift = options.layer_norm or (None, None)
-            call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), gain, shift, lengths)
+            norm = list(options.layer_norm or ())
+            call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), norm, lengths)
             context, attention = additive_attention(call, backend=backend)
     outputs = combined_output(h, context, cast_weights(weights, h.dtype))
     return outputs, attention, AttentionalLSTMState(layers, outputs[:, -1])

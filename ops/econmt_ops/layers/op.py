@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
-from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.gru import GRU
-from econmt_ops.cells.protocol import Cell, StepCell
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.cells.table import KINDS
 from econmt_ops.core.precision import compute_dtype, explicit_casts
@@ -44,7 +43,15 @@ class LayerOp:
         self.cells, self.__name__ = cells, cell.name
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
-        self._implementations = implementations(cell.name, **_implementations_for(cells))
+        # Linear recurrences run as the last of the cells (the widest window), which serves the others; step-by-step
+        # cells as the first, which knows the kind of weights.
+        is_scan = isinstance(cell, ScanLayer)
+        module, runs_as = (scanned, cells[-1]) if is_scan else (stepped, cell)
+        ways: dict[str, tuple[Callable[..., Any], Traits]] = module.IMPLEMENTATIONS
+        self._implementations = implementations(
+            cell.name,
+            **{name: (functools.partial(way, runs_as), traits) for name, (way, traits) in ways.items()},
+        )
         OPS[cell.name] = self
 
     def __call__(
@@ -115,28 +122,6 @@ class LayerOp:
         )
         problem = Problem(name, (inputs, layers, start), dtype, sizes, detail, light)
         return run(problem, call, self._implementations, implementation, stash=stash)
-
-
-def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..., Any], Traits]]:
-    """Returns the implementations of the operation of some cells with their traits, by name.
-
-    Linear recurrences run as the last of the cells (the widest window), which serves the others; step-by-step cells as
-    the first, which knows the kind of weights.
-    """
-    last = cells[-1]
-    if isinstance(last, ScanLayer):
-        return {
-            "reference": (functools.partial(scanned.reference, last), scanned.REFERENCE),
-            "recompute": (functools.partial(scanned.recompute, last), scanned.RECOMPUTE),
-            "triton": (functools.partial(scanned.triton, last), scanned.TRITON),
-        }
-    cell = cast(StepCell, cells[0])
-    recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
-    return {
-        "reference": (functools.partial(stepped.reference, cell), stepped.REFERENCE),
-        "recompute": (recompute, stepped.RECOMPUTE),
-        "triton": on_kernels(recompute, stepped.RECOMPUTE),
-    }
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:

@@ -40,9 +40,7 @@ from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer, outer
 from econmt_ops.products.stack import StackOptions, last_of, run_cells
 
-REFERENCE = Traits()
-RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
-TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
+_RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
 
 _BLOCK_BYTES = 8 << 20
 """Bytes of the products of a block, chosen for the caches of a CPU."""
@@ -417,11 +415,9 @@ def _staged(
     return run
 
 
-reference = _staged(_reference_stage)
-"""Runs a stack of layers in plain PyTorch under autograd."""
-
-recompute = _staged(_stage)
-"""Runs a stack of layers that keeps less than `reference`; see the module."""
-
-triton = _staged(_stage, "triton")
-"""Runs a stack of layers as `recompute` does, with the kernels of a GPU."""
+IMPLEMENTATIONS = {
+    "reference": (_staged(_reference_stage), Traits()),
+    "recompute": (_staged(_stage), _RECOMPUTE),
+    "triton": (_staged(_stage, "triton"), with_kernels(_RECOMPUTE, dtypes=FLOATS)),
+}
+"""Implementations of a stack, which take the layer first, with their traits by name; see the module."""

@@ -12,7 +12,7 @@ first. B batch, T steps, H hidden, G gates, K steps of a block.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,7 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
+from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import KINDS
@@ -38,8 +40,7 @@ from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer
 from econmt_ops.products.stack import StackOptions, last_of, run_cells
 
-REFERENCE = Traits()
-RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
+_RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
 
 
 def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -154,18 +155,22 @@ class _SteppedCall:
         # Rounded to the compute type, as all weights are.
         self.extra = [part.to(self.exact) for part in biases[2:]]
 
-    def masked(self, values: Tensor, begin: int, end: int) -> Tensor:
-        """Returns values (K, B, .) of a block with zeros at padded positions."""
-        return values if self.padding is None else zero_padding(values, self.padding[begin:end])
-
     def read(self, begin: int, end: int) -> Tensor:
-        """Returns the inputs (K, B, I) of a block."""
-        return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
+        """Returns the inputs (K, B, I) of a block, with zeros at padded positions."""
+        inputs = self.call.inputs[begin:end].contiguous()
+        return inputs if self.padding is None else zero_padding(inputs, self.padding[begin:end])
 
     def step(self, number: int, read: Tensor, recurrent: Tensor, before: Sequence[Tensor]) -> CellStep:
         """Returns the arguments of a step from its input and recurrent products (B, G H) and its states."""
         padding = None if self.padding is None else self.padding[number]
         return CellStep(self.cell, read, recurrent, before, self.extra, padding)
+
+    def step_at(
+        self, begin: int, reads: Tensor, recurrents: Tensor, before: Tensor, number: int, others: Tensor
+    ) -> CellStep:
+        """Returns the arguments of a step of the block from ``begin`` on; ``others`` are the states beside h."""
+        states = before[number], *others.unbind(0)
+        return self.step(begin + number, reads[number], recurrents[number], states)
 
 
 def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
@@ -230,22 +235,25 @@ class _SteppedSums:
         self._fresh = False
 
 
-def _states(
-    stepped: _SteppedCall, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
+def states_beside_h(
+    run: EagerSteps, step_at: Callable[[int, Tensor], CellStep], before: Tensor, kept: Tensor
 ) -> Tensor:
-    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H)."""
-    begin, end = stepped.blocks[number]
-    others = kept.new_empty(end - begin + 1, len(kept), *before.shape[1:])
-    others[0] = kept[:, number]
-    if not len(kept):
-        return others
-    unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
-    for step in steps_of(range(end - begin)):
-        state = before[step], *others[step].unbind(0)
-        after = unseen[0], *others[step + 1].unbind(0)
-        arguments = stepped.step(begin + step, reads[step], recurrents[step], state)
-        stepped.run.step_forward_into(arguments, after, unseen[1])
-    return others
+    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H).
+
+    Args:
+        run: Backend.
+        step_at: Returns the arguments of a step of the block from these states before it, (., B, H).
+        before: h before each step, (K, B, H).
+        kept: The states before the block, (., B, H).
+    """
+    states = kept.new_empty(len(before) + 1, *kept.shape)
+    states[0] = kept
+    if len(kept):
+        unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
+        for number in steps_of(range(len(before))):
+            after = unseen[0], *states[number + 1].unbind(0)
+            run.step_forward_into(step_at(number, states[number]), after, unseen[1])
+    return states
 
 
 def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incoming) -> Gradients:
@@ -262,13 +270,12 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
         begin, end = stepped.blocks[number]
         read, before = stepped.read(begin, end), previous(results.outputs, call.first[0], begin, end)
         reads, recurrents = stepped.read_product(read), stepped.recurrent_product(before)
-        states = _states(stepped, results.kept, number, reads, recurrents, before)
+        step_at = functools.partial(stepped.step_at, begin, reads, recurrents, before)
+        states = states_beside_h(stepped.run, step_at, before, results.kept[:, number])
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
         for step in steps_of(range(end - begin)[::-1]):
             stepped.run.step_backward_into(
-                stepped.step(
-                    begin + step, reads[step], recurrents[step], (before[step], *states[step].unbind(0))
-                ),
+                step_at(step, states[step]),
                 (before[step], *states[step + 1].unbind(0)),
                 dstate,
                 None if doutputs is None else rows_of(doutputs[begin + step]),
@@ -337,3 +344,11 @@ def recompute(
 ) -> tuple[Tensor, State]:
     """Runs a stack of layers that keeps less than `reference` and recomputes it; see the module."""
     return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, state, options)
+
+
+IMPLEMENTATIONS = {
+    "reference": (reference, Traits()),
+    "recompute": (recompute, _RECOMPUTE),
+    "triton": on_kernels(recompute, _RECOMPUTE),
+}
+"""Implementations of a stack, which take the cell first, with their traits by name."""

@@ -21,7 +21,7 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
 from econmt_ops.lstm import recompute, reference, triton
-from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, merged, run_planned
+from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, key_of_lstm, merged, run_planned
 from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
@@ -128,8 +128,7 @@ def lstm(
         lengths, reverse, residual, dropout, dropout_seed, variational, state is None, gate_gradient
     )
     if gate_gradient is None:
-        facts = implementation, stash, reverse, residual, dropout != 0.0
-        key = key_of("lstm", inputs, layers, state, lengths, facts)
+        key = key_of_lstm(inputs, layers, state, options, implementation, stash)
         plan = PLANS.get(key)
         if plan is not None:
             first = tuple([(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state or ()])

@@ -108,6 +108,19 @@ def key_of(
     )  # fmt: skip
 
 
+def key_of_lstm(
+    inputs: object,
+    layers: object,
+    state: object,
+    options: StackOptions,
+    implementation: str,
+    stash: str = "auto",
+) -> tuple[Any, ...] | None:
+    """Returns `key_of` a call of `econmt_ops.lstm`."""
+    facts = implementation, stash, options.reverse, options.residual, options.dropout != 0.0
+    return key_of("lstm", inputs, layers, state, options.lengths, facts)
+
+
 def merged(layers: Any) -> Any:
     """Returns the layers of a call, those with two biases with the sum of them."""
     if type(layers) is not tuple:
@@ -216,22 +229,6 @@ def run_whole(
     if len(last) == 1:
         return outputs, last[0]
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
-
-
-def plan_again(
-    inputs: Any,
-    layers: tuple[Any, ...],
-    state: tuple[Tensor, ...] | None,
-    options: StackOptions,
-    implementation: str,
-) -> StackPlan | None:
-    """Returns the plan of a call of `econmt_ops.LSTM` in one direction; None if it has none yet.
-
-    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros.
-    """
-    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
-    start = None if state is None else tuple(zip(*state, strict=True))
-    return PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
 
 
 def resets_plan(

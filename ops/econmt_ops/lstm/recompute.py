@@ -18,9 +18,16 @@ from torch import Tensor
 from econmt_ops.backends import steps_for
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.dispatch.registration import Gradients, Incoming
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results, run_layer
+from econmt_ops.lstm.direction import (
+    Direction,
+    LSTMArguments,
+    LSTMResults,
+    empty_results,
+    layer_operator,
+    run_layer,
+)
 from econmt_ops.products.low_rank import layers_of_tensors
 from econmt_ops.products.repeated import Inputs, expanded
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
@@ -94,16 +101,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     }
 
 
-_layer = RecurrentOperator(
-    "econmt_ops::lstm_layer",
-    LSTMArguments,
-    LSTMResults,
-    forward=_forward,
-    fake=empty_results,
-    backward=_backward,
-    saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
-    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
-)
+_layer = layer_operator("lstm_layer", _forward, _backward)
 
 
 def lstm(

@@ -20,9 +20,9 @@ from econmt_ops.backends.triton import MOST_UNITS, interpreted, with_kernels
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.dispatch.registration import Gradients, Incoming
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results, run_layer
+from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results, layer_operator, run_layer
 from econmt_ops.lstm.eager_layer import is_plain, run_eagerly
 from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
@@ -96,16 +96,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     }
 
 
-_layer = RecurrentOperator(
-    "econmt_ops::persistent_lstm_layer",
-    LSTMArguments,
-    LSTMResults,
-    forward=_forward,
-    fake=empty_results,
-    backward=_backward,
-    saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
-    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
-)
+_layer = layer_operator("persistent_lstm_layer", _forward, _backward)
 
 
 def _run_layer(
