@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.additive_attention.reference import AttentionArguments
+from econmt_ops.additive_attention.reference import AttentionArguments, pair_of
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs, AttentionKernels
 from econmt_ops.core.chunks import rows_of, split_blocks
@@ -39,11 +39,6 @@ def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
     """
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
     return zero_padding(keys, padding).contiguous()
-
-
-def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Returns gain and bias of a layer normalisation; None if there is none."""
-    return (norm[0], norm[1]) if norm else None
 
 
 def _attention(arguments: AttentionArguments) -> tuple[AttentionKernels, Tensor]:

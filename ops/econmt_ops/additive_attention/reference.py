@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,12 +35,17 @@ class AttentionArguments(NamedTuple):
     backend: str = ""
 
 
+def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Returns gain and bias of a layer normalisation; None if there is none."""
+    return (norm[0], norm[1]) if norm else None
+
+
 def additive_scores(
-    query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: Sequence[Tensor] | None
+    query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
 ) -> Tensor:
     """Returns score_weight . tanh(query_t + keys_s), (B, T, S), of keys that are finite at padded positions."""
     hidden = query.unsqueeze(2) + keys.unsqueeze(1)
-    if layer_norm:
+    if layer_norm is not None:
         hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)
     # In place: nothing else reads the input of tanh, and this tensor is the largest, B T S A values.
     return torch.matmul(hidden.tanh_(), score_weight)
@@ -67,5 +71,5 @@ def additive_attention(call: AttentionArguments) -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention`."""
     lengths, keys = call.lengths, call.keys
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, call.norm)
+    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, pair_of(call.norm))
     return attend(scores, zero_padding(call.values, padding), padding)

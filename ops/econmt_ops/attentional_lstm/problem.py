@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.additive_attention.recompute import pair_of
+from econmt_ops.additive_attention.reference import pair_of
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, Read
 from econmt_ops.cells.lstm import LSTM

@@ -5,6 +5,7 @@ Without input feeding no attention is recurrent, so the whole stack runs first, 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, cast
 
 import torch
@@ -36,7 +37,7 @@ from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
 from econmt_ops.products.dropout import apply_dropout
 from econmt_ops.products.low_rank import columns
-from econmt_ops.products.stack import StackOptions
+from econmt_ops.products.stack import StackOptions, run_cells
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
@@ -204,7 +205,8 @@ def _run_stack(
     """Runs the stack alone, for decoders without input feeding."""
     if isinstance(layers[0], (LSTMWeights, LowRankLSTMWeights)):
         return lstm(inputs, cast(tuple[AnyLSTMWeights, ...], layers), cast(LSTMState, state), options.stack)
-    return stepped.reference(cell_of(layers[0]), inputs, layers, state, options.stack)
+    layer = functools.partial(stepped.reference, cell_of(layers[0]))
+    return run_cells(layer, inputs, layers, state, options.stack)
 
 
 def _run_input_feeding(

@@ -12,18 +12,18 @@ from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.cells.table import KINDS
-from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.shapes import Shapes, check_dropout
-from econmt_ops.core.stack_checks import as_layers, prepare_state
-from econmt_ops.core.weights import State, cast_weights
+from econmt_ops.core.precision import compute_dtype
+from econmt_ops.core.shapes import Shapes
+from econmt_ops.core.stack_checks import as_layers
+from econmt_ops.core.weights import State
 from econmt_ops.dispatch.rule import MODE
-from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import Traits, implementations
 from econmt_ops.layers import scanned, stepped
+from econmt_ops.lstm import run_layers
 from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, check_inputs, expanded, values_of
-from econmt_ops.products.stack import StackOptions
+from econmt_ops.products.stack import StackOptions, run_cells
 
 OPS: dict[str, LayerOp] = {}
 """Operations by the names of their cells; `econmt_ops` makes all of them."""
@@ -48,10 +48,11 @@ class LayerOp:
         is_scan = isinstance(cell, ScanLayer)
         module, runs_as = (scanned, cells[-1]) if is_scan else (stepped, cell)
         ways: dict[str, tuple[Callable[..., Any], Traits]] = module.IMPLEMENTATIONS
-        self._implementations = implementations(
-            cell.name,
-            **{name: (functools.partial(way, runs_as), traits) for name, (way, traits) in ways.items()},
-        )
+        stacks = {
+            name: (functools.partial(run_cells, functools.partial(way, runs_as)), traits)
+            for name, (way, traits) in ways.items()
+        }
+        implementations(cell.name, **stacks)
         OPS[cell.name] = self
 
     def __call__(
@@ -94,34 +95,17 @@ class LayerOp:
         check_inputs(check, inputs)
         layers = as_layers(name, layers, list({cell.weights: None for cell in self.cells}))
         cell = _check_layers(check, layers, self.cells)
-        check.lengths(lengths, "T")
-        check_dropout(name, dropout, dropout_seed)
-        like = values_of(inputs)
-        dtype = compute_dtype(like)
-        start = prepare_state(check, cell.states, state, len(layers), like, dtype)
+        like, sizes = values_of(inputs), check.sizes
         options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
-
-        def call(
-            candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
-        ) -> tuple[Tensor, State]:
-            layers = layers if candidate.traits.casts else cast_weights(layers, dtype)
-            with explicit_casts(like):
-                result: tuple[Tensor, State] = candidate.function(
-                    expanded(inputs).to(dtype), layers, start, options, **candidate.options
-                )
-            return result
-
-        detail = f"layers={len(layers)} {'full' if lengths is None else 'lengths'}"
-        sizes = check.sizes
         # torch.gru takes 1.3 to 2.5 times less at all sizes measured on the CPU. On a GPU, where it is cuDNN's, it
         # takes three to four times less than single steps that no graph launches. Of other cells it has none.
         light = cell is GRU and (
             not MODE.captured
             if like.is_cuda
-            else is_light(sizes["B"], sizes["T"], sizes["H"], dtype, like.device)
+            else is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
         )
-        problem = Problem(name, (inputs, layers, start), dtype, sizes, detail, light)
-        return run(problem, call, self._implementations, implementation, stash=stash)
+        how: Any = {"light": light, "stash": stash, "implementation": implementation}
+        return run_layers(check, expanded(inputs), layers, cell, state, options, **how)
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:

@@ -17,6 +17,7 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,6 @@ from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, is_transformed, rule
 from econmt_ops.dispatch.traits import FLOATS, Traits
@@ -38,7 +38,7 @@ from econmt_ops.linear_recurrence import linear_recurrence
 from econmt_ops.linear_recurrence.reference import standing_still
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer, outer
-from econmt_ops.products.stack import StackOptions, last_of, run_cells
+from econmt_ops.products.stack import last_of
 
 _RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
 
@@ -183,7 +183,8 @@ class _Blocks:
         """Returns the lengths of the rows within a block, (n,); None if there is no padding."""
         if self.all_lengths is None:
             return None
-        return (self.all_lengths[rows] - steps.start).clamp(0, steps.stop - steps.start)
+        remaining: Tensor = self.all_lengths[rows] - steps.start
+        return remaining.clamp(0, steps.stop - steps.start)
 
     def inputs(self, products: Tensor) -> ScanInputs:
         """Returns the arguments of a GPU's kernels, given all products."""
@@ -379,45 +380,32 @@ _stage = RecurrentOperator(
 )
 
 
-def _staged(
-    run_stage: Callable[[ScannedArguments], Sequence[Tensor]], backend: str = ""
-) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers on a backend.
+def _run_layer(
+    run_stage: Callable[[ScannedArguments], Sequence[Tensor]],
+    backend: str,
+    layer: ScanLayer,
+    inputs: Tensor,
+    weights: Any,
+    state: Sequence[Tensor],
+    lengths: Tensor | None,
+    *,
+    stash: str = "outputs",
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Runs one layer, whose recurrences ``run_stage`` runs; see `econmt_ops.products.stack.RunLayer`."""
 
-    ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
-    """
+    def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+        outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash, backend=backend))
+        return outputs, last
 
-    def run(
-        layer: ScanLayer,
-        inputs: Tensor,
-        layers: tuple[Any, ...],
-        state: State,
-        options: StackOptions,
-        *,
-        stash: str = "outputs",
-    ) -> tuple[Tensor, State]:
-        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
-            outputs, last, *_ = run_stage(
-                call._replace(lengths=options.lengths, stash=stash, backend=backend)
-            )
-            return outputs, last
-
-        def run_layer(
-            inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
-        ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            outputs, after = layer.run(stage, inputs, weights, state)
-            if len(after) < len(state):  # a window's last input
-                after = (*after, last_of(inputs, state[-1], lengths))
-            return outputs, after
-
-        return run_cells(run_layer, inputs, layers, state, options)
-
-    return run
+    outputs, after = layer.run(stage, inputs, weights, state)
+    if len(after) < len(state):  # a window's last input
+        after = (*after, last_of(inputs, state[-1], lengths))
+    return outputs, after
 
 
 IMPLEMENTATIONS = {
-    "reference": (_staged(_reference_stage), Traits()),
-    "recompute": (_staged(_stage), _RECOMPUTE),
-    "triton": (_staged(_stage, "triton"), with_kernels(_RECOMPUTE, dtypes=FLOATS)),
+    "reference": (functools.partial(_run_layer, _reference_stage, ""), Traits()),
+    "recompute": (functools.partial(_run_layer, _stage, ""), _RECOMPUTE),
+    "triton": (functools.partial(_run_layer, _stage, "triton"), with_kernels(_RECOMPUTE, dtypes=FLOATS)),
 }
-"""Implementations of a stack, which take the layer first, with their traits by name; see the module."""
+"""Functions that run one layer, which they take first, with the traits of stacks of them, by name; see the module."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,66 +32,59 @@ from econmt_ops.core.chunks import previous, rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype, cast_all
-from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
 from econmt_ops.lstm.reference import STEPWISE
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer
-from econmt_ops.products.stack import StackOptions, last_of, run_cells
+from econmt_ops.products.stack import last_of
 
 _RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
 
 
-def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the states (B, H) after a step; rows where ``padding`` (B,) is True keep the states before it."""
-    if padding is None:
-        return tuple(after)
-    return tuple(torch.where(padding.unsqueeze(1), old, new) for old, new in zip(before, after, strict=True))
-
-
-def reference_layer(
+def reference(
     cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.RunLayer`."""
-    parts = cell.split(weights)
+    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    reads = functional.linear(zero_padding(inputs, padding), parts.input, parts.read_bias)
+    inputs = zero_padding(inputs, padding)
+    # In 16-bit types on a CPU torch would accumulate in them.
+    if cell is GRU and (not isinstance(inputs, FakeTensor) if by_cudnn else inputs.dtype not in STEPWISE):
+        outputs = zero_padding(
+            _gru(inputs, list(weights), state[0].unsqueeze(0).contiguous(), by_cudnn), padding
+        )
+        return outputs, (last_of(outputs, state[0], lengths),)
+    parts = cell.split(weights)
+    reads = functional.linear(inputs, parts.input, parts.read_bias)
     exact = accumulate_dtype(inputs.dtype)
     extra = [part.to(exact) for part in parts.extra]
-    outputs = []
+    made = []
     for step, read in enumerate(reads.unbind(1)):
         recurrent = functional.linear(state[0], parts.hidden, parts.recurrent_bias)
         after = cell.forward(read, recurrent, state, extra)
-        outputs.append(after[0])
-        state = carried(None if padding is None else padding[:, step], state, after)
-    return zero_padding(torch.stack(outputs, 1), padding), tuple(state)
+        made.append(after[0])
+        if padding is not None:  # rows that have ended keep their states
+            ended = padding[:, step].unsqueeze(1)
+            after = tuple(torch.where(ended, *pair) for pair in zip(state, after, strict=True))
+        state = after
+    return zero_padding(torch.stack(made, 1), padding), tuple(state)
 
 
-def _gru_layer(
-    inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one GRU layer by torch (cuDNN's on a GPU); in 16-bit types on a CPU, which would be accumulated, by a loop.
+def _gru(inputs: Tensor, weights: list[Tensor], h: Tensor, by_cudnn: bool) -> Tensor:
+    """Returns the outputs of one GRU layer by torch or cuDNN, where h (1, B, H) is before the first step.
 
     Lengths cost nothing: rows begin at position 0, h is the only state, and values after a row's end become zeros.
     """
-    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
-    if (inputs.dtype in STEPWISE and not by_cudnn) or (by_cudnn and isinstance(inputs, FakeTensor)):
-        return reference_layer(GRU, inputs, weights, state, lengths)
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    inputs, training = zero_padding(inputs, padding), torch.is_grad_enabled()
-    h = state[0].unsqueeze(0).contiguous()
-    if by_cudnn:
-        parts = []
-        for part in torch.split(inputs, MOST_STEPS, 1):
-            parts.append(cudnn_gru(part, h, None, list(weights), training)[0])
-            h = parts[-1][:, -1].unsqueeze(0)
-        outputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-    else:
-        outputs, _ = torch.gru(inputs, h, list(weights), True, 1, 0.0, training, False, True)
-    outputs = zero_padding(outputs, padding)
-    return outputs, (last_of(outputs, state[0], lengths),)
+    training = torch.is_grad_enabled()
+    if not by_cudnn:
+        return torch.gru(inputs, h, weights, True, 1, 0.0, training, False, True)[0]
+    parts = []
+    for part in torch.split(inputs, MOST_STEPS, 1):
+        parts.append(cudnn_gru(part, h, None, weights, training)[0])
+        h = parts[-1][:, -1].unsqueeze(0)
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 class SteppedArguments(NamedTuple):
@@ -305,15 +299,16 @@ _layer = RecurrentOperator(
 )
 
 
-def _recompute_layer(
-    backend: str,
+def recompute(
     cell: StepCell,
     inputs: Tensor,
     weights: Any,
     state: Sequence[Tensor],
     lengths: Tensor | None,
+    *,
+    backend: str = "eager",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with recomputation; see `econmt_ops.products.stack.RunLayer`."""
+    """Runs one layer that keeps less than `reference` and recomputes it; see the module."""
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(
@@ -325,30 +320,13 @@ def _recompute_layer(
     return results.outputs.transpose(0, 1), (results.last_h, *others)
 
 
-def reference(
-    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
-) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch under autograd."""
-    layer = _gru_layer if cell is GRU else functools.partial(reference_layer, cell)
-    return run_cells(layer, inputs, layers, state, options)
-
-
-def recompute(
-    cell: StepCell,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    state: State,
-    options: StackOptions,
-    *,
-    backend: str = "eager",
-) -> tuple[Tensor, State]:
-    """Runs a stack of layers that keeps less than `reference` and recomputes it; see the module."""
-    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, state, options)
-
-
 IMPLEMENTATIONS = {
     "reference": (reference, Traits()),
     "recompute": (recompute, _RECOMPUTE),
+    "compiled": (
+        functools.partial(recompute, backend="compiled"),
+        replace(_RECOMPUTE, warms_up=True, fake_implementation="recompute"),
+    ),
     "triton": on_kernels(recompute, _RECOMPUTE),
 }
-"""Implementations of a stack, which take the cell first, with their traits by name."""
+"""Functions that run one layer, and take the cell first, with the traits of stacks of them, by name."""

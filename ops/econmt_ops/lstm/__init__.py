@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.cells.lstm import LSTM
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack_checks import as_layers, check_weights, prepare_state
@@ -16,10 +17,11 @@ from econmt_ops.core.weights import (
     LowRankLSTMWeights,
     LSTMState,
     LSTMWeights,
+    State,
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import implementations
+from econmt_ops.dispatch.traits import implementations, implementations_of
 from econmt_ops.lstm import recompute, reference, triton
 from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, key_of_lstm, merged, run_planned
 from econmt_ops.lstm.reference import is_light
@@ -27,49 +29,59 @@ from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
 
-_IMPLEMENTATIONS = {"lstm": implementations("lstm", reference, recompute, triton)}
-_IMPLEMENTATIONS["bidirectional_lstm"] = implementations(
-    "bidirectional_lstm", **{each.name: each[1:] for each in _IMPLEMENTATIONS["lstm"].values()}
-)
+_IMPLEMENTATIONS = implementations("lstm", reference, recompute, triton)
+implementations("bidirectional_lstm", **{each.name: each[1:] for each in _IMPLEMENTATIONS.values()})
 
 KINDS = (LSTMWeights, LowRankLSTMWeights)
 """Classes of a layer's weights."""
 
 
-def _run(
+def run_layers(
     check: Shapes,
     inputs: Inputs,
-    layers: tuple[AnyLSTMWeights, ...],
-    start: Any,
+    layers: tuple[Any, ...],
+    cell: Cell,
+    state: Any,
     options: StackOptions,
-    key: Any,
-    implementation: str,
+    *,
+    light: bool,
     stash: str,
-) -> tuple[Tensor, LSTMState]:
-    """Runs an op, whose arguments are checked, and adds its plan under ``key``."""
-    like, available = values_of(inputs), _IMPLEMENTATIONS[check.op]
-    dtype, probes = compute_dtype(like), options.gate_gradient is not None
+    implementation: str,
+    key: Any = None,
+) -> tuple[Tensor, Any]:
+    """Runs an op over a stack of layers, whose inputs and weights are checked; adds its plan under ``key``.
+
+    ``light``: True if the reference is known to be faster.
+    """
+    check.lengths(options.lengths, "T")
+    check_dropout(check.op, options.dropout, options.seed)
+    like, available = values_of(inputs), implementations_of(check.op)
+    dtype = compute_dtype(like)
+    start = prepare_state(check, cell.states, state, len(layers), like, dtype)
 
     def call(
-        candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
-    ) -> tuple[Tensor, LSTMState]:
+        candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
+    ) -> tuple[Tensor, State]:
         add_plan(key, candidate, available, dtype, inputs, layers)
         if not candidate.traits.casts:
             inputs, layers = expanded(inputs), cast_weights(layers, dtype)
         with explicit_casts(like):
-            result: tuple[Tensor, LSTMState] = candidate.function(
+            result: tuple[Tensor, State] = candidate.function(
                 inputs.to(dtype), layers, start, options, **candidate.options
             )
         return result
 
-    sizes = check.sizes
-    # torch.lstm does not expose the gradient of its gates, and does not know factorised layers.
-    by_torch = not probes and not isinstance(layers[0], LowRankLSTMWeights)
-    light = by_torch and is_light(sizes["B"], sizes["T"], sizes["H"], dtype, like.device)
     details = [f"layers={len(layers)}", "full" if options.lengths is None else "lengths"]
-    details += ["repeated"] * isinstance(inputs, UniqueRows) + ["probe"] * probes
-    problem = Problem(check.op, (inputs, layers, start), dtype, sizes, " ".join(details), light)
+    details += ["repeated"] * isinstance(inputs, UniqueRows) + ["probe"] * (options.gate_gradient is not None)
+    problem = Problem(check.op, (inputs, layers, start), dtype, check.sizes, " ".join(details), light)
     return run(problem, call, available, implementation, stash=stash)
+
+
+def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
+    """True if the reference is known to be faster; never for factorised layers, which torch.lstm does not support."""
+    if isinstance(layers[0], LowRankLSTMWeights):
+        return False
+    return is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
 
 
 def lstm(
@@ -141,16 +153,16 @@ def lstm(
     check_inputs(check, inputs)
     for number, layer in enumerate(layers):
         LSTM.check(check, f"layers[{number}]", layer, "H" if number else "I")
-    check.lengths(lengths, "T")
-    check_dropout("lstm", dropout, dropout_seed)
     like = values_of(inputs)
     if gate_gradient is not None:
         check("gate_gradient", gate_gradient, "T B 4H")
         if len(layers) > 1 or reverse or like is not inputs or isinstance(layers[0], LowRankLSTMWeights):
             wanted = "one layer of LSTMWeights, a tensor as inputs, and reverse=False"
             raise ValueError(f"{check.op}: gate_gradient requires {wanted}")
-    start = prepare_state(check, ("h", "c"), state, len(layers), like, compute_dtype(like))
-    return _run(check, inputs, layers, start, options, key, implementation, stash)
+    # torch.lstm does not expose the gradient of its gates.
+    light = gate_gradient is None and _runs_by_torch(layers, check.sizes, like)
+    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
+    return run_layers(check, inputs, layers, LSTM, state, options, **how)
 
 
 def bidirectional_lstm(
@@ -189,10 +201,7 @@ def bidirectional_lstm(
     check_weights(check.op, {"forward": forward, "backward": backward}, KINDS)
     LSTM.check(check, "forward", forward)
     LSTM.check(check, "backward", backward)
-    check.lengths(lengths, "T")
-    like, options = values_of(inputs), StackOptions(lengths, from_zero=True, both_ways=True)
-    start = prepare_state(check, ("h", "c"), None, 2, like, compute_dtype(like))
-    outputs, (ahead, back) = _run(
-        check, inputs, (forward, backward), start, options, key, implementation, stash
-    )
-    return outputs, (ahead, back)
+    layers, options = (forward, backward), StackOptions(lengths, from_zero=True, both_ways=True)
+    light = _runs_by_torch(layers, check.sizes, values_of(inputs))
+    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
+    return run_layers(check, inputs, layers, LSTM, None, options, **how)

@@ -35,14 +35,13 @@ def by_direction(
     outputs, states = [], []
     for number in range(len(h)):
         parts, at = weights[_PARTS * number : _PARTS * (number + 1)], slice(number, number + 1)
-        made: list[Tensor] = []
-        state: Sequence[Tensor] = (h[at], c[at])
+        made, last_h, last_c = [], h[at], c[at]
         for read in torch.split(inputs.flip(1) if number else inputs, most, 1):
-            output, *state = run(read, *state, parts)
+            output, last_h, last_c = run(read, last_h, last_c, parts)
             made.append(output)
         joined = torch.cat(made, 1) if len(made) > 1 else made[0]
         outputs.append(joined.flip(1) if number else joined)
-        states.append(state)
+        states.append((last_h, last_c))
     last_h, last_c = (torch.cat(part) for part in zip(*states, strict=True))
     return torch.cat(outputs, 2), last_h, last_c
 
@@ -121,7 +120,9 @@ def cudnn_stack(
     else:
         h = c = inputs.new_zeros(layers, inputs.shape[0], weights[0][1].shape[1])
     flat = [weight for layer in weights for weight in layer]
-    return _run(_LSTM, inputs, flat, buffer, h, c, layers, torch.is_grad_enabled())
+    sizes = _LSTM, h.shape[2], 0, layers, True  # no projection; batch first
+    training = torch.is_grad_enabled()
+    return torch._cudnn_rnn(inputs, flat, _PARTS, buffer, h, c, *sizes, 0.0, training, False, [], None)[:3]
 
 
 def _layer(
@@ -135,40 +136,15 @@ def _layer(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `torch.lstm` or `torch.gru` for one layer, without saving the weights in addition to the buffer.
 
-    Args:
-        mode: PyTorch's number of the cell.
-        inputs: (B, T, I).
-        h, c: (D, B, H) with D directions; a GRU has no c.
-        weights: for each direction input (G H, I), hidden (G H, H) and two biases (G H,).
-        training: True if a backward pass may follow.
-        bidirectional: True for two directions.
-
-    Returns:
-        outputs (B, T, D H), and h and c after the last step, each (D, B, H).
+    Takes PyTorch's number of the cell, inputs (B, T, I), h and c (D, B, H) with D directions (a GRU has no c), and for
+    each direction input (G H, I), hidden (G H, H) and two biases (G H,). Returns outputs (B, T, D H), and h and c after
+    the last step.
     """
     buffer, views = flatten(weights)
     # cuDNN reads only the buffer; the views receive the gradients.
     c = None if c is None else c.contiguous()
-    return _run(mode, inputs, views, buffer.detach(), h.contiguous(), c, 1, training, bidirectional)
-
-
-def _run(
-    mode: int,
-    inputs: Tensor,
-    weights: list[Tensor],
-    buffer: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    layers: int,
-    training: bool,
-    bidirectional: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls cuDNN for a stack of layers without dropout; returns outputs and the last h and c."""
-    sizes = mode, h.shape[2], 0, layers, True  # no projection; batch first
-    outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
-        inputs, weights, _PARTS, buffer, h, c, *sizes, 0.0, training, bidirectional, [], None
-    )
-    return outputs, last_h, last_c
+    given = inputs, views, _PARTS, buffer.detach(), h.contiguous(), c
+    return torch._cudnn_rnn(*given, mode, h.shape[2], 0, 1, True, 0.0, training, bidirectional, [], None)[:3]
 
 
 cudnn_lstm = functools.partial(_layer, _LSTM)

@@ -5,7 +5,7 @@ B batch, T steps, I input size, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -63,7 +63,7 @@ class StackOptions(NamedTuple):
         return drop_units(values, self.dropout, self.seed, self.variational, number)
 
 
-RunLayer = Callable[[Tensor, Any, Sequence[Tensor], Tensor | None], tuple[Tensor, tuple[Tensor, ...]]]
+RunLayer = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
 """Function that runs one layer over whole sequences, in forward direction.
 
 It takes inputs (B, T, I), arbitrary at and after a row's length, the layer's weights, the states before the first step
@@ -120,11 +120,19 @@ def run_stack(
 
 
 def run_cells(
-    run_layer: RunLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
+    run_layer: RunLayer,
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    state: State,
+    options: StackOptions,
+    **how: str,
 ) -> tuple[Tensor, State]:
-    """Returns the outputs (B, T, H) and the states of a stack of cells whose rows are reversed in memory."""
+    """Returns the outputs (B, T, H) and the states of a stack of cells whose rows are reversed in memory.
+
+    ``how``: further arguments of ``run_layer``.
+    """
     outputs, states = run_stack(
-        lambda number, read: run_layer(read, layers[number], state[number], options.lengths),
+        lambda number, read: run_layer(read, layers[number], state[number], options.lengths, **how),
         inputs,
         len(layers),
         options,
