@@ -341,10 +341,7 @@ class AttentionalProblem:
     def below(self, layer: int, position: int, dread: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the gradient of the output of the layer below at a step, and the mask that dropout applies to it.
 
-        Args:
-            layer: number of the layer whose step has run backward.
-            position: the step.
-            dread: (B, H), gradient of its input. above: (B, H), gradient of its output.
+        ``dread`` and ``above`` (B, H) are the gradients of a layer's input and of its output, after its step backward.
         """
         if layer > 0 and self.call.residual:
             return self.drop(layer, (dread + above).unsqueeze(0), position, position + 1).squeeze(0), None

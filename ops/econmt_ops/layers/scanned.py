@@ -195,12 +195,23 @@ class _Blocks:
 
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
-    if call.backend == "triton":
-        return _forward_by_kernels(call, keep)
-    blocks, results = _Blocks(call), _empty_results(call._replace(stash="outputs"), keep)
-    if keep and reaches(call.stash, "gates"):
-        everything = slice(0, blocks.batch), slice(0, blocks.steps)
-        results = results._replace(products=blocks.products(blocks.read(*everything)))
+    by_kernels, keeps_products = call.backend == "triton", keep and reaches(call.stash, "gates")
+    # The kernels' products may have any values in the padding.
+    blocks, results = (
+        _Blocks(call, clean=not by_kernels),
+        _empty_results(call._replace(stash="outputs"), keep),
+    )
+    if by_kernels or keeps_products:
+        products = blocks.products(blocks.read(slice(0, blocks.batch), slice(0, blocks.steps)))
+        if keeps_products:
+            results = results._replace(products=products)
+        if by_kernels and results.outputs.numel():
+            from econmt_ops.backends.triton import scan_cells as kernels
+
+            cells = results.cells if keep else None
+            kernels.forward(blocks.inputs(products), results.outputs, results.last, cells)
+        if by_kernels:
+            return results
     carried = call.first
     for rows, steps in blocks.places:
         read = blocks.read(rows, steps)
@@ -220,19 +231,6 @@ def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
             if keep:
                 results.cells[rows, steps] = c
         results.last[rows] = carried
-    return results
-
-
-def _forward_by_kernels(call: ScannedArguments, keep: bool) -> ScannedResults:
-    from econmt_ops.backends.triton import scan_cells as kernels
-
-    blocks, results = _Blocks(call, clean=False), _empty_results(call._replace(stash="outputs"), keep)
-    products = blocks.products(blocks.read(*blocks.places[0]))
-    if keep and reaches(call.stash, "gates"):
-        results = results._replace(products=products)
-    if results.outputs.numel():
-        inputs = blocks.inputs(products)
-        kernels.forward(inputs, results.outputs, results.last, results.cells if keep else None)
     return results
 
 
@@ -391,7 +389,7 @@ def _run_layer(
     *,
     stash: str = "outputs",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer, whose recurrences ``run_stage`` runs; see `econmt_ops.products.stack.RunLayer`."""
+    """Runs one layer, whose recurrences ``run_stage`` runs; see `econmt_ops.products.stack.run_cells`."""
 
     def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
         outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash, backend=backend))

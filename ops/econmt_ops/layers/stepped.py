@@ -46,7 +46,7 @@ _RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
 def reference(
     cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.RunLayer`."""
+    """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.run_cells`."""
     by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
     inputs = zero_padding(inputs, padding)
@@ -232,13 +232,9 @@ class _SteppedSums:
 def states_beside_h(
     run: EagerSteps, step_at: Callable[[int, Tensor], CellStep], before: Tensor, kept: Tensor
 ) -> Tensor:
-    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H).
+    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H), from those before it.
 
-    Args:
-        run: Backend.
-        step_at: Returns the arguments of a step of the block from these states before it, (., B, H).
-        before: h before each step, (K, B, H).
-        kept: The states before the block, (., B, H).
+    ``step_at`` returns the arguments of a step from the states beside h before it; ``before`` (K, B, H) is h.
     """
     states = kept.new_empty(len(before) + 1, *kept.shape)
     states[0] = kept

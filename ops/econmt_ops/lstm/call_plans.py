@@ -240,15 +240,8 @@ def resets_plan(
 ) -> StackPlan | None:
     """Returns the plan of an LSTM stack whose states begin anew at some steps, by launches that do so themselves.
 
-    Args:
-        inputs: (B, T, I).
-        layers: For each layer, bottom first, the weights of its directions.
-        state: First h and c, (D L, B, H) each; None: zeros.
-        options: Lengths, dropout and residual sums.
-        implementation: "auto" or the name of an implementation.
-
-    Returns:
-        The plan; None if no such launch runs this call.
+    Takes inputs (B, T, I), the weights of each layer's directions, bottom first, and the first h and c, (D L, B, H)
+    each, or None for zeros. Returns None if no such launch runs this call.
     """
     flat = tuple([weights for layer in layers for weights in layer])
     start, directions = None if state is None else (state,), len(layers[0])

@@ -101,13 +101,8 @@ def cudnn_stack(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a stack of LSTM layers in one direction by one call of cuDNN, which interleaves the layers.
 
-    Args:
-        inputs: (B, T, I).
-        weights: of each layer (4H, I), (4H, H) and one or two biases (4H,), bottom first.
-        state: (h, c) of each layer, (1, B, H) each; empty for zeros.
-
-    Returns:
-        Outputs (B, T, H), and h and c after the last step, (L, B, H).
+    Takes inputs (B, T, I), of each layer (4H, I), (4H, H) and one or two biases (4H,), bottom first, and (h, c) of each
+    layer, (1, B, H) each; empty for zeros. Returns outputs (B, T, H), and h and c after the last step, (L, B, H).
     """
     layers = len(weights)
     if len(weights[0]) < _PARTS:

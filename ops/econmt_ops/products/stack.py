@@ -63,14 +63,6 @@ class StackOptions(NamedTuple):
         return drop_units(values, self.dropout, self.seed, self.variational, number)
 
 
-RunLayer = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-"""Function that runs one layer over whole sequences, in forward direction.
-
-It takes inputs (B, T, I), arbitrary at and after a row's length, the layer's weights, the states before the first step
-and lengths (B,) or None; and returns outputs (B, T, H), zero at and after a row's length, and the states after each
-row's last step."""
-
-
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:
     """Returns the value (B, H) of a sequence (B, T, H) at each row's last position; ``first`` (B, H) for empty rows."""
     if lengths is None:
@@ -120,7 +112,7 @@ def run_stack(
 
 
 def run_cells(
-    run_layer: RunLayer,
+    run_layer: Callable[..., tuple[Tensor, tuple[Tensor, ...]]],
     inputs: Tensor,
     layers: tuple[Any, ...],
     state: State,
@@ -129,7 +121,9 @@ def run_cells(
 ) -> tuple[Tensor, State]:
     """Returns the outputs (B, T, H) and the states of a stack of cells whose rows are reversed in memory.
 
-    ``how``: further arguments of ``run_layer``.
+    ``run_layer`` runs one layer over whole sequences, in forward direction. It takes inputs (B, T, I), arbitrary at and
+    after a row's length, the layer's weights, the states before the first step, lengths (B,) or None, and ``how``; and
+    returns outputs (B, T, H), zero at and after a row's length, and the states after each row's last step.
     """
     outputs, states = run_stack(
         lambda number, read: run_layer(read, layers[number], state[number], options.lengths, **how),
