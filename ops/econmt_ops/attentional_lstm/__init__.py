@@ -55,9 +55,7 @@ def _check_output(check: Shapes, weights: AttentionalLSTMWeights) -> None:
     check("weights.combine", weights.combine, "H H+E")
     if weights.combine_bias is not None:
         check("weights.combine_bias", weights.combine_bias, "H")
-    if weights.output_norm is not None:
-        check("weights.output_norm gain", weights.output_norm[0], "H")
-        check("weights.output_norm bias", weights.output_norm[1], "H")
+    check.norm(weights.output_norm, "weights.output_norm", "H")
     if weights.gate is not None:
         if weights.combine_bias is None:
             raise ValueError(f"{check.op}: weights.gate needs weights.combine_bias, got None")

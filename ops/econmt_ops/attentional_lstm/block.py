@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import CellStep
-from econmt_ops.cells.protocol import StepCell
-from econmt_ops.cells.table import KINDS
 from econmt_ops.core.chunks import previous
 from econmt_ops.dispatch.registration import Incoming
 from econmt_ops.dispatch.rule import device_of
@@ -156,11 +154,6 @@ class LSTMBlock(Block):
         self.cells.clear()
 
 
-def cell_of_call(problem: AttentionalProblem) -> StepCell:
-    """Returns the cell of a call's layers, which are no LSTMs."""
-    return cast(StepCell, KINDS[problem.call.cell])
-
-
 def bottom_or_input(problem: AttentionalProblem, layer: int) -> Tensor:
     """Returns the weight of a layer's input; at the bottom of o, because that of its inputs is multiplied before."""
     read = problem.from_output if layer == 0 else problem.layers[layer].input
@@ -178,7 +171,7 @@ class CellsBlock(Block):
 
     def __init__(self, problem: AttentionalProblem, stash: Result, number: int) -> None:
         super().__init__(problem, stash, number)
-        self.cell, self.each = cell_of_call(problem), len(stash.c) // len(problem.layers)
+        self.each = len(stash.c) // len(problem.layers)
         self.sums: list[Tensor] = []
         self.states: list[Tensor] = []
         for layer, weights in enumerate(problem.layers):
@@ -201,7 +194,7 @@ class CellsBlock(Block):
     def step(self, layer: int, number: int, others: Tensor) -> CellStep:
         """Returns the arguments of a step of a layer; ``others`` are the states beside h before it, (., B, H)."""
         sums, states = self.sums[layer][:, number], (self.before[layer][number], *others.unbind(0))
-        return CellStep(self.cell, sums[0], sums[1], states, self.problem.layers[layer].extra, None)
+        return CellStep(self.problem.cell, sums[0], sums[1], states, self.problem.layers[layer].extra, None)
 
 
 class BottomGates:

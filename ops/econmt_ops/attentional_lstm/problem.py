@@ -8,7 +8,7 @@ axis, (T, B, .), so that the rows of a step are contiguous.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionInputs, AttentionKernels, Read
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.protocol import Split
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -176,7 +177,7 @@ class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
     Attributes:
-        call: arguments of the operator. run: the backend.
+        call: arguments of the operator. run: the backend. cell: the layers' cell.
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
         padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
@@ -201,7 +202,8 @@ class AttentionalProblem:
         by_time = self.inputs if self.places is None else self.places
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
-        self.is_lstm = call.cell == LSTM.name
+        self.cell: Any = KINDS[call.cell]
+        self.is_lstm = self.cell is LSTM
         self.layers: list[Split] = []
         self._together: list[Tensor | None] = []
         count = len(call.first_h)

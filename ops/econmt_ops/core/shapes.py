@@ -80,14 +80,14 @@ class Shapes:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
 
-    def norm(self, pair: object) -> None:
-        """Checks gain and bias of a layer normalization, each (A,), if there is one."""
+    def norm(self, pair: object, name: str = "layer_norm", size: str = "A") -> None:
+        """Checks gain and bias of a layer normalization, each (A,) or of another size, if there is one."""
         if pair is None:
             return
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(pair)}")
-        self("layer_norm gain", pair[0], "A")
-        self("layer_norm bias", pair[1], "A")
+            raise ValueError(f"{self.op}: {name} must be (gain, bias), got {kind_of(pair)}")
+        self(f"{name} gain", pair[0], size)
+        self(f"{name} bias", pair[1], size)
 
     def lengths(self, tensor: Tensor | None, positions: str) -> None:
         """Checks the lengths of a batch's rows, (B,) or None; on the CPU also that they are within the positions."""

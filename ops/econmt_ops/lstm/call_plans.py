@@ -167,18 +167,11 @@ def run_planned(
     resets: Tensor | None = None,
     one_type: bool = False,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Runs a stack by its plan.
+    """Runs a stack by its plan; returns outputs (B, T, D H) and the last (h, c) of each layer, (D, B, H) each.
 
-    Args:
-        plan: Plan of this call. inputs: (B, T, I).
-        layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
-        state: (h, c) of each layer, (D, B, H) each; empty for zeros.
-        options: Lengths, dropout and residual sums.
-        resets: As in `LayerTensors`, which a plan of `resets_plan` requires.
-        one_type: True for c in the type of h.
-
-    Returns:
-        Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
+    Takes inputs (B, T, I), the weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`, the
+    first (h, c) of each layer, none for zeros, and ``resets`` as in `LayerTensors`, which a plan of `resets_plan`
+    requires. ``one_type``: True for c in the type of h.
     """
     lengths = options.lengths
     if lengths is not None:
@@ -256,9 +249,7 @@ def resets_plan(
             serves = can_run(traits, inputs.device.type, dtype)
         else:
             serves = implementation == "triton" and runs_on(inputs.device)
-        if not serves:
-            return None
-        products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat))
+        products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat)) if serves else None
         if products is None:
             return None
         stash = traits.model_stash if MODE.rules_only and implementation == "auto" else "gates"

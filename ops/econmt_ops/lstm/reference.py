@@ -38,14 +38,14 @@ from econmt_ops.products.stack import StackOptions, last_of, run_stack
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
 
-_CLOSED = 1e4
-"""Magnitude of the gates' sums at padded positions; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""
+CLOSED = 1e4
+"""Magnitude of closed gates' sums, as in padding; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""
 
 STEPWISE = (torch.bfloat16, torch.float16)
 """Types in which a layer is a loop of steps."""
 
-_COLUMNS = 8
-"""Input columns that the closed gates take: one would suffice, eight keep rows aligned for tensor cores."""
+COLUMNS = 8
+"""Input columns that closed gates take: one or two would suffice, eight keep rows aligned for tensor cores."""
 
 
 _LITTLE = 16 << 20
@@ -99,8 +99,8 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
 def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
     """Returns the sums (4H,) of the gates i, f, g, o that padded positions read."""
     # Filled on the device: copying a list of numbers to a GPU would synchronise with it.
-    pattern = layer.bias.new_full((4, layer.bias.shape[0] // 4), -_CLOSED)
-    pattern[1].fill_(_CLOSED)
+    pattern = layer.bias.new_full((4, layer.bias.shape[0] // 4), -CLOSED)
+    pattern[1].fill_(CLOSED)
     pattern[2].zero_()
     return pattern.view(-1)
 
@@ -130,7 +130,7 @@ def layer_by_torch(
     backward direction too: it starts in the padding and carries its zero state to the row's last position.
     """
     # Further columns mark padded positions, and their weights leave the state unchanged there.
-    wider, weights = (0, _COLUMNS - 1), []
+    wider, weights = (0, COLUMNS - 1), []
     if padding is not None:
         inputs = torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), wider)], 2)
     for layer in directions:

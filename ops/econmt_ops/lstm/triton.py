@@ -116,8 +116,7 @@ def _run_layer(
     parts = [part for pair in state for part in pair]
     settings = LayerSettings(values_of(inputs).dtype, products, stash, tuple(reverse))
     if isinstance(inputs, Tensor) and options.gate_gradient is None and is_plain([inputs, *weights, *parts]):
-        h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
-        first = None if h is None or c is None else (h, c)
+        first: Any = tuple(torch.stack(part) for part in zip(*state, strict=True)) if state else None
         keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
         tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
         return run_eagerly(plan_of(settings, tensors, keep), inputs, first, lengths, weights)

@@ -261,11 +261,7 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
 
     def extra_repr(self) -> str:
         """Returns what the class in `torch.nn` shows, and further settings that differ from the defaults."""
-        text = super().extra_repr()
-        for name in ("residual", "variational"):
-            if getattr(self, name):
-                text += f", {name}=True"
-        return text
+        return super().extra_repr() + self._changed("residual", "variational")
 
 
 class UnpackedBatch:

@@ -42,6 +42,10 @@ class StackedLayers:
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
 
+    def _changed(self, *names: str) -> str:
+        """Returns the settings among these that differ from their defaults, as `extra_repr` shows them."""
+        return "".join(f", {name}={getattr(self, name)}" for name in names if getattr(self, name))
+
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction as the op takes them."""
         return self.layer_weights(layer, reverse)  # type: ignore[attr-defined]  # each module describes its own
