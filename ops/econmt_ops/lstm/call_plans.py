@@ -57,8 +57,6 @@ class StackPlan(NamedTuple):
 
 PLANS: Plans[StackPlan] = Plans()
 
-_KINDS = (LSTMWeights, SplitLSTMWeights)
-
 
 def key_of(
     kind: str,
@@ -79,7 +77,7 @@ def key_of(
         return None
     tensors = [inputs]
     for layer in layers:
-        if type(layer) not in _KINDS:
+        if type(layer) not in (LSTMWeights, SplitLSTMWeights):
             return None
         tensors += layer
     if state is not None:

@@ -222,7 +222,7 @@ def _both_ways(
         both = [lstm(inputs, (layer,), state[:1], StackOptions(lengths, reverse)) for layer, reverse in pairs]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    zeros = torch.stack([h for h, _ in state])
+    zeros = inputs.new_zeros(2, *state[0][0].shape)
     outputs, last_h, last_c = layer_by_torch(zero_padding(inputs, padding), whole, zeros, zeros, padding)
     ahead = last_h[0] if lengths is None else last_of(outputs.chunk(2, 2)[0], zeros[0], lengths)
     return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))

@@ -61,8 +61,7 @@ def directions(batch: int, hidden: int, steps: int = STEPS) -> dict[str, Call]:
     inputs = torch.randn(batch, steps, hidden, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
 
     def run() -> Tensor:
-        options = StackOptions(from_zero=True, both_ways=True)
-        return triton.lstm(inputs, (ahead, back), (), options)[0]
+        return triton.lstm(inputs, (ahead, back), (), StackOptions(from_zero=True, both_ways=True))[0]
 
     incoming = torch.randn(batch, steps, 2 * hidden, device=CUDA, dtype=torch.bfloat16)
     return passes(run, [inputs, *ahead, *back], incoming)
