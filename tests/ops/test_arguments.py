@@ -283,7 +283,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "sru": [  # the highway of inputs of another width has a matrix of its own
         (
             {"layers.0": GateWeights(ones(18, 3), ones(24))},
-            r"layers\[0\].input must be \(24, 3\) with I=3, H=6",
+            r"layers\[0\].input must be \(4H, I\) with 4H=24, I=3",
         ),
     ],
 }

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from econmt_ops import LSTMWeights
 from econmt_ops.lstm import cudnn
-from econmt_ops.lstm.reference import closed_gates, steps_of_torch, torch_lstm
+from econmt_ops.lstm.reference import closed_gates, layer_by_torch, steps_of_torch
 from tests.ops.helpers import Make, assert_close, scatter_strides, values_and_gradients
 
 SIZES = {"input": 3, "hidden": 5}
@@ -27,6 +28,11 @@ def layer_arguments(directions: int) -> dict[str, Any]:
 
 def expected(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.lstm(inputs, (h, c), weights, True, 1, 0.0, True, len(weights) == 8, True)
+
+
+def by_torch(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    layers = [LSTMWeights(*weights[first : first + 3]) for first in range(0, len(weights), 4)]
+    return layer_by_torch(inputs, layers, h, c, None)
 
 
 def cudnn_rnn(
@@ -98,8 +104,7 @@ def test_states_have_no_dimension_too_many(monkeypatch: pytest.MonkeyPatch) -> N
     original = torch.lstm
     monkeypatch.setattr(torch, "lstm", as_traced)
     arguments = layer_arguments(2)
-    weights = [weight for number, weight in enumerate(arguments["weights"]) if number % 4 < 3]
-    _, h, c = torch_lstm(arguments["inputs"], weights, arguments["h"], arguments["c"], bidirectional=True)
+    _, h, c = by_torch(**arguments)
     assert h.shape == c.shape == arguments["h"].shape
 
 
@@ -112,18 +117,12 @@ def test_closed_gates_let_nothing_through() -> None:
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_on_a_gpu_it_equals_the_cpu_and_warns_of_nothing(directions: int, scattered: bool) -> None:
-    def function(
-        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        with_one_bias = [weight for number, weight in enumerate(weights) if number % 4 < 3]
-        return torch_lstm(inputs, with_one_bias, h, c, directions == 2)
-
     arguments = layer_arguments(directions)
-    values, gradients = values_and_gradients(function, arguments)
+    values, gradients = values_and_gradients(by_torch, arguments)
     there = tree_map(lambda tensor: tensor.cuda(), arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, their = values_and_gradients(function, scatter_strides(there) if scattered else there)
+        found, their = values_and_gradients(by_torch, scatter_strides(there) if scattered else there)
     assert_close([value.cpu() for value in found], values, 1e-12)
     assert_close([gradient.cpu() for gradient in their], gradients, 1e-12)
 
@@ -138,8 +137,9 @@ def test_more_steps_than_a_call_takes_go_in_parts(directions: int, most: int) ->
         return expected(inputs, h.contiguous(), c.contiguous(), weights)
 
     values, gradients = values_and_gradients(expected, arguments)
-    in_parts = cudnn.in_parts(run, most)
-    found, their = values_and_gradients(lambda **given: cudnn.by_direction(in_parts, **given), arguments)
+    found, their = values_and_gradients(
+        lambda **given: cudnn.by_direction(run, **given, most=most), arguments
+    )
     assert_close([*found, *their], [*values, *gradients], 1e-12)
 
 
@@ -147,9 +147,9 @@ def test_more_steps_than_a_call_takes_go_in_parts(directions: int, most: int) ->
 @pytest.mark.parametrize("steps", [cudnn.MOST_STEPS, cudnn.MOST_STEPS + 5])
 def test_a_long_sequence_on_a_gpu(steps: int) -> None:
     module = torch.nn.LSTM(2, 3, batch_first=True).cuda()
-    weights = [module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0 + module.bias_hh_l0]
+    weights = LSTMWeights(module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0 + module.bias_hh_l0)
     inputs, state = torch.randn(2, steps, 2, device="cuda"), torch.zeros(1, 2, 3, device="cuda")
-    outputs, h, _ = torch_lstm(inputs, weights, state, state)
+    outputs, h, _ = layer_by_torch(inputs, [weights], state, state, None)
     half, middle = module(inputs[:, : steps // 2])
     rest, (last, _) = module(inputs[:, steps // 2 :], middle)
     torch.testing.assert_close(outputs, torch.cat([half, rest], 1), rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ READMES = [OPS / "README.md", *sorted((OPS / "econmt_ops").rglob("README.md"))]
 
 def test_every_op_has_one() -> None:
     folders = {path.parent.name for path in (OPS / "econmt_ops").glob("*/reference.py")}
-    assert {path.parent.name for path in READMES} == {"ops", "cells", "modules", *folders}
+    assert {path.parent.name for path in READMES} == {"ops", "cells", "modules", "linear", *folders}
 
 
 def test_every_cell_has_its_equations() -> None:

@@ -58,10 +58,8 @@ def additive_attention(
     check("values", values, "B S E")
     check.not_empty("keys", keys)
     check("score_weight", score_weight, "A")
-    if layer_norm is not None:
-        check.norm(layer_norm)
-    if lengths is not None:
-        check.lengths(lengths, "S")
+    check.norm(layer_norm)
+    check.lengths(lengths, "S")
     dtype = compute_dtype(query)
 
     def call(
@@ -72,12 +70,10 @@ def additive_attention(
         score_weight: Tensor,
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        gain, shift = (None, None) if norm is None else (part.to(dtype) for part in norm)
         tensors = query.to(dtype), keys.to(dtype), values.to(dtype), score_weight.to(dtype)
+        given = AttentionArguments(*tensors, [part.to(dtype) for part in norm or ()], lengths)
         with explicit_casts(query):
-            result: tuple[Tensor, Tensor] = candidate.function(
-                AttentionArguments(*tensors, gain, shift, lengths)
-            )
+            result: tuple[Tensor, Tensor] = candidate.function(given)
         return result
 
     arguments = (query, keys, values, score_weight, layer_norm)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.additive_attention.reference import AttentionArguments
+from econmt_ops.additive_attention.reference import AttentionArguments, pair_of
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
@@ -47,7 +47,7 @@ def _attention(arguments: AttentionArguments) -> tuple[EagerAttention, Tensor]:
     values, lengths = arguments.values, arguments.lengths
     padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
     values = zero_padding(values, padding).contiguous()
-    steps, norm = steps_for(arguments.query, arguments.backend), arguments.layer_norm
+    steps, norm = steps_for(arguments.query, arguments.backend), pair_of(arguments.norm)
     inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths, False)
     return steps.attention(inputs), values
 
@@ -91,14 +91,12 @@ def _backward(arguments: AttentionArguments, results: AttentionResults, incoming
         attention.backward(back)
         dquery[:, block] = part.transpose(0, 1)
     sums = attention.gradients(queries, dscores)
-    gain, shift = (None, None) if sums.norm is None else sums.norm
     return {
         "query": dquery,
         "keys": sums.keys,
         "values": attention.projected_gradient(results.weights, dcontexts),
         "score_weight": sums.score,
-        "gain": gain,
-        "shift": shift,
+        "norm": sums.norm or (),
     }
 
 

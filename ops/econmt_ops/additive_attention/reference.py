@@ -22,7 +22,7 @@ class AttentionArguments(NamedTuple):
 
     Attributes:
         query: (B, T, A). keys: (B, S, A). values: (B, S, E). score_weight: (A,).
-        gain, shift: (A,), gain and bias of the layer normalisation; or None. lengths: (B,) int64, or None.
+        norm: Gain and bias (A,) of the layer normalisation, or empty. lengths: (B,) int64, or None.
         backend: See `econmt_ops.backends.steps_for`.
     """
 
@@ -30,15 +30,14 @@ class AttentionArguments(NamedTuple):
     keys: Tensor
     values: Tensor
     score_weight: Tensor
-    gain: Tensor | None
-    shift: Tensor | None
+    norm: list[Tensor]
     lengths: Tensor | None
     backend: str = ""
 
-    @property
-    def layer_norm(self) -> tuple[Tensor, Tensor] | None:
-        """(gain, shift) of the layer normalisation, or None."""
-        return None if self.gain is None or self.shift is None else (self.gain, self.shift)
+
+def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Returns gain and bias of a layer normalisation; None if there is none."""
+    return (norm[0], norm[1]) if norm else None
 
 
 def additive_scores(
@@ -72,5 +71,5 @@ def additive_attention(call: AttentionArguments) -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention`."""
     lengths, keys = call.lengths, call.keys
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, call.layer_norm)
+    scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, pair_of(call.norm))
     return attend(scores, zero_padding(call.values, padding), padding)

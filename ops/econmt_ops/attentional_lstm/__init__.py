@@ -20,13 +20,10 @@ from econmt_ops.core.weights import (
     AttentionalLSTMWeights,
     Coverage,
     DecoderLayer,
-    LowRankLSTMWeights,
-    LSTMWeights,
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
-from econmt_ops.lstm import check_layers, hidden_size
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
@@ -44,20 +41,12 @@ _KINDS = get_args(DecoderLayer)
 
 def _check_layers(check: Shapes, layers: tuple[DecoderLayer, ...], feeds: bool) -> None:
     """Checks the weights of the stack, and records H."""
-    first, bottom = layers[0], "I"
-    if isinstance(first, (LSTMWeights, LowRankLSTMWeights)):
-        hidden = hidden_size(first)
-        if feeds and hidden is not None:
-            check.sizes["H"], check.sizes["I+H"], bottom = hidden, check.sizes["I"] + hidden, "I+H"
-        check_layers(check, layers, bottom)  # type: ignore[arg-type]  # all layers have the same class
-        return
-    check.sizes["H"] = size = cell_of(first).hidden_size(first, check.sizes["I"])
+    cell, bottom = cell_of(layers[0]), "I"
+    hidden = cell.hidden_size(layers[0], check.sizes["I"])
+    if feeds and hidden is not None:
+        check.sizes["I+H"], bottom = check.sizes["I"] + hidden, "I+H"
     for number, layer in enumerate(layers):
-        inputs = size if number else check.sizes["I"] + size * feeds
-        wanted = cell_of(layer).parameter_shapes(inputs, size)
-        for field in layer._fields:
-            name = f"weights.layers[{number}].{field}"
-            check.exactly(name, getattr(layer, field), wanted[field], ("I", "H"))
+        cell.check(check, f"weights.layers[{number}]", layer, "H" if number else bottom)
 
 
 def _check_output(check: Shapes, weights: AttentionalLSTMWeights) -> None:
@@ -66,9 +55,7 @@ def _check_output(check: Shapes, weights: AttentionalLSTMWeights) -> None:
     check("weights.combine", weights.combine, "H H+E")
     if weights.combine_bias is not None:
         check("weights.combine_bias", weights.combine_bias, "H")
-    if weights.output_norm is not None:
-        check("weights.output_norm gain", weights.output_norm[0], "H")
-        check("weights.output_norm bias", weights.output_norm[1], "H")
+    check.norm(weights.output_norm, "weights.output_norm", "H")
     if weights.gate is not None:
         if weights.combine_bias is None:
             raise ValueError(f"{check.op}: weights.gate needs weights.combine_bias, got None")
@@ -121,12 +108,10 @@ def _check(
             raise ValueError(f"{check.op}: {wanted}, got {options.scale}")
     elif layer_norm is not None:
         raise ValueError(f"{check.op}: layer_norm requires additive attention, but weights.score is None")
-    if layer_norm is not None:
-        check.norm(layer_norm)
+    check.norm(layer_norm)
     if weights.coverage is not None:
         _check_coverage(check, weights.coverage, weights, options.input_feeding)
-    if options.lengths is not None:
-        check.lengths(options.lengths, "S")
+    check.lengths(options.lengths, "S")
     check_dropout("attentional_lstm", options.stack.dropout, options.stack.seed)
     return check
 

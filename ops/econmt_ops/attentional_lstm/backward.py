@@ -381,7 +381,7 @@ class BackwardCells(BackwardSteps):
     def _cell(self, block: CellsBlock, layer: int, number: int, above: Tensor, keep: Tensor | None) -> None:
         problem, row, each = self.problem, self.rows[layer], block.each
         gradients = block.gradients[layer][:, number]
-        step = block.step(layer, number)
+        step = block.step(layer, number, block.states[layer][number])
         problem.run.step_backward_into(
             step,
             (step.before[0], *block.states[layer][number + 1].unbind(0)),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result
 from econmt_ops.backends.protocol import CellStep
-from econmt_ops.cells.protocol import StepCell
-from econmt_ops.cells.table import KINDS
 from econmt_ops.core.chunks import previous
-from econmt_ops.core.loops import steps_of
 from econmt_ops.dispatch.registration import Incoming
 from econmt_ops.dispatch.rule import device_of
+from econmt_ops.layers.stepped import states_beside_h
 from econmt_ops.products.low_rank import AnyProduct, project
 
 
@@ -155,11 +154,6 @@ class LSTMBlock(Block):
         self.cells.clear()
 
 
-def cell_of_call(problem: AttentionalProblem) -> StepCell:
-    """Returns the cell of a call's layers, which are no LSTMs."""
-    return cast(StepCell, KINDS[problem.call.cell])
-
-
 def bottom_or_input(problem: AttentionalProblem, layer: int) -> Tensor:
     """Returns the weight of a layer's input; at the bottom of o, because that of its inputs is multiplied before."""
     read = problem.from_output if layer == 0 else problem.layers[layer].input
@@ -177,7 +171,7 @@ class CellsBlock(Block):
 
     def __init__(self, problem: AttentionalProblem, stash: Result, number: int) -> None:
         super().__init__(problem, stash, number)
-        self.cell, self.each = cell_of_call(problem), len(stash.c) // len(problem.layers)
+        self.each = len(stash.c) // len(problem.layers)
         self.sums: list[Tensor] = []
         self.states: list[Tensor] = []
         for layer, weights in enumerate(problem.layers):
@@ -185,7 +179,9 @@ class CellsBlock(Block):
             self.read_product(layer, sums[0])
             project(self.before[layer], weights.hidden, weights.recurrent_bias, sums[1])
             self.sums.append(sums)
-            self._add_states(layer, stash.c[layer * self.each : (layer + 1) * self.each, number])
+            kept = stash.c[layer * self.each : (layer + 1) * self.each, number]
+            step_at = functools.partial(self.step, layer)
+            self.states.append(states_beside_h(problem.run, step_at, self.before[layer], kept))
         self.gradients = [torch.empty_like(sums) for sums in self.sums]
         self.dreads, self.drecurrents = ([part[number] for part in self.gradients] for number in range(2))
 
@@ -195,23 +191,10 @@ class CellsBlock(Block):
         self.sums.clear()
         self.states.clear()
 
-    def step(self, layer: int, number: int) -> CellStep:
-        """Returns the arguments of a step of a layer."""
-        sums, before = self.sums[layer][:, number], self.before[layer][number]
-        states = before, *self.states[layer][number].unbind(0)
-        return CellStep(self.cell, sums[0], sums[1], states, self.problem.layers[layer].extra, None)
-
-    def _add_states(self, layer: int, kept: Tensor) -> None:
-        """Recomputes the states beside h before and after the steps, from those before the block."""
-        before = self.before[layer]
-        states = kept.new_empty(len(before) + 1, *kept.shape)
-        states[0] = kept
-        self.states.append(states)
-        if self.each:
-            unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
-            for step in steps_of(range(len(before))):
-                after = unseen[0], *states[step + 1].unbind(0)
-                self.problem.run.step_forward_into(self.step(layer, step), after, unseen[1])
+    def step(self, layer: int, number: int, others: Tensor) -> CellStep:
+        """Returns the arguments of a step of a layer; ``others`` are the states beside h before it, (., B, H)."""
+        sums, states = self.sums[layer][:, number], (self.before[layer][number], *others.unbind(0))
+        return CellStep(self.problem.cell, sums[0], sums[1], states, self.problem.layers[layer].extra, None)
 
 
 class BottomGates:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from econmt_ops.attentional_lstm import persistent
-from econmt_ops.attentional_lstm.block import BottomGates, ProductPair, bottom_or_input, cell_of_call
+from econmt_ops.attentional_lstm.block import BottomGates, ProductPair, bottom_or_input
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result, empty_result
 from econmt_ops.backends.protocol import CellStep, CoverageStep, OutputStep, Read
 from econmt_ops.cells.protocol import Split
@@ -194,7 +194,6 @@ class ForwardCells(ForwardSteps):
         # Inputs of the layers' products: the layer's input, and h of the previous step.
         self.rows = [space(2, batch, hidden) for _ in problem.layers]
         super().__init__(problem, result, keep, [[row[part] for row in self.rows] for part in range(2)])
-        self._kind = cell_of_call(problem)
         self._products, self._starts = [], []
         for layer, weights in enumerate(problem.layers):
             self._products.append(
@@ -217,7 +216,7 @@ class ForwardCells(ForwardSteps):
         sums = self._sums if layer else self._shares[:, number]
         self._products[layer].into(sums, row, self._starts[layer] if layer else sums)
         states = self.states[layer], *self.others[layer * each : (layer + 1) * each]
-        step = CellStep(self._kind, sums[0], sums[1], states, problem.layers[layer].extra, None)
+        step = CellStep(problem.cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
         output = self.result.h[layer, position] if self.keep else self._unkept
         if read is None and not self.keep:
             output = destination

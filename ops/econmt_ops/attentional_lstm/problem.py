@@ -8,17 +8,19 @@ axis, (T, B, .), so that the rows of a step are contiguous.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.additive_attention.reference import pair_of
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import AttentionInputs, Read
 from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.protocol import Split
+from econmt_ops.cells.table import KINDS
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -172,16 +174,11 @@ def empty_result(call: AttentionalArguments, keep: bool) -> Result:
     )
 
 
-def pair_of(norm: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Returns gain and bias of a layer normalisation; None if there is none."""
-    return (norm[0], norm[1]) if norm else None
-
-
 class AttentionalProblem:
     """Tensors of one call, and values that both passes derive from them.
 
     Attributes:
-        call: arguments of the operator. run: the backend.
+        call: arguments of the operator. run: the backend. cell: the layers' cell.
         inputs: (T, B, I); or, with ``places``, the distinct rows (N, I).
         places: (T, B), row index of each position, or None.
         padding: (B, S), True at padded positions; None where keys and values are finite everywhere.
@@ -206,7 +203,8 @@ class AttentionalProblem:
         by_time = self.inputs if self.places is None else self.places
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
-        self.is_lstm = call.cell == LSTM.name
+        self.cell: Any = KINDS[call.cell]
+        self.is_lstm = self.cell is LSTM
         self.layers: list[Split] = []
         self._together: list[Tensor | None] = []
         count = len(call.first_h)
@@ -346,10 +344,7 @@ class AttentionalProblem:
     def below(self, layer: int, position: int, dread: Tensor, above: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the gradient of the output of the layer below at a step, and the mask that dropout applies to it.
 
-        Args:
-            layer: number of the layer whose step has run backward.
-            position: the step.
-            dread: (B, H), gradient of its input. above: (B, H), gradient of its output.
+        ``dread`` and ``above`` (B, H) are the gradients of a layer's input and of its output, after its step backward.
         """
         if layer > 0 and self.call.residual:
             return self.drop(layer, (dread + above).unsqueeze(0), position, position + 1).squeeze(0), None

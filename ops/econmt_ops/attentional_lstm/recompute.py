@@ -44,6 +44,7 @@ from econmt_ops.lstm.recompute import lstm
 from econmt_ops.products.dropout import split_seed
 from econmt_ops.products.low_rank import tensors_of_matrices
 from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
+from econmt_ops.products.stack import run_cells
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
@@ -81,14 +82,8 @@ def attentional_lstm(
             run_stack: Any = lstm_on_gpu.lstm if by_kernels else functools.partial(lstm, backend=backend)
             stack = run_stack(inputs, weights.layers, state.layers, options.stack, stash=stash)
         else:
-            stack = stepped.recompute(
-                cell_of(weights.layers[0]),
-                expanded(inputs),
-                weights.layers,
-                state.layers,
-                options.stack,
-                backend=backend,
-            )
+            run = functools.partial(stepped.recompute, cell_of(weights.layers[0]), backend=backend)
+            stack = run_cells(run, expanded(inputs), weights.layers, state.layers, options.stack)
         return _attend_at_once(stack, keys, values, weights, options, backend)
     if weights.score is not None:
         keys = keys.contiguous() if options.clean else clean_keys(keys, options.lengths)
@@ -185,8 +180,8 @@ def _attend_at_once(
             scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
-            gain, shift = options.layer_norm or (None, None)
-            call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), gain, shift, lengths)
+            norm = list(options.layer_norm or ())
+            call = AttentionArguments(query, keys, values, weights.score.to(h.dtype), norm, lengths)
             context, attention = additive_attention(call, backend=backend)
     outputs = combined_output(h, context, cast_weights(weights, h.dtype))
     return outputs, attention, AttentionalLSTMState(layers, outputs[:, -1])

@@ -5,7 +5,8 @@ Without input feeding no attention is recurrent, so the whole stack runs first, 
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+import functools
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn import functional
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.cells import lstm as cell
 from econmt_ops.cells.coverage import coverage_forward
+from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.output import output_forward
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import cell_of
@@ -28,7 +30,6 @@ from econmt_ops.core.weights import (
     LowRank,
     LowRankLSTMWeights,
     LSTMState,
-    LSTMWeights,
     State,
 )
 from econmt_ops.dispatch.traits import Traits
@@ -36,7 +37,7 @@ from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
 from econmt_ops.products.dropout import apply_dropout
 from econmt_ops.products.low_rank import columns
-from econmt_ops.products.stack import StackOptions
+from econmt_ops.products.stack import StackOptions, run_cells
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
@@ -131,8 +132,8 @@ def combined_output(h: Tensor, context: Tensor, weights: AttentionalLSTMWeights)
 class _CellStep:
     """Step of a layer of any other cell, by a product with its input and one with its own previous h."""
 
-    def __init__(self, layer: DecoderLayer, begin: int) -> None:
-        """Takes a layer, and the first column of its input weight that the recurrence reads."""
+    def __init__(self, layer: DecoderLayer, begin: int, steps: int) -> None:  # noqa: ARG002 - as `_LSTMStep`
+        """Takes a layer, the first column of its input weight that the recurrence reads, and the number of steps."""
         self.cell: StepCell = cell_of(layer)
         self.parts = self.cell.split(layer)
         self.input = self.parts.input[:, begin:]
@@ -159,8 +160,8 @@ class _LSTMStep:
     right factor, then those with the left factors.
     """
 
-    def __init__(self, layer: AnyLSTMWeights, begin: int, steps: int) -> None:
-        """Takes a layer, the first column of its input weight that the recurrence reads, and the number of steps."""
+    def __init__(self, layer: Any, begin: int, steps: int) -> None:
+        """See `_CellStep`."""
         fed, hidden = columns(layer.input, begin, layer.input.shape[1]), layer.hidden
         self.layer, self.right = layer, None
         if isinstance(fed, LowRank) and isinstance(hidden, LowRank):
@@ -192,19 +193,15 @@ class _LSTMStep:
         return cell.forward(torch.addmm(start, torch.cat([read, h], 1), self.joined), c)
 
 
-def _step_of(layer: DecoderLayer, begin: int, steps: int) -> _CellStep | _LSTMStep:
-    if isinstance(layer, (LSTMWeights, LowRankLSTMWeights)):
-        return _LSTMStep(layer, begin, steps)
-    return _CellStep(layer, begin)
-
-
 def _run_stack(
     inputs: Tensor, layers: tuple[DecoderLayer, ...], state: State, options: DecoderOptions
 ) -> tuple[Tensor, State]:
     """Runs the stack alone, for decoders without input feeding."""
-    if isinstance(layers[0], (LSTMWeights, LowRankLSTMWeights)):
+    kind = cell_of(layers[0])
+    if kind is LSTM:
         return lstm(inputs, cast(tuple[AnyLSTMWeights, ...], layers), cast(LSTMState, state), options.stack)
-    return stepped.reference(cell_of(layers[0]), inputs, layers, state, options.stack)
+    layer = functools.partial(stepped.reference, kind)
+    return run_cells(layer, inputs, layers, state, options.stack)
 
 
 def _run_input_feeding(
@@ -214,9 +211,9 @@ def _run_input_feeding(
     layers, fed = list(state.layers), state.output
     (batch, steps, size), stack = inputs.shape, options.stack
     masks = stack.keep_masks(len(layers), (batch, steps, fed.shape[1]), inputs.device)
-    bottom, *upper = (
-        _step_of(layer, 0 if number else size, steps) for number, layer in enumerate(attention.weights.layers)
-    )
+    weights = attention.weights.layers
+    kind = _LSTMStep if cell_of(weights[0]) is LSTM else _CellStep
+    bottom, *upper = (kind(layer, 0 if number else size, steps) for number, layer in enumerate(weights))
     coverage = state.coverage
     outputs, attentions = [], []
     for step, product in enumerate(bottom.shares(inputs).unbind(1)):

@@ -35,11 +35,7 @@ class GRUCell(StepCell):
     compute type between steps."""
     states: tuple[str, ...] = ("h",)
     weights: type[Any] = GRUWeights
-
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        """See `Cell`."""
-        rows = 3 * hidden
-        return {"input": (rows, inputs), "hidden": (rows, hidden), "bias": (rows,), "hidden_bias": (rows,)}
+    shapes = {"input": "3H I", "hidden": "3H H", "bias": "3H", "hidden_bias": "3H"}  # noqa: RUF012
 
     def split(self, weights: GRUWeights) -> Split:
         """See `StepCell`."""

@@ -52,6 +52,11 @@ def _standardized_back(dvalues: Tensor, normal: Tensor, factors: Tensor) -> Tens
     return result.flatten(-2)
 
 
+def _shapes_of(weights: type[Any]) -> dict[str, str]:
+    others = {"input": "4H I", "hidden": "4H H", "cell_gain": "H", "cell_bias": "H"}
+    return {name: others.get(name, "4H") for name in weights._fields}
+
+
 class LayerNormLSTMCell(StepCell):
     """LSTM with layer normalization as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c.
 
@@ -67,16 +72,7 @@ class LayerNormLSTMCell(StepCell):
     `h_t = o tanh(N(c_t))` with the output gate o."""
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LayerNormLSTMWeights
-
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        """See `Cell`."""
-        rows = 4 * hidden
-        return {
-            "input": (rows, inputs),
-            "hidden": (rows, hidden),
-            **dict.fromkeys(("bias", "input_gain", "hidden_gain"), (rows,)),
-            **dict.fromkeys(("cell_gain", "cell_bias"), (hidden,)),
-        }
+    shapes = _shapes_of(LayerNormLSTMWeights)
 
     def split(self, weights: AnyLayerNormLSTMWeights) -> Split:
         """See `StepCell`; the bias of a per-gate layer is a part of its product."""
@@ -143,11 +139,7 @@ class LayerNormPerGateLSTMCell(LayerNormLSTMCell):
     """LSTM with the layer normalization of each gate, whose weights are `LayerNormPerGateLSTMWeights`."""
 
     weights: type[Any] = LayerNormPerGateLSTMWeights
-
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        """See `Cell`."""
-        shapes = super().parameter_shapes(inputs, hidden)
-        return {name: shapes.get(name, (4 * hidden,)) for name in LayerNormPerGateLSTMWeights._fields}
+    shapes = _shapes_of(LayerNormPerGateLSTMWeights)
 
 
 LNLSTM, LNLSTM_PER_GATE = LayerNormLSTMCell(), LayerNormPerGateLSTMCell()

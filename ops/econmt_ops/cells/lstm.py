@@ -87,10 +87,7 @@ class LSTMCell(Cell):
     summary = "See `econmt_ops.lstm`."
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LSTMWeights
-
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        """See `Cell`."""
-        return {"input": (4 * hidden, inputs), "hidden": (4 * hidden, hidden), "bias": (4 * hidden,)}
+    shapes = {"input": "4H I", "hidden": "4H H", "bias": "4H"}  # noqa: RUF012
 
 
 LSTM = LSTMCell()

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from econmt_ops.core.shapes import Shapes
+from econmt_ops.core.weights import LowRank
+
 
 class Cell(Protocol):
     """Sizes of a layer of a recurrent cell; the equations are in `StepCell` and `econmt_ops.cells.scan.ScanLayer`.
@@ -19,19 +22,52 @@ class Cell(Protocol):
         summary: Documentation of the operation: the equations and the weights, without arguments.
         states: Names of the states; the output h is one of them only if the next step reads it.
         weights: NamedTuple of a layer's weights.
+        shapes: Shapes of the weights by name, as `Shapes` reads them.
     """
 
     name: str
     summary: str
     states: tuple[str, ...]
     weights: type[Any]
+    shapes: dict[str, str]
+
+    def shapes_of(self, inputs: int, hidden: int) -> dict[str, str]:  # noqa: ARG002 - few depend on the sizes
+        """Returns `shapes` for input size I and hidden size H."""
+        return self.shapes
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of a layer's parameters by name, for input size I and hidden size H."""
+        sizes = {"I": inputs, "H": hidden}
+        return {
+            name: tuple(int(size[:-1] or 1) * sizes[size[-1]] for size in shape.split())
+            for name, shape in self.shapes_of(inputs, hidden).items()
+        }
 
-    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
-        """Returns H of a layer from its unchecked weights and its input size I."""
-        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
+    def hidden_size(self, weights: Any, inputs: int) -> int | None:  # noqa: ARG002
+        """Returns H of a layer from its unchecked weights and its input size I; None if they do not tell."""
+        matrix = weights.hidden.right if isinstance(weights.hidden, LowRank) else weights.hidden
+        return matrix.shape[1] if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
+
+    def check(self, check: Shapes, name: str, weights: Any, inputs: str = "I") -> None:
+        """Checks the weights of a layer, of which messages speak by ``name``, and records H; raises ValueError.
+
+        ``check`` knows the size of the layer's input, whose name is ``inputs``, as in `Shapes`.
+        """
+        size = check.sizes[inputs]
+        if "H" not in check.sizes and (hidden := self.hidden_size(weights, size)) is not None:
+            check.sizes["H"] = hidden
+        shapes = self.shapes_of(size, check.sizes.get("H", 0))
+        # The recurrent matrix, which tells H, comes first.
+        for field in sorted(weights._fields, key=lambda field: field != "hidden"):
+            part, shape = getattr(weights, field), shapes[field].replace("I", inputs)
+            if isinstance(part, LowRank):
+                (rows, columns), rank = shape.split(), f"{name}.{field}.rank"
+                check(f"{name}.{field}.right", part.right, f"{rank} {columns}")
+                check(f"{name}.{field}.left", part.left, f"{rows} {rank}")
+                if part.rank == 0:
+                    raise ValueError(f"{check.op}: {name}.{field} must have a rank of at least 1, got 0")
+            else:
+                check(f"{name}.{field}", part, shape)
 
     def operations(self, inputs: int, hidden: int) -> int:
         """Returns the floating point operations of the products of one forward step of one row."""

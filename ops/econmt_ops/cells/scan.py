@@ -223,6 +223,7 @@ class ScanLayer(Cell):
 
     states: tuple[str, ...] = ("c",)
     weights: type[Any] = GateWeights
+    shapes = {"input": "", "bias": ""}  # noqa: RUF012 - see `shapes_of`
 
     def __init__(self, cell: ScanCell, summary: str) -> None:
         self.name, self.cell, self.summary = cell.name, cell, summary
@@ -232,14 +233,16 @@ class ScanLayer(Cell):
         """Returns K, the number of parts of the products; a highway needs one more if I is not H."""
         return self.cell.gates + (self.cell.output.name == "highway" and inputs != hidden)
 
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    def shapes_of(self, inputs: int, hidden: int) -> dict[str, str]:
         """See `Cell`."""
-        rows = self.gates(inputs, hidden) * hidden
-        return {"input": (rows, inputs), "bias": (rows,)}
+        rows = f"{self.gates(inputs, hidden)}H"
+        return {**self.shapes, "input": f"{rows} I", "bias": rows}
 
-    def hidden_size(self, weights: Any, inputs: int) -> int:
+    def hidden_size(self, weights: Any, inputs: int) -> int | None:
         """See `Cell`."""
-        rows = int(weights.bias.numel())
+        if not isinstance(weights.bias, Tensor):
+            return None
+        rows = weights.bias.numel()
         if self.gates(inputs, inputs) * inputs == rows:
             return inputs
         return rows // self.gates(inputs, -1)
@@ -259,10 +262,10 @@ class WindowLayer(ScanLayer):
 
     states: tuple[str, ...] = ("c", "x")
 
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    def shapes_of(self, inputs: int, hidden: int) -> dict[str, str]:
         """See `Cell`."""
-        rows = self.cell.gates * hidden
-        return {"input": (rows, 2 * inputs), "bias": (rows,)}
+        shapes = super().shapes_of(inputs, hidden)
+        return shapes | {"input": shapes["input"].replace("I", "2I")}
 
     def run(
         self, stage: Stage, inputs: Tensor, weights: Any, state: Sequence[Tensor]
@@ -284,21 +287,11 @@ class SurrogateLayer(ScanLayer):
 
     states: tuple[str, ...] = ("s", "c")
     weights: type[Any] = GILRLSTMWeights
+    shapes = {"surrogate": "2H I", "surrogate_bias": "2H", "input": "", "hidden": "4H H", "bias": ""}  # noqa: RUF012
 
     def __init__(self, surrogate: ScanCell, cell: ScanCell, summary: str) -> None:
         super().__init__(cell, summary)
         self.surrogate = CELLS[surrogate.name] = surrogate
-
-    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        """See `Cell`."""
-        below, rows = 2 * hidden, 4 * hidden
-        return {
-            "surrogate": (below, inputs),
-            "surrogate_bias": (below,),
-            "input": (rows, inputs),
-            "hidden": (rows, hidden),
-            "bias": (rows,),
-        }
 
     def run(
         self, stage: Stage, inputs: Tensor, weights: Any, state: Sequence[Tensor]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, device, int64, strided
 from torch._subclasses.fake_tensor import FakeTensor
@@ -48,14 +46,6 @@ class Shapes:
                 f"{self.op}: {name} must be float64, float32, bfloat16 or float16, got {tensor.dtype}"
             )
 
-    def exactly(self, name: str, tensor: Tensor, sizes: tuple[int, ...], letters: Sequence[str]) -> None:
-        """Checks one floating point tensor against known sizes; ``letters`` are the sizes to name in the message."""
-        self.is_number(name, tensor)
-        if tuple(tensor.shape) != sizes:
-            hint = ", ".join(f"{letter}={self.sizes[letter]}" for letter in letters)
-            raise ValueError(f"{self.op}: {name} must be {sizes} with {hint}, got {tuple(tensor.shape)}")
-        self._check_device(name, tensor)
-
     def _check_device(self, name: str, tensor: Tensor) -> None:
         if self._device is None:
             self._device = tensor.device
@@ -90,15 +80,19 @@ class Shapes:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
 
-    def norm(self, pair: object) -> None:
-        """Checks that an argument is a pair of tensors, gain and bias of a layer normalization, each (A,)."""
+    def norm(self, pair: object, name: str = "layer_norm", size: str = "A") -> None:
+        """Checks gain and bias of a layer normalization, each (A,) or of another size, if there is one."""
+        if pair is None:
+            return
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(pair)}")
-        self("layer_norm gain", pair[0], "A")
-        self("layer_norm bias", pair[1], "A")
+            raise ValueError(f"{self.op}: {name} must be (gain, bias), got {kind_of(pair)}")
+        self(f"{name} gain", pair[0], size)
+        self(f"{name} bias", pair[1], size)
 
-    def lengths(self, tensor: Tensor, positions: str) -> None:
-        """Checks the lengths of a batch's rows, (B,); on the CPU also that they are within the positions."""
+    def lengths(self, tensor: Tensor | None, positions: str) -> None:
+        """Checks the lengths of a batch's rows, (B,) or None; on the CPU also that they are within the positions."""
+        if tensor is None:
+            return
         self.indices("lengths", tensor, "B")
         if tensor.device.type not in ("cpu", self._device.type if self._device is not None else "cpu"):
             raise ValueError(

@@ -86,22 +86,6 @@ AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
 """Weights of one LSTM layer, with whole or factorized matrices."""
 
 
-Weights = TypeVar("Weights", bound=tuple[Any, ...])
-
-
-def cast_weights(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Returns all weights of a layer or of a decoder in another type."""
-
-    def cast(part: Any) -> Any:  # torch's pytree takes three times as long
-        if isinstance(part, tuple):
-            made = map(cast, part)
-            return tuple(made) if type(part) is tuple else type(part)(*made)
-        return part.to(dtype) if isinstance(part, Tensor) else part
-
-    made: Weights = cast(weights)
-    return made
-
-
 class GateWeights(NamedTuple):
     """Weights of one layer whose gates read the inputs alone: `sru`, `ssru`, `qrnn`, `min_gru`, `min_lstm`."""
 
@@ -272,3 +256,19 @@ def tensors_of(tree: object) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []
+
+
+Weights = TypeVar("Weights", bound=tuple[Any, ...])
+
+
+def cast_weights(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Returns weights such as those above, or a tuple of them, in another type."""
+
+    def cast(part: Any) -> Any:  # torch's pytree takes three times as long
+        if isinstance(part, tuple):
+            made = map(cast, part)
+            return tuple(made) if type(part) is tuple else type(part)(*made)
+        return part.to(dtype) if isinstance(part, Tensor) else part
+
+    made: Weights = cast(weights)
+    return made

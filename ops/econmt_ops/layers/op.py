@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
-from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.gru import GRU
-from econmt_ops.cells.protocol import Cell, StepCell
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.cells.table import KINDS
-from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.shapes import Shapes, check_dropout
-from econmt_ops.core.stack_checks import as_layers, prepare_state
+from econmt_ops.core.precision import compute_dtype
+from econmt_ops.core.shapes import Shapes
+from econmt_ops.core.stack_checks import as_layers
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.rule import MODE
-from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import Traits, implementations
 from econmt_ops.layers import scanned, stepped
+from econmt_ops.lstm import run_layers
 from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, check_inputs, expanded, values_of
-from econmt_ops.products.stack import StackOptions
+from econmt_ops.products.stack import StackOptions, run_cells
 
 OPS: dict[str, LayerOp] = {}
 """Operations by the names of their cells; `econmt_ops` makes all of them."""
@@ -44,7 +43,16 @@ class LayerOp:
         self.cells, self.__name__ = cells, cell.name
         states = f"States of a layer: {', '.join(cell.states)}."
         self.__doc__ = f"{cell.summary}\n\n    {states} `LayerOp.__call__` describes the arguments."
-        self._implementations = implementations(cell.name, **_implementations_for(cells))
+        # Linear recurrences run as the last of the cells (the widest window), which serves the others; step-by-step
+        # cells as the first, which knows the kind of weights.
+        is_scan = isinstance(cell, ScanLayer)
+        module, runs_as = (scanned, cells[-1]) if is_scan else (stepped, cell)
+        ways: dict[str, tuple[Callable[..., Any], Traits]] = module.IMPLEMENTATIONS
+        stacks = {
+            name: (functools.partial(run_cells, functools.partial(way, runs_as)), traits)
+            for name, (way, traits) in ways.items()
+        }
+        implementations(cell.name, **stacks)
         OPS[cell.name] = self
 
     def __call__(
@@ -87,77 +95,29 @@ class LayerOp:
         check_inputs(check, inputs)
         layers = as_layers(name, layers, list({cell.weights: None for cell in self.cells}))
         cell = _check_layers(check, layers, self.cells)
-        if lengths is not None:
-            check.lengths(lengths, "T")
-        check_dropout(name, dropout, dropout_seed)
-        like = values_of(inputs)
-        dtype = compute_dtype(like)
-        start = prepare_state(check, cell.states, state, len(layers), like, dtype)
+        like, sizes = values_of(inputs), check.sizes
         options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
-
-        def call(
-            candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
-        ) -> tuple[Tensor, State]:
-            cast = layers
-            if not candidate.traits.casts:
-                cast = tuple(layer._make(part.to(dtype) for part in layer) for layer in layers)
-            with explicit_casts(like):
-                result: tuple[Tensor, State] = candidate.function(
-                    expanded(inputs).to(dtype), cast, start, options, **candidate.options
-                )
-            return result
-
-        detail = f"layers={len(layers)} {'full' if lengths is None else 'lengths'}"
-        sizes = check.sizes
         # torch.gru takes 1.3 to 2.5 times less at all sizes measured on the CPU. On a GPU, where it is cuDNN's, it
         # takes three to four times less than single steps that no graph launches. Of other cells it has none.
         light = cell is GRU and (
             not MODE.captured
             if like.is_cuda
-            else is_light(sizes["B"], sizes["T"], sizes["H"], dtype, like.device)
+            else is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
         )
-        problem = Problem(name, (inputs, layers, start), dtype, sizes, detail, light)
-        return run(problem, call, self._implementations, implementation, stash=stash)
-
-
-def _implementations_for(cells: tuple[Cell, ...]) -> dict[str, tuple[Callable[..., Any], Traits]]:
-    """Returns the implementations of the operation of some cells with their traits, by name.
-
-    Linear recurrences run as the last of the cells (the widest window), which serves the others; step-by-step cells as
-    the first, which knows the kind of weights.
-    """
-    last = cells[-1]
-    if isinstance(last, ScanLayer):
-        return {
-            "reference": (functools.partial(scanned.reference, last), scanned.REFERENCE),
-            "recompute": (functools.partial(scanned.recompute, last), scanned.RECOMPUTE),
-            "triton": (functools.partial(scanned.triton, last), scanned.TRITON),
-        }
-    cell = cast(StepCell, cells[0])
-    recompute: Callable[..., Any] = functools.partial(stepped.recompute, cell)
-    return {
-        "reference": (functools.partial(stepped.reference, cell), stepped.REFERENCE),
-        "recompute": (recompute, stepped.RECOMPUTE),
-        "triton": on_kernels(recompute, stepped.RECOMPUTE),
-    }
+        how: Any = {"light": light, "stash": stash, "implementation": implementation}
+        return run_layers(check, expanded(inputs), layers, cell, state, options, **how)
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
     """Returns the cell to which the weights belong, and records H; raises ValueError if a shape does not fit."""
-    inputs = check.sizes["I"]
-    for field, tensor in zip(layers[0]._fields, layers[0], strict=True):
-        check.is_number(f"layers[0].{field}", tensor)
-    fitting = [cell for cell in cells if isinstance(layers[0], cell.weights)]
+    first, inputs = layers[0], check.sizes["I"]
+    fitting = [cell for cell in cells if isinstance(first, cell.weights)]
 
-    def shapes(cell: Cell) -> dict[str, tuple[int, ...]]:
-        return cell.parameter_shapes(inputs, cell.hidden_size(layers[0], inputs))
+    def fits(cell: Cell) -> bool:
+        shapes = cell.parameter_shapes(inputs, cell.hidden_size(first, inputs) or 0)
+        return shapes["input"] == getattr(first.input, "shape", None)
 
-    cell = next(
-        (each for each in fitting if shapes(each)["input"] == tuple(layers[0].input.shape)), fitting[0]
-    )
-    check.sizes["H"] = hidden = cell.hidden_size(layers[0], inputs)
+    cell = next(filter(fits, fitting), fitting[0])
     for number, layer in enumerate(layers):
-        wanted = cell.parameter_shapes(inputs if number == 0 else hidden, hidden)
-        for field, tensor in zip(layer._fields, layer, strict=True):
-            check.exactly(f"layers[{number}].{field}", tensor, wanted[field], ("I", "H"))
+        cell.check(check, f"layers[{number}]", layer, "H" if number else "I")
     return cell

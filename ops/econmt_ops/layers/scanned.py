@@ -31,18 +31,16 @@ from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, is_transformed, rule
 from econmt_ops.dispatch.traits import FLOATS, Traits
 from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.linear_recurrence.reference import standing_still
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer, outer
-from econmt_ops.products.stack import StackOptions, last_of, run_cells
+from econmt_ops.products.stack import last_of
 
-REFERENCE = Traits()
-RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
-TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
+_RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
 
 _BLOCK_BYTES = 8 << 20
 """Bytes of the products of a block, chosen for the caches of a CPU."""
@@ -155,12 +153,6 @@ class _Blocks:
             for number, weight in enumerate(self.weights)
         ]
 
-    @functools.cached_property
-    def ends(self) -> Tensor:
-        """Last position of each row, (B, 1), if there are lengths."""
-        assert self.all_lengths is not None
-        return self.all_lengths.unsqueeze(1) - 1
-
     def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
         """Returns values (n, t, .) of a block with zeros at padded positions."""
         return values if self.padding is None else zero_padding(values, self.padding[rows, steps])
@@ -189,9 +181,9 @@ class _Blocks:
 
     def lengths(self, rows: slice, steps: slice) -> Tensor | None:
         """Returns the lengths of the rows within a block, (n,); None if there is no padding."""
-        if self.padding is None:
+        if self.all_lengths is None:
             return None
-        remaining: Tensor = self.ends[rows, 0] + 1 - steps.start
+        remaining: Tensor = self.all_lengths[rows] - steps.start
         return remaining.clamp(0, steps.stop - steps.start)
 
     def inputs(self, products: Tensor) -> ScanInputs:
@@ -201,57 +193,44 @@ class _Blocks:
             self.cell, products, self.bias.contiguous(), call.sources[0], call.first, self.all_lengths
         )
 
-    def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
-        """Adds the gradient of the last c (n, H) to the gradient of c (n, t, H) at the last steps of rows."""
-        if self.padding is None:
-            if steps.stop == self.steps:
-                dc[:, -1] += dlast
-            return
-        ends = self.ends[rows]
-        inside = (ends >= steps.start) & (ends < steps.stop)
-        index = (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
-        gradient = torch.where(inside, dlast, 0.0).unsqueeze(1)
-        dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), gradient)
-
 
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
-    if call.backend == "triton":
-        return _forward_by_kernels(call, keep)
-    blocks, results = _Blocks(call), _empty_results(call._replace(stash="outputs"), keep)
-    if keep and reaches(call.stash, "gates"):
-        everything = slice(0, blocks.batch), slice(0, blocks.steps)
-        results = results._replace(products=blocks.products(blocks.read(*everything)))
+    by_kernels, keeps_products = call.backend == "triton", keep and reaches(call.stash, "gates")
+    # The kernels' products may have any values in the padding.
+    blocks, results = (
+        _Blocks(call, clean=not by_kernels),
+        _empty_results(call._replace(stash="outputs"), keep),
+    )
+    if by_kernels or keeps_products:
+        products = blocks.products(blocks.read(slice(0, blocks.batch), slice(0, blocks.steps)))
+        if keeps_products:
+            results = results._replace(products=products)
+        if by_kernels and results.outputs.numel():
+            from econmt_ops.backends.triton import scan_cells as kernels
+
+            cells = results.cells if keep else None
+            kernels.forward(blocks.inputs(products), results.outputs, results.last, cells)
+        if by_kernels:
+            return results
     carried = call.first
     for rows, steps in blocks.places:
         read = blocks.read(rows, steps)
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         initial = call.first[rows] if steps.start == 0 else carried
-        lengths = blocks.lengths(rows, steps)
         if native.serves(products):
+            lengths = blocks.lengths(rows, steps)
             arguments = ScanInputs(blocks.cell, products.contiguous(), None, read[0], initial, lengths)
             cells = results.cells[rows, steps] if keep else None
             carried = scan_cells.forward(arguments, results.outputs[rows, steps], cells)
         else:
             parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
-            c = blocks.mask(scan(decay, inputs, initial), rows, steps)
-            carried = last_of(c, initial, lengths)
+            padding = None if blocks.padding is None else blocks.padding[rows, steps]
+            c = scan(*standing_still(decay, inputs, padding), initial)
+            carried = c[:, -1]
             results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
             if keep:
                 results.cells[rows, steps] = c
         results.last[rows] = carried
-    return results
-
-
-def _forward_by_kernels(call: ScannedArguments, keep: bool) -> ScannedResults:
-    from econmt_ops.backends.triton import scan_cells as kernels
-
-    blocks, results = _Blocks(call, clean=False), _empty_results(call._replace(stash="outputs"), keep)
-    products = blocks.products(blocks.read(*blocks.places[0]))
-    if keep and reaches(call.stash, "gates"):
-        results = results._replace(products=products)
-    if results.outputs.numel():
-        inputs = blocks.inputs(products)
-        kernels.forward(inputs, results.outputs, results.last, results.cells if keep else None)
     return results
 
 
@@ -286,16 +265,13 @@ class _BackwardPass:
         initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
         inputs = ScanInputs(blocks.cell, products, None, read[0], initial, blocks.lengths(rows, steps))
         doutputs = None if self._doutputs is None else self._doutputs[rows, steps]
-        dlast = None if self._dlast is None else self._dlast[rows]
-        if native.serves(products):  # the C library carries the gradient of the state through padding
-            last = dlast if after is None else after
-            last = torch.zeros_like(initial) if last is None else last
-            carried, dread = scan_cells.backward(inputs, cells, doutputs, last, target)
+        if after is None:  # the gradient of the state is carried through padding
+            after = torch.zeros_like(initial) if self._dlast is None else self._dlast[rows]
+        if native.serves(products):
+            carried, dread = scan_cells.backward(inputs, cells, doutputs, after, target)
         else:
-            dh = torch.zeros_like(cells)
-            if doutputs is not None:
-                dh = blocks.mask(doutputs.to(initial.dtype), rows, steps)
-            target, dread, carried = self._in_pytorch(inputs, cells, target, dh, dlast, after, (rows, steps))
+            padding = None if blocks.padding is None else blocks.padding[rows, steps]
+            target, dread, carried = self._in_pytorch(inputs, cells, doutputs, after, target, padding)
         if steps.start == 0:
             self.first[rows] = carried
         self._add(target.to(blocks.dtype), dread, read, rows, steps)
@@ -305,28 +281,25 @@ class _BackwardPass:
         self,
         inputs: ScanInputs,
         cells: Tensor,
+        doutputs: Tensor | None,
+        after: Tensor,
         target: Tensor,
-        dh: Tensor,
-        dlast: Tensor | None,
-        after: Tensor | None,
-        where: tuple[slice, slice],
+        padding: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Returns the gradients of a block's products, of the first source (or None), and of c before the block."""
-        blocks, cell, initial = self.blocks, inputs.cell, inputs.first
-        parts, decay, _ = cell.start(inputs.products.to(initial.dtype), blocks.hidden)
+        cell, initial = inputs.cell, inputs.first
+        parts, decay, _ = cell.start(inputs.products.to(initial.dtype), self.blocks.hidden)
+        dh = torch.zeros_like(cells)
+        if doutputs is not None:
+            dh = zero_padding(doutputs.to(initial.dtype, copy=True), padding)
         dc, dgate, dread = cell.finish_back(parts, cells, inputs.read, dh)
-        if dc is dh:
-            dc = dh.clone()
-        if dlast is not None:
-            blocks.add_last(dc, dlast, *where)
-        if after is not None:
-            dc[:, -1] += after
+        dc[:, -1] += after
+        if padding is not None:
+            decay = decay.masked_fill(padding.unsqueeze(2), 1.0)
         ddecay, delta, carried = torch.ops.econmt_ops.linear_recurrence_backward(
             dc, cells, decay, cells, initial, None, False, _scan_by(cells, False)
         )
-        if dlast is not None and blocks.padding is not None and where[1].start == 0:
-            # A row without steps gives back the c that it was given.
-            carried = carried + torch.where(blocks.ends[where[0]] < 0, dlast, 0.0)
+        ddecay, delta = zero_padding(ddecay, padding), zero_padding(delta, padding)
         rest = [part for part in (dgate,) if part is not None]
         if dread is not None and len(parts) > cell.gates:
             rest.append(dread)
@@ -405,47 +378,32 @@ _stage = RecurrentOperator(
 )
 
 
-def _staged(
-    run_stage: Callable[[ScannedArguments], Sequence[Tensor]], backend: str = ""
-) -> Callable[..., tuple[Tensor, State]]:
-    """Returns a function that runs a stack of layers on a backend.
+def _run_layer(
+    run_stage: Callable[[ScannedArguments], Sequence[Tensor]],
+    backend: str,
+    layer: ScanLayer,
+    inputs: Tensor,
+    weights: Any,
+    state: Sequence[Tensor],
+    lengths: Tensor | None,
+    *,
+    stash: str = "outputs",
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Runs one layer, whose recurrences ``run_stage`` runs; see `econmt_ops.products.stack.run_cells`."""
 
-    ``run_stage`` runs one recurrence; its first results are those of `econmt_ops.cells.scan.Stage`.
-    """
+    def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
+        outputs, last, *_ = run_stage(call._replace(lengths=lengths, stash=stash, backend=backend))
+        return outputs, last
 
-    def run(
-        layer: ScanLayer,
-        inputs: Tensor,
-        layers: tuple[Any, ...],
-        state: State,
-        options: StackOptions,
-        *,
-        stash: str = "outputs",
-    ) -> tuple[Tensor, State]:
-        def stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
-            outputs, last, *_ = run_stage(
-                call._replace(lengths=options.lengths, stash=stash, backend=backend)
-            )
-            return outputs, last
-
-        def run_layer(
-            inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
-        ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            outputs, after = layer.run(stage, inputs, weights, state)
-            if len(after) < len(state):  # a window's last input
-                after = (*after, last_of(inputs, state[-1], lengths))
-            return outputs, after
-
-        return run_cells(run_layer, inputs, layers, state, options)
-
-    return run
+    outputs, after = layer.run(stage, inputs, weights, state)
+    if len(after) < len(state):  # a window's last input
+        after = (*after, last_of(inputs, state[-1], lengths))
+    return outputs, after
 
 
-reference = _staged(_reference_stage)
-"""Runs a stack of layers in plain PyTorch under autograd."""
-
-recompute = _staged(_stage)
-"""Runs a stack of layers that keeps less than `reference`; see the module."""
-
-triton = _staged(_stage, "triton")
-"""Runs a stack of layers as `recompute` does, with the kernels of a GPU."""
+IMPLEMENTATIONS = {
+    "reference": (functools.partial(_run_layer, _reference_stage, ""), Traits()),
+    "recompute": (functools.partial(_run_layer, _stage, ""), _RECOMPUTE),
+    "triton": (functools.partial(_run_layer, _stage, "triton"), with_kernels(_RECOMPUTE, dtypes=FLOATS)),
+}
+"""Functions that run one layer, which they take first, with the traits of stacks of them, by name; see the module."""

@@ -12,7 +12,8 @@ first. B batch, T steps, H hidden, G gates, K steps of a block.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,7 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.backends import steps_for
+from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.backends.protocol import CellStep, StepGradients
+from econmt_ops.backends.triton import on_kernels
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import KINDS
@@ -29,67 +32,59 @@ from econmt_ops.core.chunks import previous, rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype, cast_all
-from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
 from econmt_ops.lstm.reference import STEPWISE
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer
-from econmt_ops.products.stack import StackOptions, last_of, run_cells
+from econmt_ops.products.stack import last_of
 
-REFERENCE = Traits()
-RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
-
-
-def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the states (B, H) after a step; rows where ``padding`` (B,) is True keep the states before it."""
-    if padding is None:
-        return tuple(after)
-    return tuple(torch.where(padding.unsqueeze(1), old, new) for old, new in zip(before, after, strict=True))
+_RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
 
 
-def reference_layer(
+def reference(
     cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.RunLayer`."""
-    parts = cell.split(weights)
+    """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.run_cells`."""
+    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    reads = functional.linear(zero_padding(inputs, padding), parts.input, parts.read_bias)
+    inputs = zero_padding(inputs, padding)
+    # In 16-bit types on a CPU torch would accumulate in them.
+    if cell is GRU and (not isinstance(inputs, FakeTensor) if by_cudnn else inputs.dtype not in STEPWISE):
+        outputs = zero_padding(
+            _gru(inputs, list(weights), state[0].unsqueeze(0).contiguous(), by_cudnn), padding
+        )
+        return outputs, (last_of(outputs, state[0], lengths),)
+    parts = cell.split(weights)
+    reads = functional.linear(inputs, parts.input, parts.read_bias)
     exact = accumulate_dtype(inputs.dtype)
     extra = [part.to(exact) for part in parts.extra]
-    outputs = []
+    made = []
     for step, read in enumerate(reads.unbind(1)):
         recurrent = functional.linear(state[0], parts.hidden, parts.recurrent_bias)
         after = cell.forward(read, recurrent, state, extra)
-        outputs.append(after[0])
-        state = carried(None if padding is None else padding[:, step], state, after)
-    return zero_padding(torch.stack(outputs, 1), padding), tuple(state)
+        made.append(after[0])
+        if padding is not None:  # rows that have ended keep their states
+            ended = padding[:, step].unsqueeze(1)
+            after = tuple(torch.where(ended, *pair) for pair in zip(state, after, strict=True))
+        state = after
+    return zero_padding(torch.stack(made, 1), padding), tuple(state)
 
 
-def _gru_layer(
-    inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one GRU layer by torch (cuDNN's on a GPU); in 16-bit types on a CPU, which would be accumulated, by a loop.
+def _gru(inputs: Tensor, weights: list[Tensor], h: Tensor, by_cudnn: bool) -> Tensor:
+    """Returns the outputs of one GRU layer by torch or cuDNN, where h (1, B, H) is before the first step.
 
     Lengths cost nothing: rows begin at position 0, h is the only state, and values after a row's end become zeros.
     """
-    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
-    if (inputs.dtype in STEPWISE and not by_cudnn) or (by_cudnn and isinstance(inputs, FakeTensor)):
-        return reference_layer(GRU, inputs, weights, state, lengths)
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    inputs, training = zero_padding(inputs, padding), torch.is_grad_enabled()
-    h = state[0].unsqueeze(0).contiguous()
-    if by_cudnn:
-        parts = []
-        for part in torch.split(inputs, MOST_STEPS, 1):
-            parts.append(cudnn_gru(part, h, None, list(weights), training)[0])
-            h = parts[-1][:, -1].unsqueeze(0)
-        outputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-    else:
-        outputs, _ = torch.gru(inputs, h, list(weights), True, 1, 0.0, training, False, True)
-    outputs = zero_padding(outputs, padding)
-    return outputs, (last_of(outputs, state[0], lengths),)
+    training = torch.is_grad_enabled()
+    if not by_cudnn:
+        return torch.gru(inputs, h, weights, True, 1, 0.0, training, False, True)[0]
+    parts = []
+    for part in torch.split(inputs, MOST_STEPS, 1):
+        parts.append(cudnn_gru(part, h, None, weights, training)[0])
+        h = parts[-1][:, -1].unsqueeze(0)
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 class SteppedArguments(NamedTuple):
@@ -154,18 +149,22 @@ class _SteppedCall:
         # Rounded to the compute type, as all weights are.
         self.extra = [part.to(self.exact) for part in biases[2:]]
 
-    def masked(self, values: Tensor, begin: int, end: int) -> Tensor:
-        """Returns values (K, B, .) of a block with zeros at padded positions."""
-        return values if self.padding is None else zero_padding(values, self.padding[begin:end])
-
     def read(self, begin: int, end: int) -> Tensor:
-        """Returns the inputs (K, B, I) of a block."""
-        return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
+        """Returns the inputs (K, B, I) of a block, with zeros at padded positions."""
+        inputs = self.call.inputs[begin:end].contiguous()
+        return inputs if self.padding is None else zero_padding(inputs, self.padding[begin:end])
 
     def step(self, number: int, read: Tensor, recurrent: Tensor, before: Sequence[Tensor]) -> CellStep:
         """Returns the arguments of a step from its input and recurrent products (B, G H) and its states."""
         padding = None if self.padding is None else self.padding[number]
         return CellStep(self.cell, read, recurrent, before, self.extra, padding)
+
+    def step_at(
+        self, begin: int, reads: Tensor, recurrents: Tensor, before: Tensor, number: int, others: Tensor
+    ) -> CellStep:
+        """Returns the arguments of a step of the block from ``begin`` on; ``others`` are the states beside h."""
+        states = before[number], *others.unbind(0)
+        return self.step(begin + number, reads[number], recurrents[number], states)
 
 
 def _empty_results(call: SteppedArguments, keep: bool) -> SteppedResults:
@@ -230,22 +229,21 @@ class _SteppedSums:
         self._fresh = False
 
 
-def _states(
-    stepped: _SteppedCall, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
+def states_beside_h(
+    run: EagerSteps, step_at: Callable[[int, Tensor], CellStep], before: Tensor, kept: Tensor
 ) -> Tensor:
-    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H)."""
-    begin, end = stepped.blocks[number]
-    others = kept.new_empty(end - begin + 1, len(kept), *before.shape[1:])
-    others[0] = kept[:, number]
-    if not len(kept):
-        return others
-    unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
-    for step in steps_of(range(end - begin)):
-        state = before[step], *others[step].unbind(0)
-        after = unseen[0], *others[step + 1].unbind(0)
-        arguments = stepped.step(begin + step, reads[step], recurrents[step], state)
-        stepped.run.step_forward_into(arguments, after, unseen[1])
-    return others
+    """Returns the states beside h before and after the steps of a block, (K + 1, ., B, H), from those before it.
+
+    ``step_at`` returns the arguments of a step from the states beside h before it; ``before`` (K, B, H) is h.
+    """
+    states = kept.new_empty(len(before) + 1, *kept.shape)
+    states[0] = kept
+    if len(kept):
+        unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
+        for number in steps_of(range(len(before))):
+            after = unseen[0], *states[number + 1].unbind(0)
+            run.step_forward_into(step_at(number, states[number]), after, unseen[1])
+    return states
 
 
 def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incoming) -> Gradients:
@@ -262,13 +260,12 @@ def _backward(call: SteppedArguments, results: SteppedResults, incoming: Incomin
         begin, end = stepped.blocks[number]
         read, before = stepped.read(begin, end), previous(results.outputs, call.first[0], begin, end)
         reads, recurrents = stepped.read_product(read), stepped.recurrent_product(before)
-        states = _states(stepped, results.kept, number, reads, recurrents, before)
+        step_at = functools.partial(stepped.step_at, begin, reads, recurrents, before)
+        states = states_beside_h(stepped.run, step_at, before, results.kept[:, number])
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
         for step in steps_of(range(end - begin)[::-1]):
             stepped.run.step_backward_into(
-                stepped.step(
-                    begin + step, reads[step], recurrents[step], (before[step], *states[step].unbind(0))
-                ),
+                step_at(step, states[step]),
                 (before[step], *states[step + 1].unbind(0)),
                 dstate,
                 None if doutputs is None else rows_of(doutputs[begin + step]),
@@ -298,15 +295,16 @@ _layer = RecurrentOperator(
 )
 
 
-def _recompute_layer(
-    backend: str,
+def recompute(
     cell: StepCell,
     inputs: Tensor,
     weights: Any,
     state: Sequence[Tensor],
     lengths: Tensor | None,
+    *,
+    backend: str = "eager",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one layer with recomputation; see `econmt_ops.products.stack.RunLayer`."""
+    """Runs one layer that keeps less than `reference` and recomputes it; see the module."""
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(
@@ -318,22 +316,13 @@ def _recompute_layer(
     return results.outputs.transpose(0, 1), (results.last_h, *others)
 
 
-def reference(
-    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
-) -> tuple[Tensor, State]:
-    """Runs a stack of layers in plain PyTorch under autograd."""
-    layer = _gru_layer if cell is GRU else functools.partial(reference_layer, cell)
-    return run_cells(layer, inputs, layers, state, options)
-
-
-def recompute(
-    cell: StepCell,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    state: State,
-    options: StackOptions,
-    *,
-    backend: str = "eager",
-) -> tuple[Tensor, State]:
-    """Runs a stack of layers that keeps less than `reference` and recomputes it; see the module."""
-    return run_cells(functools.partial(_recompute_layer, backend, cell), inputs, layers, state, options)
+IMPLEMENTATIONS = {
+    "reference": (reference, Traits()),
+    "recompute": (recompute, _RECOMPUTE),
+    "compiled": (
+        functools.partial(recompute, backend="compiled"),
+        replace(_RECOMPUTE, warms_up=True, fake_implementation="recompute"),
+    ),
+    "triton": on_kernels(recompute, _RECOMPUTE),
+}
+"""Functions that run one layer, and take the cell first, with the traits of stacks of them, by name."""

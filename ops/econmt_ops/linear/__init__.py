@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_tensor
+from econmt_ops.dispatch.rule import is_transformed
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import implementations
-from econmt_ops.linear import reference
+from econmt_ops.dispatch.traits import Traits, implementations
+from econmt_ops.products.packed import packed_linear
 
 LAYOUTS = ("row", "column", "transposed", "packed")
 
-_IMPLEMENTATIONS = implementations("linear", reference)
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str) -> Tensor:
+    """Implements `linear` for checked and cast arguments, with a layout that is not "auto"."""
+    if layout == "row" or (layout == "packed" and is_transformed()):
+        return functional.linear(inputs, weight, bias)
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    if layout == "packed":
+        outputs = packed_linear(rows, weight, bias)
+    elif layout == "transposed":
+        turned = weight.t().contiguous()
+        outputs = rows @ turned if bias is None else torch.addmm(bias, rows, turned)
+    else:
+        columns = rows.t()
+        outputs = weight @ columns if bias is None else torch.addmm(bias.unsqueeze(1), weight, columns)
+        outputs = outputs.t()
+    shaped: Tensor = outputs.reshape(*inputs.shape[:-1], weight.shape[0])
+    return shaped
+
+
+_IMPLEMENTATIONS = implementations("linear", reference=(_linear, Traits()))
 
 
 def linear(

@@ -16,6 +16,7 @@ from econmt_ops.core.shapes import Shapes, check_tensor
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import FLOATS, Traits, implementations
 from econmt_ops.linear_recurrence import reference, scan
+from econmt_ops.products.stack import last_of
 
 _SCAN = Traits(recomputes=True, costs=scan.COSTS)
 _IN_C = replace(
@@ -69,8 +70,7 @@ def linear_recurrence(
     check("decay", spread_decay(decay, inputs), "B T H")
     if initial is not None:
         check("initial", initial, "B H")
-    if lengths is not None:
-        check.lengths(lengths, "T")
+    check.lengths(lengths, "T")
     exact = accumulate_dtype(inputs.dtype)
 
     def call(candidate: Candidate, inputs: Tensor, decay: Tensor, initial: Tensor | None) -> Tensor:
@@ -108,12 +108,8 @@ def final_state(
     The state is the output at the row's last position, or at its first one with ``reverse``; rows of length 0 return
     ``initial``. It has the type of ``outputs``.
     """
-    if lengths is None:
-        return outputs[:, 0 if reverse else -1]
-    lengths = lengths.to(outputs.device, non_blocking=True)
-    position = torch.zeros_like(lengths) if reverse else (lengths - 1).clamp(min=0)
-    index = position.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
-    last = outputs.gather(1, index).squeeze(1)  # zero in a row of length 0
-    if initial is None:
-        return last
-    return torch.where((lengths > 0).unsqueeze(1), last, initial.to(last.dtype))
+    first = outputs.new_zeros(()) if initial is None else initial.to(outputs.dtype)
+    if reverse:
+        outputs = outputs[:, :1]
+        lengths = None if lengths is None else lengths.clamp(max=1)
+    return last_of(outputs, first, lengths)

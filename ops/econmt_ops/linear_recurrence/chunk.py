@@ -19,13 +19,9 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.linear_recurrence.reference import standing_still
 
 
-def _order(count: int, reverse: bool) -> range:
-    return range(count - 1, -1, -1) if reverse else range(count)
-
-
 def _walk(decay: Tensor, inputs: Tensor, h: Tensor, outputs: Tensor | None, reverse: bool) -> Tensor:
     """Runs the recurrence over the steps of (..., L, H) from the state ``h`` (..., H); returns the last state."""
-    for t in _order(decay.shape[-2], reverse):
+    for t in range(decay.shape[-2])[:: -1 if reverse else 1]:
         h = torch.addcmul(inputs[..., t, :].to(h.dtype), decay[..., t, :].to(h.dtype), h)
         if outputs is not None:
             outputs[..., t, :] = h
@@ -40,7 +36,7 @@ def _states_before(decay: Tensor, inputs: Tensor, start: Tensor, reverse: bool) 
     for t in range(decay.shape[2]):
         products = products * decay[:, :, t]
     before = torch.empty_like(zeros)
-    for chunk in _order(decay.shape[1], reverse):
+    for chunk in range(decay.shape[1])[:: -1 if reverse else 1]:
         before[:, chunk] = start
         # A product of decays may overflow although the state that it multiplies is zero.
         start = torch.where(start == 0, 0, products[:, chunk] * start) + ends[:, chunk]

@@ -7,68 +7,76 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from econmt_ops.cells.lstm import LSTM
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.stack_checks import as_layers, check_weights, prepare_state
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
-    LowRank,
     LowRankLSTMWeights,
     LSTMState,
     LSTMWeights,
+    State,
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import implementations
+from econmt_ops.dispatch.traits import implementations, implementations_of
 from econmt_ops.lstm import recompute, reference, triton
-from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, merged, run_planned
+from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, key_of_lstm, merged, run_planned
 from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
 
-_MODULES = reference, recompute, triton
-_IMPLEMENTATIONS = implementations("lstm", *_MODULES)
-_BIDIRECTIONAL = implementations("bidirectional_lstm", *_MODULES)
+_IMPLEMENTATIONS = implementations("lstm", reference, recompute, triton)
+implementations(
+    "bidirectional_lstm", **{each.name: (each.function, each.traits) for each in _IMPLEMENTATIONS.values()}
+)
 
 KINDS = (LSTMWeights, LowRankLSTMWeights)
 """Classes of a layer's weights."""
 
 
-def hidden_size(layer: AnyLSTMWeights) -> int | None:
-    """Returns H of a layer whose shapes are unchecked; None if its recurrent weight is not a matrix."""
-    matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
-    return matrix.shape[1] if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
+def run_layers(
+    check: Shapes,
+    inputs: Inputs,
+    layers: tuple[Any, ...],
+    cell: Cell,
+    state: Any,
+    options: StackOptions,
+    *,
+    light: bool,
+    stash: str,
+    implementation: str,
+    key: Any = None,
+) -> tuple[Tensor, Any]:
+    """Runs an op over a stack of layers, whose inputs and weights are checked; adds its plan under ``key``.
 
-
-def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str) -> None:
-    """Checks the weights of a stack of layers, bottom first, and adds H to the sizes; raises ValueError.
-
-    ``check`` knows the size of the bottom layer's input, whose name is ``bottom``, as in `Shapes`.
+    ``light``: True if the reference is known to be faster.
     """
-    for number, layer in enumerate(layers):
-        _check_layer(check, f"layers[{number}]", layer, bottom if number == 0 else "H")
+    check.lengths(options.lengths, "T")
+    check_dropout(check.op, options.dropout, options.seed)
+    like, available = values_of(inputs), implementations_of(check.op)
+    dtype = compute_dtype(like)
+    start = prepare_state(check, cell.states, state, len(layers), like, dtype)
 
+    def call(
+        candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
+    ) -> tuple[Tensor, State]:
+        add_plan(key, candidate, available, dtype, inputs, layers)
+        if not candidate.traits.casts:
+            inputs, layers = expanded(inputs), cast_weights(layers, dtype)
+        with explicit_casts(like):
+            result: tuple[Tensor, State] = candidate.function(
+                inputs.to(dtype), layers, start, options, **candidate.options
+            )
+        return result
 
-def _check_layer(check: Shapes, name: str, layer: AnyLSTMWeights, size: str) -> None:
-    hidden = hidden_size(layer)
-    if "H" not in check.sizes and hidden is not None:
-        check.sizes["H"] = hidden
-    if isinstance(layer, LowRankLSTMWeights):
-        _check_factors(check, f"{name}.hidden", layer.hidden, "H")
-        _check_factors(check, f"{name}.input", layer.input, size)
-    else:
-        check(f"{name}.hidden", layer.hidden, "4H H")
-        check(f"{name}.input", layer.input, f"4H {size}")
-    check(f"{name}.bias", layer.bias, "4H")
-
-
-def _check_factors(check: Shapes, name: str, matrix: LowRank, size: str) -> None:
-    rank = f"{name}.rank"
-    check(f"{name}.right", matrix.right, f"{rank} {size}")
-    check(f"{name}.left", matrix.left, f"4H {rank}")
-    if matrix.rank == 0:
-        raise ValueError(f"{check.op}: {name} must have a rank of at least 1, got 0")
+    details = [f"layers={len(layers)}", "full" if options.lengths is None else "lengths"]
+    details += ["repeated"] * isinstance(inputs, UniqueRows) + ["probe"] * (options.gate_gradient is not None)
+    problem = Problem(check.op, (inputs, layers, start), dtype, check.sizes, " ".join(details), light)
+    return run(problem, call, available, implementation, stash=stash)
 
 
 def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
@@ -76,21 +84,6 @@ def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], li
     if isinstance(layers[0], LowRankLSTMWeights):
         return False
     return is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
-
-
-def _prepared(
-    candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype
-) -> tuple[Inputs, tuple[AnyLSTMWeights, ...]]:
-    """Returns inputs and weights in the form that an implementation takes."""
-    if candidate.traits.casts:
-        return inputs.to(dtype), layers
-    return expanded(inputs).to(dtype), tuple(cast_weights(layer, dtype) for layer in layers)
-
-
-def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
-    """Returns the properties of the arguments, beside their sizes, that change the amount of work."""
-    repeated = " repeated" if isinstance(inputs, UniqueRows) else ""
-    return f"{'full' if lengths is None else 'lengths'}{repeated}"
 
 
 def lstm(
@@ -149,8 +142,7 @@ def lstm(
         lengths, reverse, residual, dropout, dropout_seed, variational, state is None, gate_gradient
     )
     if gate_gradient is None:
-        facts = implementation, stash, reverse, residual, dropout != 0.0
-        key = key_of("lstm", inputs, layers, state, lengths, facts)
+        key = key_of_lstm(inputs, layers, state, options, implementation, stash)
         plan = PLANS.get(key)
         if plan is not None:
             first = tuple([(h.unsqueeze(0), c.unsqueeze(0)) for h, c in state or ()])
@@ -161,34 +153,18 @@ def lstm(
     layers = as_layers("lstm", merged(layers), KINDS)
     check = Shapes("lstm")
     check_inputs(check, inputs)
-    check_layers(check, layers, "I")
-    if lengths is not None:
-        check.lengths(lengths, "T")
-    check_dropout("lstm", dropout, dropout_seed)
+    for number, layer in enumerate(layers):
+        LSTM.check(check, f"layers[{number}]", layer, "H" if number else "I")
     like = values_of(inputs)
-    dtype = compute_dtype(like)
     if gate_gradient is not None:
         check("gate_gradient", gate_gradient, "T B 4H")
         if len(layers) > 1 or reverse or like is not inputs or isinstance(layers[0], LowRankLSTMWeights):
             wanted = "one layer of LSTMWeights, a tensor as inputs, and reverse=False"
             raise ValueError(f"{check.op}: gate_gradient requires {wanted}")
-    start: Any = prepare_state(check, ("h", "c"), state, len(layers), like, dtype)
-
-    def call(
-        candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
-    ) -> tuple[Tensor, LSTMState]:
-        add_plan(key, candidate, _IMPLEMENTATIONS, dtype, inputs, layers)
-        with explicit_casts(like):
-            result: tuple[Tensor, LSTMState] = candidate.function(
-                *_prepared(candidate, inputs, layers, dtype), start, options, **candidate.options
-            )
-        return result
-
-    detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if gate_gradient is None else ' probe'}"
     # torch.lstm does not expose the gradient of its gates.
     light = gate_gradient is None and _runs_by_torch(layers, check.sizes, like)
-    problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
-    return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
+    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
+    return run_layers(check, inputs, layers, LSTM, state, options, **how)
 
 
 def bidirectional_lstm(
@@ -225,25 +201,9 @@ def bidirectional_lstm(
     check = Shapes("bidirectional_lstm")
     check_inputs(check, inputs)
     check_weights(check.op, {"forward": forward, "backward": backward}, KINDS)
-    _check_layer(check, "forward", forward, "I")
-    _check_layer(check, "backward", backward, "I")
-    if lengths is not None:
-        check.lengths(lengths, "T")
-    like = values_of(inputs)
-    dtype = compute_dtype(like)
-
-    def call(
-        candidate: Candidate, inputs: Inputs, forward: AnyLSTMWeights, backward: AnyLSTMWeights
-    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        add_plan(key, candidate, _BIDIRECTIONAL, dtype, inputs, (forward, backward))
-        with explicit_casts(like):
-            read, layers = _prepared(candidate, inputs, (forward, backward), dtype)
-            result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
-                read, *layers, lengths=lengths, **candidate.options
-            )
-        return result
-
-    light = _runs_by_torch((forward, backward), check.sizes, like)
-    arguments = (inputs, forward, backward)
-    problem = Problem("bidirectional_lstm", arguments, dtype, check.sizes, _kind(inputs, lengths), light)
-    return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)
+    LSTM.check(check, "forward", forward)
+    LSTM.check(check, "backward", backward)
+    layers, options = (forward, backward), StackOptions(lengths, from_zero=True, both_ways=True)
+    light = _runs_by_torch(layers, check.sizes, values_of(inputs))
+    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
+    return run_layers(check, inputs, layers, LSTM, None, options, **how)

@@ -57,8 +57,6 @@ class StackPlan(NamedTuple):
 
 PLANS: Plans[StackPlan] = Plans()
 
-_KINDS = (LSTMWeights, SplitLSTMWeights)
-
 
 def key_of(
     kind: str,
@@ -79,7 +77,7 @@ def key_of(
         return None
     tensors = [inputs]
     for layer in layers:
-        if type(layer) not in _KINDS:
+        if type(layer) not in (LSTMWeights, SplitLSTMWeights):
             return None
         tensors += layer
     if state is not None:
@@ -108,6 +106,19 @@ def key_of(
     )  # fmt: skip
 
 
+def key_of_lstm(
+    inputs: object,
+    layers: object,
+    state: object,
+    options: StackOptions,
+    implementation: str,
+    stash: str = "auto",
+) -> tuple[Any, ...] | None:
+    """Returns `key_of` a call of `econmt_ops.lstm`."""
+    facts = implementation, stash, options.reverse, options.residual, options.dropout != 0.0
+    return key_of("lstm", inputs, layers, state, options.lengths, facts)
+
+
 def merged(layers: Any) -> Any:
     """Returns the layers of a call, those with two biases with the sum of them."""
     if type(layers) is not tuple:
@@ -130,8 +141,7 @@ def add_plan(
     if key is None:
         return
     kind, _, _, _, is_full, keep, *_, options = key
-    function = getattr(kernels, kind)
-    if candidate.function is function and available["triton"].function is function:
+    if candidate.function is kernels.lstm and available["triton"].function is kernels.lstm:
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
         if products is not None:
             reverse = (options[2],) if kind == "lstm" else (False, True)
@@ -155,18 +165,11 @@ def run_planned(
     resets: Tensor | None = None,
     one_type: bool = False,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Runs a stack by its plan.
+    """Runs a stack by its plan; returns outputs (B, T, D H) and the last (h, c) of each layer, (D, B, H) each.
 
-    Args:
-        plan: Plan of this call. inputs: (B, T, I).
-        layers: Weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`.
-        state: (h, c) of each layer, (D, B, H) each; empty for zeros.
-        options: Lengths, dropout and residual sums.
-        resets: As in `LayerTensors`, which a plan of `resets_plan` requires.
-        one_type: True for c in the type of h.
-
-    Returns:
-        Outputs (B, T, D H) and (h, c) of each layer after the last step, (D, B, H) each.
+    Takes inputs (B, T, I), the weights of each layer's directions, each as `SplitLSTMWeights` or `LSTMWeights`, the
+    first (h, c) of each layer, none for zeros, and ``resets`` as in `LayerTensors`, which a plan of `resets_plan`
+    requires. ``one_type``: True for c in the type of h.
     """
     lengths = options.lengths
     if lengths is not None:
@@ -219,22 +222,6 @@ def run_whole(
     return outputs, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
 
 
-def plan_again(
-    inputs: Any,
-    layers: tuple[Any, ...],
-    state: tuple[Tensor, ...] | None,
-    options: StackOptions,
-    implementation: str,
-) -> StackPlan | None:
-    """Returns the plan of a call of `econmt_ops.LSTM` in one direction; None if it has none yet.
-
-    Takes inputs (B, T, I), weights, bottom first, and the first (h, c), (L, B, H) each, or None for zeros.
-    """
-    facts = implementation, "auto", False, options.residual, options.dropout != 0.0
-    start = None if state is None else tuple(zip(*state, strict=True))
-    return PLANS.get(key_of("lstm", inputs, layers, start, options.lengths, facts))
-
-
 def resets_plan(
     inputs: Tensor,
     layers: Sequence[tuple[Any, ...]],
@@ -244,15 +231,8 @@ def resets_plan(
 ) -> StackPlan | None:
     """Returns the plan of an LSTM stack whose states begin anew at some steps, by launches that do so themselves.
 
-    Args:
-        inputs: (B, T, I).
-        layers: For each layer, bottom first, the weights of its directions.
-        state: First h and c, (D L, B, H) each; None: zeros.
-        options: Lengths, dropout and residual sums.
-        implementation: "auto" or the name of an implementation.
-
-    Returns:
-        The plan; None if no such launch runs this call.
+    Takes inputs (B, T, I), the weights of each layer's directions, bottom first, and the first h and c, (D L, B, H)
+    each, or None for zeros. Returns None if no such launch runs this call.
     """
     flat = tuple([weights for layer in layers for weights in layer])
     start, directions = None if state is None else (state,), len(layers[0])
@@ -267,9 +247,7 @@ def resets_plan(
             serves = can_run(traits, inputs.device.type, dtype)
         else:
             serves = implementation == "triton" and runs_on(inputs.device)
-        if not serves:
-            return None
-        products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat))
+        products = kernels.products_of(inputs[:, :0].to(dtype), merged(flat)) if serves else None
         if products is None:
             return None
         by_rule = MODE.rules_only and implementation == "auto"

@@ -21,22 +21,16 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.precision import compute_dtype
-from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMWeights, cast_weights
-from econmt_ops.dispatch.rule import MODE, device_of
+from econmt_ops.core.weights import AnyLSTMWeights, LSTMWeights, cast_weights
+from econmt_ops.dispatch.rule import device_of
 from econmt_ops.lstm import lstm
-from econmt_ops.lstm.reference import is_light
 from econmt_ops.products.gemm import Layouts, add_rows
 from econmt_ops.products.outer import add_outer
 from econmt_ops.products.reversal import reverse_rows
 
 
 class _TimeChunk(NamedTuple):
-    """Tensors of a chunk that the gradients of the weights need; time is the first axis.
-
-    Attributes:
-        gate_gradient: (C, B, 4H), whose gradient is that of the gates.
-        inputs: (C, B, I). first_h: (B, H), before the chunk. outputs: (C, B, H).
-    """
+    """Tensors (C, B, .) of a chunk that the gradients of the weights need, and h (B, H) before it."""
 
     gate_gradient: Tensor
     inputs: Tensor
@@ -47,8 +41,7 @@ class _TimeChunk(NamedTuple):
 class ChunkedLSTM:
     """One layer, called for one chunk after the other; then come the chunks' backward passes, then :meth:`backward`.
 
-    torch.lstm, which the reference uses in float32 and float64, does not expose dz_t, nor do factorised layers; these
-    add to the gradients chunk by chunk.
+    The reference, whose torch.lstm does not expose dz_t, and factorised layers add to the gradients chunk by chunk.
 
     Args:
         weights: weights of the layer, unchanged until :meth:`backward`. If they are not leaves, for example after
@@ -86,7 +79,8 @@ class ChunkedLSTM:
         leaves = self._leaves
         how: dict[str, Any] = {"lengths": lengths, "stash": stash, "implementation": implementation}
         how["state"] = None if state is None else (state,)
-        if not self._waits(inputs, stash, implementation):
+        defers = isinstance(leaves, LSTMWeights) and torch.is_grad_enabled() and implementation != "reference"
+        if not defers:
             outputs, (last,) = lstm(inputs, (leaves,), reverse=reverse, **how)
             return outputs, last
         dtype = compute_dtype(inputs)
@@ -102,23 +96,11 @@ class ChunkedLSTM:
         self._chunks.append(_TimeChunk(gate_gradient, *saved))
         return reverse_rows(outputs, lengths) if reverse else outputs, last
 
-    def _waits(self, inputs: Tensor, stash: str, implementation: str) -> bool:
-        """Returns True if the gradients of the weights are deferred to :meth:`backward`."""
-        if isinstance(self._leaves, LowRankLSTMWeights) or not torch.is_grad_enabled():
-            return False
-        if implementation != "auto":
-            return implementation != "reference"
-        if stash != "auto" or MODE.rules_only:
-            return True
-        rows, steps = inputs.shape[:2]
-        return not is_light(rows, steps, self._leaves.hidden.shape[1], compute_dtype(inputs), inputs.device)
-
     def _prepared(self, dtype: torch.dtype, like: Tensor) -> tuple[AnyLSTMWeights, Tensor]:
         """Returns the weights in the type of the products, without gradients, and a scalar zero."""
         if dtype not in self._cast:
             assert isinstance(self._leaves, LSTMWeights)
             cast = cast_weights(LSTMWeights(*(part.detach() for part in self._leaves)), dtype)
-            assert isinstance(cast, LSTMWeights)
             self._cast[dtype] = cast, like.new_zeros(())
             self._layouts = Layouts([cast.input, cast.hidden])
         return self._cast[dtype]

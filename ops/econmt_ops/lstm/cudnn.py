@@ -18,40 +18,32 @@ _PARTS = 4
 MOST_STEPS = 1 << 15
 """Maximum steps of a call: 16,384 steps work, with 65,536 cuDNN returns CUDNN_STATUS_NOT_SUPPORTED."""
 
-Layer = Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, Tensor]]
-"""Function of one direction: inputs (B, T, I), h and c (1, B, H), weights -> outputs (B, T, H) and the last h and c."""
-
 
 def by_direction(
-    run: Layer, inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+    run: Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, Tensor]],
+    inputs: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: list[Tensor],
+    most: int = MOST_STEPS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs each direction of a layer separately, the second one from the last step to the first.
 
-    Inputs are (B, T, I), h and c (D, B, H), ``weights`` as in `flatten`; ``run`` runs one direction.
+    Inputs are (B, T, I), h and c (D, B, H), ``weights`` as in `flatten`; ``run`` runs at most ``most`` steps of one
+    direction.
     """
     outputs, states = [], []
     for number in range(len(h)):
         parts, at = weights[_PARTS * number : _PARTS * (number + 1)], slice(number, number + 1)
-        made, *last = run(inputs.flip(1) if number else inputs, h[at], c[at], parts)
-        outputs.append(made.flip(1) if number else made)
-        states.append(last)
+        made, last_h, last_c = [], h[at], c[at]
+        for read in torch.split(inputs.flip(1) if number else inputs, most, 1):
+            output, last_h, last_c = run(read, last_h, last_c, parts)
+            made.append(output)
+        joined = torch.cat(made, 1) if len(made) > 1 else made[0]
+        outputs.append(joined.flip(1) if number else joined)
+        states.append((last_h, last_c))
     last_h, last_c = (torch.cat(part) for part in zip(*states, strict=True))
     return torch.cat(outputs, 2), last_h, last_c
-
-
-def in_parts(run: Layer, most: int = MOST_STEPS) -> Layer:
-    """Returns a function that runs one direction, as ``run`` does, with at most ``most`` steps per call."""
-
-    def run_parts(
-        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        outputs = []
-        for part in torch.split(inputs, most, 1):
-            output, h, c = run(part, h, c, weights)
-            outputs.append(output)
-        return torch.cat(outputs, 1), h, c
-
-    return run_parts
 
 
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -109,13 +101,8 @@ def cudnn_stack(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a stack of LSTM layers in one direction by one call of cuDNN, which interleaves the layers.
 
-    Args:
-        inputs: (B, T, I).
-        weights: of each layer (4H, I), (4H, H) and one or two biases (4H,), bottom first.
-        state: (h, c) of each layer, (1, B, H) each; empty for zeros.
-
-    Returns:
-        Outputs (B, T, H), and h and c after the last step, (L, B, H).
+    Takes inputs (B, T, I), of each layer (4H, I), (4H, H) and one or two biases (4H,), bottom first, and (h, c) of each
+    layer, (1, B, H) each; empty for zeros. Returns outputs (B, T, H), and h and c after the last step, (L, B, H).
     """
     layers = len(weights)
     if len(weights[0]) < _PARTS:
@@ -128,7 +115,9 @@ def cudnn_stack(
     else:
         h = c = inputs.new_zeros(layers, inputs.shape[0], weights[0][1].shape[1])
     flat = [weight for layer in weights for weight in layer]
-    return _run(_LSTM, inputs, flat, buffer, h, c, layers, torch.is_grad_enabled())
+    sizes = _LSTM, h.shape[2], 0, layers, True  # no projection; batch first
+    training = torch.is_grad_enabled()
+    return torch._cudnn_rnn(inputs, flat, _PARTS, buffer, h, c, *sizes, 0.0, training, False, [], None)[:3]
 
 
 def _layer(
@@ -142,40 +131,15 @@ def _layer(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `torch.lstm` or `torch.gru` for one layer, without saving the weights in addition to the buffer.
 
-    Args:
-        mode: PyTorch's number of the cell.
-        inputs: (B, T, I).
-        h, c: (D, B, H) with D directions; a GRU has no c.
-        weights: for each direction input (G H, I), hidden (G H, H) and two biases (G H,).
-        training: True if a backward pass may follow.
-        bidirectional: True for two directions.
-
-    Returns:
-        outputs (B, T, D H), and h and c after the last step, each (D, B, H).
+    Takes PyTorch's number of the cell, inputs (B, T, I), h and c (D, B, H) with D directions (a GRU has no c), and for
+    each direction input (G H, I), hidden (G H, H) and two biases (G H,). Returns outputs (B, T, D H), and h and c after
+    the last step.
     """
     buffer, views = flatten(weights)
     # cuDNN reads only the buffer; the views receive the gradients.
     c = None if c is None else c.contiguous()
-    return _run(mode, inputs, views, buffer.detach(), h.contiguous(), c, 1, training, bidirectional)
-
-
-def _run(
-    mode: int,
-    inputs: Tensor,
-    weights: list[Tensor],
-    buffer: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    layers: int,
-    training: bool,
-    bidirectional: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls cuDNN for a stack of layers without dropout; returns outputs and the last h and c."""
-    sizes = mode, h.shape[2], 0, layers, True  # no projection; batch first
-    outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
-        inputs, weights, _PARTS, buffer, h, c, *sizes, 0.0, training, bidirectional, [], None
-    )
-    return outputs, last_h, last_c
+    given = inputs, views, _PARTS, buffer.detach(), h.contiguous(), c
+    return torch._cudnn_rnn(*given, mode, h.shape[2], 0, 1, True, 0.0, training, bidirectional, [], None)[:3]
 
 
 cudnn_lstm = functools.partial(_layer, _LSTM)

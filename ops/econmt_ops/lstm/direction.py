@@ -6,8 +6,8 @@ Sizes: B batch, T steps, I input size, H hidden, K steps of a block. Time is the
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
-from econmt_ops.dispatch.registration import RecurrentOperator
+from econmt_ops.dispatch.registration import Incoming, RecurrentOperator
+from econmt_ops.lstm import unrolled
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
-from econmt_ops.lstm.unrolled import UnrolledSteps, grouped_steps
 from econmt_ops.products.gemm import add_rows
 from econmt_ops.products.low_rank import (
     AnyProduct,
@@ -105,6 +105,24 @@ def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
     )
 
 
+def layer_operator(
+    name: str,
+    forward: Callable[[LSTMArguments, bool], LSTMResults],
+    backward: Callable[[LSTMArguments, LSTMResults, Incoming], Mapping[str, Any]],
+) -> RecurrentOperator[LSTMArguments, LSTMResults]:
+    """Registers the operator of a layer. With a gate gradient its weights, which get none, are constants."""
+    return RecurrentOperator(
+        f"econmt_ops::{name}",
+        LSTMArguments,
+        LSTMResults,
+        forward=forward,
+        fake=empty_results,
+        backward=backward,
+        saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
+        constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
+    )
+
+
 def run_layer(
     operator: RecurrentOperator[LSTMArguments, LSTMResults],
     inputs: Inputs,
@@ -177,9 +195,7 @@ class Direction:
         self.stash = call.stash
         self.accumulate = accumulate_dtype(inputs.dtype)
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate, stash=self.stash)
-        self.unrolled = None
-        if isinstance(weights.hidden, LowRank) and isinstance(run, CompiledSteps):
-            self.unrolled = UnrolledSteps(weights.hidden)
+        self.is_compiled = isinstance(run, CompiledSteps)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
         """Returns a sequence (T, B, .) at steps begin to end of the walk, in its order."""
@@ -301,16 +317,18 @@ class Direction:
 
         ``c`` (B, H) is overwritten, unless each c is written to ``cells`` (T, B, H).
         """
-        done, before = 0, c if cells is None or begin == 0 else cells[begin - 1]
-        if self.unrolled is not None:
-            end = begin + len(gates)
-            block_outputs = torch.empty_like(outputs[begin:end]) if self.reverse else outputs[begin:end]
-            block_cells = None if cells is None else cells[begin:end]
-            done = self.unrolled.forward(gates, h, before, block_outputs, block_cells, c, keep)
+        done, before, hidden = 0, c if cells is None or begin == 0 else cells[begin - 1], self.weights.hidden
+        if self.is_compiled and isinstance(hidden, LowRank):
+            made, states = unrolled.forward(hidden, gates, h, before, keep)
+            done = len(made)
             if done:
-                h, before = block_outputs[done - 1], c if block_cells is None else block_cells[done - 1]
-                if self.reverse:
-                    self.put(outputs, begin, begin + done, block_outputs[:done])
+                h, before = made[-1], states[-1]
+                first = self.steps - begin - done if self.reverse else begin
+                torch.stack(made[::-1] if self.reverse else made, out=outputs[first : first + done])
+                if cells is None:
+                    before = c.copy_(before)
+                else:
+                    torch.stack(states, out=cells[begin : begin + done])
         totals = gates.unbind(0)
         for number in steps_of(range(done, len(gates))):
             step, total = begin + number, totals[number]
@@ -383,13 +401,13 @@ class Direction:
         """
         hidden = self.weights.hidden
         thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
-        done = 0 if self.unrolled is None else grouped_steps(len(gates))
+        done = unrolled.grouped_steps(len(gates)) if self.is_compiled and thin is not None else 0
         for step in steps_of(range(done, len(gates))[::-1]):
             step_dh = [dh] if incoming is None else [incoming[step], dh]
             self.run.cell_backward(gates[step], states[step], states[step + 1], step_dh, dc, dgates[step])
             dh = self.to_h(dgates[step], None if thin is None else thin[step])
-        if self.unrolled is not None and thin is not None and done:
-            dh = self.unrolled.backward(gates[:done], states, incoming, dh, dc, dgates, thin)
+        if done and isinstance(hidden, LowRank) and thin is not None:
+            dh = unrolled.backward(hidden, gates[:done], states, incoming, dh, dc, dgates, thin)
         return dh, thin
 
 

@@ -146,15 +146,8 @@ def run_eagerly(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in one or both directions, recorded by autograd if its plan keeps what a backward pass needs.
 
-    Args:
-        plan: Plan for these arguments.
-        inputs: (B, T, I), of any floating point type; cast to the compute type.
-        state: First h and c, (D, B, H) each, in any floating point type; None: zeros.
-        lengths: (B,) on the device, contiguous, or None.
-        weights, resets: As in `LayerTensors`.
-
-    Returns:
-        Outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.
+    Takes inputs (B, T, I) and other arguments as in `LayerTensors`; inputs and states may have any floating point type.
+    Returns outputs (B, T, D H), and h and c after each row's last step, (D, B, H); c is float32.
     """
     for weight in weights:
         if not weight.is_contiguous():  # as the kernels that read weights expect

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from econmt_ops.core.alignment import even
 
-_INT32 = torch.int32
-
 
 class LayerSettings(NamedTuple):
     """Settings of a layer, which do not follow from its tensors.
@@ -156,7 +154,7 @@ class OperandMaker:
             lengths: (B,) int64, if ``inputs`` (T, B, I) are read as zeros from there on; their values may be anything.
         """
         device, hidden, dtype = weights[0].device, self._hidden, self._dtype
-        scratch = torch.empty(workspace[0], dtype=_INT32, device=device)
+        scratch = torch.empty(workspace[0], dtype=torch.int32, device=device)
         recurrents = weights[1]
         if self._copies_recurrents:
             shape = self._directions * 4 * hidden, hidden

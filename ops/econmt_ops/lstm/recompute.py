@@ -10,18 +10,26 @@ Sizes: B batch, T steps, I input size, H hidden, D directions, K steps of a bloc
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.dispatch.registration import Gradients, Incoming
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.direction import Direction, LSTMArguments, LSTMResults, empty_results, run_layer
+from econmt_ops.lstm.direction import (
+    Direction,
+    LSTMArguments,
+    LSTMResults,
+    empty_results,
+    layer_operator,
+    run_layer,
+)
 from econmt_ops.products.low_rank import layers_of_tensors
-from econmt_ops.products.repeated import Inputs, UniqueRows, expanded, values_of
+from econmt_ops.products.repeated import Inputs, expanded
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
 TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
@@ -93,16 +101,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     }
 
 
-_layer = RecurrentOperator(
-    "econmt_ops::lstm_layer",
-    LSTMArguments,
-    LSTMResults,
-    forward=_forward,
-    fake=empty_results,
-    backward=_backward,
-    saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
-    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
-)
+_layer = layer_operator("lstm_layer", _forward, _backward)
 
 
 def lstm(
@@ -114,42 +113,27 @@ def lstm(
     stash: str = "outputs",
     backend: str = "eager",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights; see also `LSTMArguments`."""
+    """Implements `econmt_ops.lstm` and `econmt_ops.bidirectional_lstm`; see also `LSTMArguments`.
+
+    Arguments are checked and, except for the weights, cast.
+    """
     lengths = options.lengths
     # Rows are reversed in memory only if an initial state has to pass the padding before it, where h is 0. For the same
     # reason the last h of a forward direction is taken from the outputs.
     in_memory = options.reverse and lengths is not None and not options.from_zero
-    walks_back = options.reverse and not in_memory
+    ways = [False, True] if options.both_ways else [options.reverse and not in_memory]
+    count = len(ways)
 
-    def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        h, c = state[number]
-        outputs, last_h, last_c = run_layer(
-            _layer, read, [layers[number]], [(h, c)], options, [walks_back], stash, backend
-        )
-        if lengths is not None and not walks_back:
-            return outputs, (last_of(outputs, h, lengths), last_c[0])
-        return outputs, (last_h[0], last_c[0])
+    def run(number: int, read: Inputs) -> tuple[Tensor, LSTMState]:
+        directions = slice(number * count, (number + 1) * count)
+        first, weights = state[directions], layers[directions]
+        outputs, last_h, last_c = run_layer(_layer, read, weights, first, options, ways, stash, backend)
+        last = []
+        for way, part in enumerate(outputs.chunk(count, 2)):
+            ends = lengths is not None and not ways[way]
+            last.append((last_of(part, first[way][0], lengths) if ends else last_h[way], last_c[way]))
+        return outputs, tuple(last)
 
     bottom = expanded(inputs) if in_memory else inputs
-    outputs, last = run_stack(run, bottom, len(layers), options, reverses=in_memory)
-    return outputs, tuple(last)
-
-
-def bidirectional_lstm(
-    inputs: Inputs,
-    forward: AnyLSTMWeights,
-    backward: AnyLSTMWeights,
-    *,
-    lengths: Tensor | None,
-    stash: str = "outputs",
-    backend: str = "eager",
-) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
-    hidden = forward.hidden.shape[1]
-    batch = len(inputs.places) if isinstance(inputs, UniqueRows) else len(inputs)
-    h = values_of(inputs).new_zeros(batch, hidden)
-    zero, ways = (h, h.to(accumulate_dtype(h.dtype))), [False, True]
-    options, layers = StackOptions(lengths), [forward, backward]
-    outputs, last_h, last_c = run_layer(_layer, inputs, layers, [zero, zero], options, ways, stash, backend)
-    forward_h = last_h[0] if lengths is None else last_of(outputs[..., :hidden], h, lengths)
-    return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))
+    outputs, last = run_stack(run, bottom, len(layers) // count, options, reverses=in_memory)
+    return outputs, tuple(itertools.chain.from_iterable(last))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from econmt_ops.core.weights import (
 )
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm, in_parts
+from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm
 from econmt_ops.products.dropout import Seed, apply_dropout
 from econmt_ops.products.low_rank import linear, linear_add
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
@@ -37,14 +38,14 @@ from econmt_ops.products.stack import StackOptions, last_of, run_stack
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
 
-_CLOSED = 1e4
-"""Magnitude of the gates' sums at padded positions; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""
+CLOSED = 1e4
+"""Magnitude of closed gates' sums, as in padding; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""
 
 STEPWISE = (torch.bfloat16, torch.float16)
 """Types in which a layer is a loop of steps."""
 
-_COLUMNS = 8
-"""Input columns that the closed gates take: one would suffice, eight keep rows aligned for tensor cores."""
+COLUMNS = 8
+"""Input columns that closed gates take: one or two would suffice, eight keep rows aligned for tensor cores."""
 
 
 _LITTLE = 16 << 20
@@ -98,50 +99,10 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
 def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
     """Returns the sums (4H,) of the gates i, f, g, o that padded positions read."""
     # Filled on the device: copying a list of numbers to a GPU would synchronise with it.
-    pattern = layer.bias.new_full((4, layer.bias.shape[0] // 4), -_CLOSED)
-    pattern[1].fill_(_CLOSED)
+    pattern = layer.bias.new_full((4, layer.bias.shape[0] // 4), -CLOSED)
+    pattern[1].fill_(CLOSED)
     pattern[2].zero_()
     return pattern.view(-1)
-
-
-def torch_lstm(
-    inputs: Tensor,
-    weights: list[Tensor],
-    h: Tensor,
-    c: Tensor,
-    bidirectional: bool = False,
-    projection: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls torch.lstm for one layer, in both directions if ``bidirectional``.
-
-    Args:
-        inputs: (B, T, I).
-        weights: for each direction input (4H, I), hidden (4H, H) and bias (4H,).
-        h, c: (D, B, H) with D directions.
-        bidirectional: see above.
-        projection: (P, H) of one direction, whose h then has P features; or None.
-
-    Returns:
-        outputs (B, T, D H), and h and c after the last step, each (D, B, H).
-    """
-    # Without gradients torch then saves nothing for a backward pass.
-    training = torch.is_grad_enabled()
-    no_bias = torch.zeros_like(weights[2])
-    flat = [tensor for k in range(0, len(weights), 3) for tensor in (*weights[k : k + 3], no_bias)]
-    if projection is not None:
-        flat.append(projection)
-    elif inputs.is_cuda and not torch.compiler.is_compiling():
-        if isinstance(inputs, FakeTensor):
-            return by_direction(steps_of_torch, inputs, h, c, flat)
-        if torch.cudnn_is_acceptable(inputs):
-            if inputs.shape[1] > MOST_STEPS:
-                run = in_parts(functools.partial(cudnn_lstm, training=training))
-                return by_direction(run, inputs, h, c, flat)
-            return cudnn_lstm(inputs, h, c, flat, training, bidirectional)
-    state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
-    outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
-    # The decomposition that torch.compile traces returns states with an extra axis in torch 2.11.
-    return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
 
 
 def steps_of_torch(
@@ -169,17 +130,29 @@ def layer_by_torch(
     backward direction too: it starts in the padding and carries its zero state to the row's last position.
     """
     # Further columns mark padded positions, and their weights leave the state unchanged there.
-    wider, weights = (0, _COLUMNS - 1), []
+    wider, weights = (0, COLUMNS - 1), []
     if padding is not None:
         inputs = torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), wider)], 2)
     for layer in directions:
         weight = layer.input
         if padding is not None:
             weight = torch.cat([weight, functional.pad(closed_gates(layer).unsqueeze(1), wider)], 1)
-        weights += [weight, layer.hidden, layer.bias]
-    first = directions[0]
-    projection = first.projection if isinstance(first, ProjectedLSTMWeights) else None
-    return torch_lstm(inputs, weights, h, c, len(directions) == 2, projection)
+        weights += [weight, layer.hidden, layer.bias, torch.zeros_like(layer.bias)]
+    # Without gradients torch then saves nothing for a backward pass.
+    training, bidirectional, first = torch.is_grad_enabled(), len(directions) == 2, directions[0]
+    if isinstance(first, ProjectedLSTMWeights):
+        weights.append(first.projection)
+    elif inputs.is_cuda and not torch.compiler.is_compiling():
+        if isinstance(inputs, FakeTensor):
+            return by_direction(steps_of_torch, inputs, h, c, weights)
+        if torch.cudnn_is_acceptable(inputs):
+            if inputs.shape[1] > MOST_STEPS:
+                return by_direction(functools.partial(cudnn_lstm, training=training), inputs, h, c, weights)
+            return cudnn_lstm(inputs, h, c, weights, training, bidirectional)
+    state = (h.contiguous(), c.contiguous())  # cuDNN requires it, in a compiled graph too
+    outputs, last_h, last_c = torch.lstm(inputs, state, weights, True, 1, 0.0, training, bidirectional, True)
+    # The decomposition that torch.compile traces returns states with an extra axis in torch 2.11.
+    return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
 
 
 def _layer_by_steps(
@@ -211,9 +184,11 @@ def lstm(
     state: LSTMState,
     options: StackOptions,
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked and cast arguments."""
+    """Implements `econmt_ops.lstm` and `econmt_ops.bidirectional_lstm` for checked and cast arguments."""
     batch, steps, _ = inputs.shape
     lengths = options.lengths
+    if options.both_ways:
+        return _both_ways(inputs, layers, state, lengths)
     padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
     shape = batch, steps, layers[0].hidden.shape[1]
     masks = options.keep_masks(len(layers), shape, inputs.device)
@@ -237,29 +212,20 @@ def lstm(
     return outputs, tuple(last)
 
 
-def bidirectional_lstm(
-    inputs: Tensor, forward: AnyLSTMWeights, backward: AnyLSTMWeights, *, lengths: Tensor | None
-) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Implements `econmt_ops.bidirectional_lstm` for checked and cast arguments."""
-    batch, steps, _ = inputs.shape
-    hidden = forward.hidden.shape[1]
-    if (
-        not (isinstance(forward, LSTMWeights) and isinstance(backward, LSTMWeights))
-        or inputs.dtype in STEPWISE
-    ):
-        h = inputs.new_zeros(batch, hidden)
-        c = h.to(accumulate_dtype(h.dtype))
-        both = [
-            lstm(inputs, (layer,), ((h, c),), StackOptions(lengths, reverse))
-            for layer, reverse in ((forward, False), (backward, True))
-        ]
+def _both_ways(
+    inputs: Tensor, layers: Sequence[Any], state: LSTMState, lengths: Tensor | None
+) -> tuple[Tensor, LSTMState]:
+    """Runs one layer in both directions from a state of zeros."""
+    whole = [layer for layer in layers if isinstance(layer, LSTMWeights)]
+    if not whole or inputs.dtype in STEPWISE:
+        pairs = zip(layers, (False, True), strict=True)
+        both = [lstm(inputs, (layer,), state[:1], StackOptions(lengths, reverse)) for layer, reverse in pairs]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
-    padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
-    zeros = inputs.new_zeros(2, batch, hidden)
-    inputs = zero_padding(inputs, padding)
-    outputs, last_h, last_c = layer_by_torch(inputs, [forward, backward], zeros, zeros, padding)
-    forward_h = last_h[0] if lengths is None else last_of(outputs[:, :, :hidden], zeros[0], lengths)
-    return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))
+    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    zeros = inputs.new_zeros(2, *state[0][0].shape)
+    outputs, last_h, last_c = layer_by_torch(zero_padding(inputs, padding), whole, zeros, zeros, padding)
+    ahead = last_h[0] if lengths is None else last_of(outputs.chunk(2, 2)[0], zeros[0], lengths)
+    return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))
 
 
 def projected_lstm(
@@ -267,13 +233,9 @@ def projected_lstm(
     layers: tuple[ProjectedLSTMWeights, ...],
     *,
     state: LSTMState | None = None,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    residual: bool = False,
-    dropout: float = 0.0,
     dropout_seed: Seed | None = None,
-    variational: bool = False,
     implementation: str = "auto",  # noqa: ARG001  there is only one
+    **options: Any,
 ) -> tuple[Tensor, LSTMState]:
     """Runs layers whose h is projected (Sak, Senior and Beaufays 2014), by torch.lstm: no kernel here has them.
 
@@ -282,5 +244,4 @@ def projected_lstm(
     if state is None:
         h, c = (inputs.new_zeros(inputs.shape[0], size) for size in layers[0].projection.shape)
         state = ((h, c),) * len(layers)
-    options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
-    return lstm(inputs, layers, state, options)
+    return lstm(inputs, layers, state, StackOptions(seed=dropout_seed, **options))

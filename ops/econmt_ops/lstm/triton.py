@@ -20,9 +20,9 @@ from econmt_ops.backends.triton import MOST_UNITS, interpreted, with_kernels
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.dispatch.registration import Gradients, Incoming
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results, run_layer
+from econmt_ops.lstm.direction import LSTMArguments, LSTMResults, empty_results, layer_operator, run_layer
 from econmt_ops.lstm.eager_layer import is_plain, run_eagerly
 from econmt_ops.lstm.persistent_layer import LayerPlan, plan_of
 from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
@@ -96,16 +96,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
     }
 
 
-_layer = RecurrentOperator(
-    "econmt_ops::persistent_lstm_layer",
-    LSTMArguments,
-    LSTMResults,
-    forward=_forward,
-    fake=empty_results,
-    backward=_backward,
-    saves=lambda _: (*LSTMArguments._fields, "outputs", "cells", "gates"),
-    constants=lambda call: () if call.gate_gradient is None else ("weights", "recurrents", "biases"),
-)
+_layer = layer_operator("persistent_lstm_layer", _forward, _backward)
 
 
 def _run_layer(
@@ -125,8 +116,7 @@ def _run_layer(
     parts = [part for pair in state for part in pair]
     settings = LayerSettings(values_of(inputs).dtype, products, stash, tuple(reverse))
     if isinstance(inputs, Tensor) and options.gate_gradient is None and is_plain([inputs, *weights, *parts]):
-        h, c = (torch.stack(part) for part in zip(*state, strict=True)) if state else (None, None)
-        first = None if h is None or c is None else (h, c)
+        first: Any = tuple(torch.stack(part) for part in zip(*state, strict=True)) if state else None
         keep = torch.is_grad_enabled() and any(part.requires_grad for part in (inputs, *weights, *parts))
         tensors = LayerTensors(inputs.transpose(0, 1), weights, first, lengths)
         return run_eagerly(plan_of(settings, tensors, keep), inputs, first, lengths, weights)
@@ -142,10 +132,13 @@ def lstm(
     *,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
-    """Implements `econmt_ops.lstm` for checked arguments, cast except for the weights."""
+    """Implements both ops as `recompute.lstm`."""
     products = products_of(inputs, layers)
     if products is None:
         return recompute.lstm(inputs, layers, state, options, stash=stash, backend="triton")
+    if options.both_ways:
+        outputs, h, c = _run_layer(inputs, layers, [], options, [False, True], stash, products)
+        return outputs, ((h[0], c[0]), (h[1], c[1]))
 
     def run(number: int, read: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         first = [] if options.from_zero else [state[number]]
@@ -156,22 +149,3 @@ def lstm(
 
     outputs, last = run_stack(run, inputs, len(layers), options)
     return outputs, tuple(last)
-
-
-def bidirectional_lstm(
-    inputs: Inputs,
-    forward: AnyLSTMWeights,
-    backward: AnyLSTMWeights,
-    *,
-    lengths: Tensor | None,
-    stash: str = "gates",
-) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Implements `econmt_ops.bidirectional_lstm` for checked arguments, cast except for the weights."""
-    layers = [forward, backward]
-    products = products_of(inputs, layers)
-    if products is None:
-        return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
-        )
-    outputs, h, c = _run_layer(inputs, layers, [], StackOptions(lengths), [False, True], stash, products)
-    return outputs, ((h[0], c[0]), (h[1], c[1]))

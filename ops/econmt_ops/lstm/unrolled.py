@@ -24,9 +24,9 @@ _TOGETHER = 8
 
 
 def _forward(
-    gates: Tensor, h: Tensor, c: Tensor, right: Tensor, left: Tensor, keep: bool, every_cell: bool
+    gates: Tensor, h: Tensor, c: Tensor, right: Tensor, left: Tensor, keep: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Runs k steps; returns h after each step, and c after each or (unless ``every_cell``) after the last, (B, H) each.
+    """Runs k steps; returns h and c after each step, (B, H) each.
 
     ``gates`` (k, B, 4H) are the share of the inputs and the bias; with ``keep`` they are overwritten by what the
     backward pass reads. h and c are (B, H); the transposed factors are right (H, r) and left (r, 4H).
@@ -41,7 +41,7 @@ def _forward(
             fill_quarters(step_gates, activated if step_gates.dtype == c.dtype else sums.chunk(4, 1))
         outputs.append(h)
         cells.append(c)
-    return outputs, cells if every_cell else cells[-1:]
+    return outputs, cells
 
 
 def _backward(
@@ -80,73 +80,56 @@ def grouped_steps(steps: int) -> int:
     return steps - steps % _TOGETHER
 
 
-class UnrolledSteps:
-    """Compiled groups of steps of one call, whose recurrent matrix U (4H, H) is given as factors."""
+def _factors(hidden: LowRank, rows: int) -> tuple[Tensor, Tensor]:
+    """Returns the factors of U (4H, H), contiguous and in the type of products of so many rows."""
+    left, right = hidden.to(few_rows_type(hidden.left, rows))
+    return left.contiguous(), right.contiguous()
 
-    def __init__(self, hidden: LowRank) -> None:
-        self._hidden = hidden
 
-    def _factors(self, rows: int) -> LowRank:
-        factors = self._hidden.to(few_rows_type(self._hidden.left, rows))
-        return LowRank(*(part.contiguous() for part in factors))
+def forward(
+    hidden: LowRank, gates: Tensor, h: Tensor, c: Tensor, keep: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Runs the leading steps of a block that fill whole groups; returns h and c after each of them, (B, H) each.
 
-    def forward(
-        self,
-        gates: Tensor,
-        h: Tensor,
-        c: Tensor,
-        outputs: Tensor,
-        cells: Tensor | None,
-        last_c: Tensor,
-        keep: bool,
-    ) -> int:
-        """Runs the leading steps of a block that fill whole groups, and returns their number.
+    Takes U (4H, H), the inputs' share of the gates (K, B, 4H), which is overwritten if ``keep``, for a backward pass,
+    and h and c (B, H) before the block.
+    """
+    left, right = (part.t().contiguous() for part in _factors(hidden, gates.shape[1]))
+    outputs: list[Tensor] = []
+    cells: list[Tensor] = []
+    for begin in range(0, grouped_steps(len(gates)), _TOGETHER):
+        group = gates[begin : begin + _TOGETHER]
+        group_outputs, group_cells = compile_step(_forward)(group, h, c, right, left, keep)
+        outputs += group_outputs
+        cells += group_cells
+        h, c = outputs[-1], cells[-1]
+    return outputs, cells
 
-        Args:
-            gates: (K, B, 4H), the inputs' share; overwritten if ``keep``, for a backward pass.
-            h, c: (B, H) before the block.
-            outputs: (K, B, H), is filled.
-            cells: (K, B, H), is filled with c after each step; or None: ``last_c`` (B, H) is overwritten.
-        """
-        done = grouped_steps(len(gates))
-        left, right = (part.t().contiguous() for part in self._factors(gates.shape[1]))
-        for begin in range(0, done, _TOGETHER):
-            part = slice(begin, begin + _TOGETHER)
-            hs, states = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
-            torch.stack(hs, out=outputs[part])
-            if cells is not None:
-                torch.stack(states, out=cells[part])
-            h, c = outputs[part.stop - 1], states[-1]
-        if done and cells is None:
-            last_c.copy_(c)
-        return done
 
-    def backward(
-        self,
-        gates: Tensor,
-        states: Sequence[Tensor],
-        incoming: Tensor | None,
-        dh: Tensor,
-        dc: Tensor,
-        dgates: Tensor,
-        thin: Tensor,
-    ) -> Tensor:
-        """Runs these steps backward and returns the gradient of h before them.
+def backward(
+    hidden: LowRank,
+    gates: Tensor,
+    states: Sequence[Tensor],
+    incoming: Tensor | None,
+    dh: Tensor,
+    dc: Tensor,
+    dgates: Tensor,
+    thin: Tensor,
+) -> Tensor:
+    """Runs these steps backward and returns the gradient of h before them.
 
-        Takes the gates (k, B, 4H) of whole groups, c before them and after each, and the gradients of the outputs
-        (K, B, H), if any, and of the last h and c (B, H). ``dc`` is overwritten by the gradient of the c before them;
-        the first k of ``dgates`` (K, B, 4H) and ``thin`` (K, B, r) are filled, see `Direction`.
-        """
-        left, right = self._factors(gates.shape[1])
-        state = dc
-        for begin in reversed(range(0, len(gates), _TOGETHER)):
-            part = slice(begin, begin + _TOGETHER)
-            cells = torch.stack(tuple(states[begin : part.stop + 1]))
-            doutputs = None if incoming is None else incoming[part]
-            sums, thins, dh, state = compile_step(_backward)(
-                gates[part], cells, doutputs, dh, state, left, right
-            )
-            torch.stack(sums, out=dgates[part])
-            torch.stack(thins, out=thin[part])
-        dc.copy_(state)
-        return dh
+    Takes the gates (k, B, 4H) of whole groups, c before them and after each, and the gradients of the outputs
+    (K, B, H), if any, and of the last h and c (B, H). ``dc`` is overwritten by the gradient of the c before them;
+    the first k of ``dgates`` (K, B, 4H) and ``thin`` (K, B, r) are filled, see `Direction`.
+    """
+    left, right = _factors(hidden, gates.shape[1])
+    state = dc
+    for begin in reversed(range(0, len(gates), _TOGETHER)):
+        part = slice(begin, begin + _TOGETHER)
+        cells = torch.stack(tuple(states[begin : part.stop + 1]))
+        doutputs = None if incoming is None else incoming[part]
+        sums, thins, dh, state = compile_step(_backward)(gates[part], cells, doutputs, dh, state, left, right)
+        torch.stack(sums, out=dgates[part])
+        torch.stack(thins, out=thin[part])
+    dc.copy_(state)
+    return dh

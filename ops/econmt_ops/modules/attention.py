@@ -203,7 +203,7 @@ class AttentionalLSTM(nn.Module):
         )
 
 
-class LinearCrossEntropy(nn.Module):
+class LinearCrossEntropy(nn.Linear):
     """`torch.nn.Linear` followed by `torch.nn.CrossEntropyLoss`, without storing all logits.
 
     The parameters are those of `torch.nn.Linear`, initialized from U(-1 / sqrt(in_features), 1 / sqrt(in_features)).
@@ -230,26 +230,17 @@ class LinearCrossEntropy(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        super().__init__(in_features, out_features, bias, device, dtype)
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.implementation = implementation
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initializes all parameters again."""
-        bound = 1.0 / math.sqrt(self.weight.shape[1])
-        for weight in self.parameters():
-            nn.init.uniform_(weight, -bound, bound)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits (..., V) of hidden (..., H)."""
         return functional.linear(hidden, self.weight, self.bias)
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
         """Computes the loss.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from itertools import chain
 from typing import Any
 
@@ -23,7 +22,7 @@ States = tuple[Tensor, ...]
 """States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
 
 
-class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
+class RecurrentModule(StackedLayers, nn.RNNBase):
     """Stack of recurrent layers with the interface of `torch.nn.LSTM` and `torch.nn.GRU`.
 
     Parameters, initialization, checks of arguments, pickling and `repr` are inherited from PyTorch's own base class. It
@@ -175,13 +174,27 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
         weight: Tensor = self.weight_ih_l0  # type: ignore[assignment]
         return weight.device
 
-    @abstractmethod
     def _states(self, hx: Any) -> States:
         """Returns the states of ``hx``."""
+        if self.mode == "GRU":
+            if not isinstance(hx, Tensor):
+                raise ValueError(f"GRU: hx must be a tensor, got {kind_of(hx)}")
+            return (hx,)
+        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+            raise ValueError(f"LSTM: hx must be (h_0, c_0), got {kind_of(hx)}")
+        return tuple(hx)
 
-    @abstractmethod
     def _hx(self, states: States) -> Any:
         """Returns states in the form of ``hx``."""
+        return states if self.mode == "LSTM" else states[0]
+
+    def _parts(self, layer: int, reverse: bool) -> list[Tensor]:
+        """Returns the two matrices of a layer in one direction, and its two biases, zeros if it has none."""
+        suffix = self._suffixes(layer)[int(reverse)]
+        matrices = [getattr(self, name + suffix) for name in ("weight_ih", "weight_hh")]
+        if not self.bias:
+            return [*matrices, *[matrices[1].new_zeros(len(matrices[1]))] * 2]
+        return [*matrices, *(getattr(self, name + suffix) for name in ("bias_ih", "bias_hh"))]
 
     def _batched(self, state: States, is_batched: bool) -> States:
         """Returns initial states (D L, B, H) from those of the caller, which lack B for one sequence."""
@@ -248,11 +261,7 @@ class RecurrentModule(StackedLayers, nn.RNNBase, ABC):
 
     def extra_repr(self) -> str:
         """Returns what the class in `torch.nn` shows, and further settings that differ from the defaults."""
-        text = super().extra_repr()
-        for name in ("residual", "variational"):
-            if getattr(self, name):
-                text += f", {name}=True"
-        return text
+        return super().extra_repr() + self._changed("residual", "variational")
 
 
 class UnpackedBatch:

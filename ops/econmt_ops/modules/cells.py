@@ -110,11 +110,8 @@ class CellLayers(StackedLayers, nn.Module):
 
     def extra_repr(self) -> str:
         """Returns the sizes, and the settings that differ from the defaults."""
-        text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
-        for name in ("dropout", "bidirectional", "residual", "variational"):
-            if getattr(self, name):
-                text += f", {name}={getattr(self, name)}"
-        return text
+        changed = self._changed("dropout", "bidirectional", "residual", "variational")
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}{changed}"
 
 
 class LayerNormLSTM(CellLayers):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from econmt_ops.core.weights import State
 from econmt_ops.layers.op import OPS
+from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.products.stack import StackOptions, run_stack
 
 Prepare = Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, tuple[Any, ...]]]
@@ -38,13 +39,12 @@ class StackedLayers:
         """Operation that runs the layers."""
         return OPS[self.cell.name]
 
-    @property
-    def _both_ways(self) -> Callable[..., tuple[Tensor, State]] | None:
-        """Faster way to run a layer in both directions from zero states; None if there is none."""
-        return None
-
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
+
+    def _changed(self, *names: str) -> str:
+        """Returns the settings among these that differ from their defaults, as `extra_repr` shows them."""
+        return "".join(f", {name}={getattr(self, name)}" for name in names if getattr(self, name))
 
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction as the op takes them."""
@@ -67,9 +67,9 @@ class StackedLayers:
         self, read: Tensor, weights: tuple[Any, ...], state: State | None, lengths: Tensor | None
     ) -> tuple[Tensor, State]:
         """Runs one layer; returns outputs (B, T, D H) and the states of each direction."""
-        both_ways, implementation = self._both_ways, self._chosen()
-        if state is None and both_ways is not None and len(weights) == 2:
-            return both_ways(read, *weights, lengths=lengths, implementation=implementation)
+        implementation = self._chosen()
+        if state is None and self.op is lstm and len(weights) == 2:
+            return bidirectional_lstm(read, *weights, lengths=lengths, implementation=implementation)
         results = [
             self.op(
                 read,

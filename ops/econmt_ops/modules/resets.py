@@ -20,12 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.weights import GRUWeights
 from econmt_ops.lstm.call_plans import merged
-
-_CLOSED = -1e4
-"""Sum of a closed gate; its sigmoid and the slope there are exactly 0."""
-
-_COLUMNS = 8
-"""Input columns added to a layer; two would suffice, eight keep rows aligned for tensor cores."""
+from econmt_ops.lstm.reference import CLOSED, COLUMNS
 
 _MULTIPLE = 8
 """Empty steps of a batch are rounded up to a multiple, so that kernels and plans meet fewer shapes."""
@@ -73,7 +68,7 @@ class Segments:
     def prepare(self, read: Tensor, weights: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         """Returns what a layer reads, (B, S, I), with columns that mark the empty steps, and weights that read them."""
         used = read.new_zeros(read.shape[0], self.steps).scatter_(1, self._places, 1.0)
-        marks = [1.0 - used, used, *[torch.zeros_like(used)] * (_COLUMNS - 2)]
+        marks = [1.0 - used, used, *[torch.zeros_like(used)] * (COLUMNS - 2)]
         return torch.cat([read, torch.stack(marks, 2)], 2), tuple(closing(part) for part in merged(weights))
 
 
@@ -107,7 +102,7 @@ def closing(weights: Any) -> Any:
     zeros = torch.zeros_like(weights.bias)
     is_gru = isinstance(weights, GRUWeights)
     closed = zeros.clone()
-    closed[: 2 * len(zeros) // (3 if is_gru else 4)] = _CLOSED
+    closed[: 2 * len(zeros) // (3 if is_gru else 4)] = -CLOSED
     second, bias = (weights.bias, zeros) if is_gru else (zeros, weights.bias)
-    columns = torch.stack([closed, second, *[zeros] * (_COLUMNS - 2)], 1)
+    columns = torch.stack([closed, second, *[zeros] * (COLUMNS - 2)], 1)
     return weights._replace(input=torch.cat([weights.input, columns], 1), bias=bias)

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.modules import rnn as torch_rnn
 
 from econmt_ops.cells.gru import GRU as GRU_CELL
-from econmt_ops.core.shapes import kind_of
 from econmt_ops.core.weights import GRUWeights, LSTMWeights, ProjectedLSTMWeights
-from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.lstm.call_plans import SplitLSTMWeights, plan_again, run_whole
+from econmt_ops.lstm import lstm
+from econmt_ops.lstm.call_plans import PLANS, SplitLSTMWeights, key_of_lstm, run_whole
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.reference import projected_lstm
 from econmt_ops.modules.base import RecurrentModule, States
@@ -86,20 +85,16 @@ class LSTM(RecurrentModule):
 
         A projection is not among them.
         """
-        suffix = self._suffixes(layer)[int(reverse)]
-        weight_ih: Tensor = getattr(self, "weight_ih" + suffix)
-        weight_hh: Tensor = getattr(self, "weight_hh" + suffix)
-        bias = weight_hh.new_zeros(weight_hh.shape[0])
-        if self.bias:
-            bias = getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
-        return LSTMWeights(weight_ih, weight_hh, bias)
+        weights = SplitLSTMWeights(*self._parts(layer, reverse))
+        return weights.merged() if self.bias else LSTMWeights(*weights[:3])
 
     def _run(
         self, inputs: Tensor, state: States | None, options: StackOptions, prepare: Prepare | None = None
     ) -> tuple[Tensor, States]:
         if prepare is None and not self.proj_size and not self.bidirectional and options.dropout < 1.0:
             layers = tuple([self._weights(layer) for layer in range(self.num_layers)])
-            plan = plan_again(inputs, layers, state, options, self.implementation)
+            first = None if state is None else tuple(zip(*state, strict=True))
+            plan = PLANS.get(key_of_lstm(inputs, layers, first, options, self.implementation))
             if plan is not None:
                 outputs, (h, c) = run_whole(plan, inputs, layers, state, options)
                 return outputs, (h, c.to(h.dtype))
@@ -109,10 +104,6 @@ class LSTM(RecurrentModule):
     def op(self) -> Any:
         """Operation that runs the layers."""
         return projected_lstm if self.proj_size else lstm
-
-    @property
-    def _both_ways(self) -> Any:
-        return None if self.proj_size else bidirectional_lstm
 
     def _weights(self, layer: int, reverse: bool = False) -> Any:
         """Returns the weights of one layer in one direction, with both biases if there are any."""
@@ -126,14 +117,6 @@ class LSTM(RecurrentModule):
         if torch.compiler.is_compiling() or any(part is None for part in parts):
             return self.layer_weights(layer, reverse)
         return SplitLSTMWeights(*parts)  # type: ignore[arg-type]
-
-    def _states(self, hx: Any) -> States:
-        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
-            raise ValueError(f"LSTM: hx must be (h_0, c_0), got {kind_of(hx)}")
-        return tuple(hx)
-
-    def _hx(self, states: States) -> Any:
-        return states
 
 
 class GRU(RecurrentModule):
@@ -177,16 +160,4 @@ class GRU(RecurrentModule):
 
     def layer_weights(self, layer: int, reverse: bool = False) -> GRUWeights:
         """Returns the weights of one layer in one direction for `econmt_ops.gru`."""
-        suffix = self._suffixes(layer)[int(reverse)]
-        matrices = [getattr(self, name + suffix) for name in ("weight_ih", "weight_hh")]
-        if self.bias:
-            return GRUWeights(*matrices, *(getattr(self, name + suffix) for name in ("bias_ih", "bias_hh")))
-        return GRUWeights(*matrices, *[matrices[0].new_zeros(3 * self.hidden_size)] * 2)
-
-    def _states(self, hx: Any) -> States:
-        if not isinstance(hx, Tensor):
-            raise ValueError(f"GRU: hx must be a tensor, got {kind_of(hx)}")  # noqa: TRY004  as all of its errors
-        return (hx,)
-
-    def _hx(self, states: States) -> Any:
-        return states[0]
+        return GRUWeights(*self._parts(layer, reverse))

@@ -5,7 +5,7 @@ B batch, T steps, I input size, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ class StackOptions(NamedTuple):
         seed: Seed of the masks, or None without dropout.
         from_zero: True if all initial states are zero, so that they need not be read.
         gate_gradient: See `econmt_ops.lstm`; None for other cells.
+        both_ways: True if two LSTM layers are one in both directions, from zero states.
     """
 
     lengths: Tensor | None = None
@@ -37,6 +38,7 @@ class StackOptions(NamedTuple):
     variational: bool = False
     from_zero: bool = False
     gate_gradient: Tensor | None = None
+    both_ways: bool = False
 
     def keep_masks(
         self, layers: int, shape: tuple[int, int, int], device: torch.device
@@ -59,14 +61,6 @@ class StackOptions(NamedTuple):
         """Applies dropout to the input (B, T, H) of a layer; its mask is generated again in the backward pass."""
         assert self.seed is not None
         return drop_units(values, self.dropout, self.seed, self.variational, number)
-
-
-RunLayer = Callable[[Tensor, Any, Sequence[Tensor], Tensor | None], tuple[Tensor, tuple[Tensor, ...]]]
-"""Function that runs one layer over whole sequences, in forward direction.
-
-It takes inputs (B, T, I), arbitrary at and after a row's length, the layer's weights, the states before the first step
-and lengths (B,) or None; and returns outputs (B, T, H), zero at and after a row's length, and the states after each
-row's last step."""
 
 
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:
@@ -115,11 +109,21 @@ def run_stack(
 
 
 def run_cells(
-    run_layer: RunLayer, inputs: Tensor, layers: tuple[Any, ...], state: State, options: StackOptions
+    run_layer: Callable[..., tuple[Tensor, tuple[Tensor, ...]]],
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    state: State,
+    options: StackOptions,
+    **how: str,
 ) -> tuple[Tensor, State]:
-    """Returns the outputs (B, T, H) and the states of a stack of cells whose rows are reversed in memory."""
+    """Returns the outputs (B, T, H) and the states of a stack of cells whose rows are reversed in memory.
+
+    ``run_layer`` runs one layer over whole sequences, in forward direction. It takes inputs (B, T, I), arbitrary at and
+    after a row's length, the layer's weights, the states before the first step, lengths (B,) or None, and ``how``; and
+    returns outputs (B, T, H), zero at and after a row's length, and the states after each row's last step.
+    """
     outputs, states = run_stack(
-        lambda number, read: run_layer(read, layers[number], state[number], options.lengths),
+        lambda number, read: run_layer(read, layers[number], state[number], options.lengths, **how),
         inputs,
         len(layers),
         options,

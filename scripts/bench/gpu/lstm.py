@@ -56,7 +56,7 @@ def directions(batch: int, hidden: int, steps: int = STEPS) -> dict[str, Call]:
     inputs = torch.randn(batch, steps, hidden, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
 
     def run() -> Tensor:
-        return triton.bidirectional_lstm(inputs, ahead, back, lengths=None)[0]
+        return triton.lstm(inputs, (ahead, back), (), StackOptions(from_zero=True, both_ways=True))[0]
 
     incoming = torch.randn(batch, steps, 2 * hidden, device=CUDA, dtype=torch.bfloat16)
     return passes(run, [inputs, *ahead, *back], incoming)

@@ -15,7 +15,7 @@ from econmt_ops import LSTMWeights
 from econmt_ops.backends.triton import partition
 from econmt_ops.backends.triton.partition import Partition
 from econmt_ops.dispatch.device_limits import limits_of
-from econmt_ops.lstm import persistent_layer, reference, triton
+from econmt_ops.lstm import persistent_layer, triton
 from econmt_ops.lstm.chunked import ChunkedLSTM
 from econmt_ops.lstm.direction import LSTMArguments
 from econmt_ops.products.stack import StackOptions
@@ -93,12 +93,12 @@ def test_bidirectional(device: str, together: bool, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(partition, "divide", divided)
     lengths = torch.tensor([4, 1, 3])
-    assert_same_function(
-        partial(triton.bidirectional_lstm, lengths=lengths),
-        partial(reference.bidirectional_lstm, lengths=lengths),
-        CASES["bidirectional"].tensors(Make(device), Sizes(3, 4, I=4, H=6)),
-        torch.float32,
-    )
+    both = [
+        partial(econmt_ops.bidirectional_lstm, lengths=lengths, implementation=name)
+        for name in ("triton", "reference")
+    ]
+    tensors = CASES["bidirectional"].tensors(Make(device), Sizes(3, 4, I=4, H=6))
+    assert_same_function(*both, tensors, torch.float32)
 
 
 @pytest.mark.sampled(1)
