@@ -21,8 +21,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 INTRODUCTION = """\
 # Recipe keys
 
-A recipe is one YAML file that describes a training run completely. This page and those of its sections are made from the
-schema of recipes by `make reference`; a test keeps them up to date.
+A recipe is one YAML file that describes a training run completely. This page and those of its sections are made
+from the schema of recipes by `make reference`; a test keeps them up to date.
 
 ```console
 econmt recipes list                                  # the shipped recipes

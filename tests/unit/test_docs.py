@@ -159,7 +159,9 @@ def test_every_page_is_in_the_navigation() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
     for page in sorted(ROOT.glob("docs/*.md")):
-        assert page.name in ("index.md", "lab-notes.md") or re.search(rf"(^|<){page.stem}>?$", trees, re.MULTILINE), page.name
+        assert page.name in ("index.md", "lab-notes.md") or re.search(
+            rf"(^|<){page.stem}>?$", trees, re.MULTILINE
+        ), page.name
 
 
 def test_files_that_pages_name_exist() -> None:
