@@ -30,7 +30,7 @@ ONLY_PARSED = {
         "paste all.",
         "--validation-hook",
         "distill --command",
-        "distill runs/laws",
+        "runs/laws-student",
         "distill runs/multi30k -s multi30k/",
     ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],

@@ -29,7 +29,7 @@ MOST_LINES = {
     "memory": 5589,
     "runtime": 2261,
     "ops": 24187,
-    "scripts": 15011,
+    "scripts": 14984,
     "tests": 56000,
 }
 """Lines of Python below each folder; they may only fall."""
