@@ -4,7 +4,7 @@
 # make test-all     the long ones, too
 # make test-scripts the tests of scripts/, which make test leaves out
 # make docs         builds the documentation site in build/docs
-# make reference    writes docs/recipes.md and docs/commands.md anew
+# make reference    writes the pages of recipe keys and commands anew
 # make environments installs in other Pythons, with the lowest and newest versions, without a compiler, and tries each
 #
 # They make an environment in .venv the first time. To use another one:

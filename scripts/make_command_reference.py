@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, the reference of the command line, from the commands' own help.
+"""Writes docs/commands.md and docs/commands/, the reference of the command line, from the commands' own help.
 
 Example: python -m scripts.make_command_reference
 """
@@ -15,14 +15,13 @@ from typer.models import OptionInfo, ParameterInfo
 from typer.utils import get_params_from_function
 
 from econmt.cli import main as command_line
-from scripts.make_recipe_reference import NAMES, plain
+from scripts.make_recipe_reference import DOCS, NAMES, contents, plain, write
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 INTRODUCTION = """\
 # Commands
 
-Every command with its arguments and options. This page is made from the commands' own help by `make reference`; a test
-keeps it up to date. `econmt COMMAND --help` prints the same.
+Every command has a page with its arguments and options, made from the command's own help by `make reference`; a test
+keeps them up to date. `econmt COMMAND --help` prints the same.
 
 Results go to standard output, messages to standard error. `translate -o FILE` and `score -o FILE` write line by line,
 so that an interrupted run keeps the lines that were done; every other file appears whole or not at all.
@@ -42,32 +41,33 @@ names of recipes in your shell.
 VALUES = {**NAMES, Path: "path"}
 
 
-def reference() -> str:
-    """Returns the page."""
+def pages() -> dict[Path, str]:
+    """Returns the overview and a page for each command, by their paths."""
     overview = ["", "| command | purpose |", "|---|---|"]
+    texts: dict[Path, str] = {}
     for verb, summary in command_line.COMMANDS.items():
-        overview.append(f"| [`econmt {verb}`](#econmt-{verb}) | {cell(summary)} |")
-    parts = [INTRODUCTION, "\n".join(overview) + "\n"]
-    for verb in command_line.COMMANDS:
+        overview.append(f"| [`econmt {verb}`](commands/{verb}.md) | {cell(summary)} |")
         application = command_line._application([verb])
-        for group in application.registered_groups:
-            parts.extend(group_text(group.typer_instance, f"econmt {verb}"))
-        if not application.registered_groups:
+        if application.registered_groups:
+            (group,) = application.registered_groups
+            text = "".join(group_text(group.typer_instance, f"econmt {verb}"))
+        else:
             command = next(each for each in application.registered_commands if each.name == verb)
-            parts.append(command_text(command, f"econmt {verb}", "##"))
-    return "".join(parts)
+            text = command_text(command, f"econmt {verb}", "#")
+        texts[DOCS / "commands" / f"{verb}.md"] = text.lstrip()
+    return {DOCS / "commands.md": INTRODUCTION + "\n".join(overview) + "\n" + contents("commands")} | texts
 
 
 def group_text(group: Any, name: str) -> Iterator[str]:
     """Yields the section of a command that has subcommands, then theirs."""
-    yield f"\n## `{name}`\n\n{plain(group.info.help)}\n"
+    yield f"\n# `{name}`\n\n{plain(group.info.help)}\n"
     for command in group.registered_commands:
         if not command.hidden:
-            yield command_text(command, f"{name} {command.name or command.callback.__name__}", "###")
+            yield command_text(command, f"{name} {command.name or command.callback.__name__}", "##")
 
 
 def command_text(command: Any, name: str, level: str) -> str:
-    """Returns the section of a command that typer has registered, with a heading of ``level``, such as ``##``."""
+    """Returns the section of a command that typer has registered, with a heading of ``level``, such as ``#``."""
     text, example = description(command.help or command.callback.__doc__ or "")
     section = f"\n{level} `{name}`\n\n{text}\n"
     if example:
@@ -135,4 +135,4 @@ def cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(reference(), encoding="utf-8")
+    write(pages())

@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md, the reference of every key of a recipe, from the schema.
+"""Writes docs/recipes.md and docs/recipes/, the reference of every key of a recipe, from the schema.
 
 Example: python -m scripts.make_recipe_reference
 """
@@ -17,12 +17,12 @@ from econmt.config.conditions import RULES
 from econmt.config.recipe import OPS, Ops, Recipe, implementation_names
 from econmt.config.yaml_reader import dump_yaml, members, section_kinds
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 INTRODUCTION = """\
-# Recipes: every key
+# Recipe keys
 
-A recipe is one YAML file that describes a training run completely. This page is made from the schema of recipes by
-`make reference`; a test keeps it up to date.
+A recipe is one YAML file that describes a training run completely. This page and those of its sections are made
+from the schema of recipes by `make reference`; a test keeps them up to date.
 
 ```console
 econmt recipes list                                  # the shipped recipes
@@ -46,9 +46,28 @@ econmt train mine.yaml training.batch.size=128       # changes a key for one run
 """
 
 
-def reference() -> str:
-    """Returns the page."""
-    return INTRODUCTION + "".join(section_text(kind, path) for kind, path in sections(Recipe))
+def pages() -> dict[Path, str]:
+    """Returns the overview and a page for each section of a recipe, by their paths."""
+    texts: dict[str, str] = {}
+    for kind, path in sections(Recipe):
+        name = path.partition(".")[0]
+        texts[name] = texts.get(name, f"# Recipe keys: `{name}`\n") + section_text(kind, path)
+    overview = INTRODUCTION + texts.pop("").partition("\n")[2] + contents("recipes")
+    return {DOCS / "recipes.md": overview} | {
+        DOCS / "recipes" / f"{name}.md": text for name, text in texts.items()
+    }
+
+
+def contents(folder: str) -> str:
+    """Returns the lines that put the pages of a folder below an overview in the site's menu."""
+    return f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{folder}/*\n```\n"
+
+
+def write(texts: dict[Path, str]) -> None:
+    """Writes pages."""
+    for page, text in texts.items():
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(text, encoding="utf-8")
 
 
 def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[type[BaseModel], str]]:
@@ -66,7 +85,7 @@ def section_text(kind: type[BaseModel], path: str) -> str:
     for name, field in kind.model_fields.items():
         meaning, key = plain(str(field.description)), f"{path}.{name}" if path else name
         if section_kinds(field.annotation):
-            meaning = f"{meaning}: [see below](#{anchor(key)})"
+            meaning = f"{meaning}: [its keys]({f'#{anchor(key)}' if path else f'recipes/{key}.md'})"
         rule = RULES.get(key)
         if rule is not None:
             meaning += f" (no effect without {rule.needs.text})"
@@ -169,4 +188,4 @@ def default_text(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(reference(), encoding="utf-8")
+    write(pages())

@@ -1,4 +1,4 @@
-"""Rows of the documentation's tables that follow from the code: predicted bytes, sizes, operations, padding."""
+"""Rows of the documentation's tables that follow from the code: predicted bytes, sizes, padding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,15 +20,13 @@ from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import NAMED
 from econmt.estimate.fit import fit
-from econmt.estimate.techniques import Technique, estimate, estimator, techniques
+from econmt.estimate.techniques import Technique, estimator, techniques
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import task_of_sizes
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
-from econmt_ops.cells.table import KINDS
 from econmt_ops.dispatch.rule import rules_only
-from econmt_ops.layers.op import OPS
 from scripts.bench import buckets, filters
 from scripts.bench.frame import ROOT
 
@@ -41,8 +38,6 @@ ECHO = Shape(128, 100, 100)
 """Batch of Echo's measurements: rows, source and target positions."""
 FOUR_GIB = 4 << 30
 RANKS = (128, 64, 32)
-VOCABULARIES = {"wikitext2": 33_280, "wikitext2-awd": 33_280, "ptb": 10_000}
-"""Vocabulary sizes of language models, ``<pad>`` and ``<s>`` included."""
 CERTAINTIES = (0.2, 0.5, 0.9)
 KEYS = {
     "reference": "`ops={encoder: reference, decoder: reference, output: reference}`",
@@ -93,16 +88,16 @@ def _parameters(task: Task) -> dict[str, torch.Size]:
         return {name: parameter.shape for name, parameter in task.build_model().named_parameters()}
 
 
-def technique_rows(recipe: str, rows: int) -> Rows:
-    """Yields what each technique is predicted to keep and to take of a batch of 100 x 100 positions on a CPU.
+def technique_rows() -> Rows:
+    """Yields what each technique is predicted to keep and to take of Echo's step on a CPU.
 
     Each is compared with the reference in its own precision.
     """
-    task = _task(recipe)
+    task = _task("iwslt")
     with rules_only("cpu"):
         compared = techniques(task.recipe.ops.stash, "cpu", False)
     yield "technique", "recipe", "stash", "times less", "peak", "times less"
-    ledgers = dict(zip(compared, _predicted(task, compared, ECHO._replace(rows=rows), "cpu"), strict=True))
+    ledgers = dict(zip(compared, _predicted(task, compared, ECHO, "cpu"), strict=True))
     for technique, ledger in ledgers.items():
         less, reference = ["", ""], technique.compared_with(compared)
         if reference is not None and reference is not technique:
@@ -135,19 +130,6 @@ def fit_rows() -> Rows:
             yield precision.name, f"{kept:,}", f"{lean:,}", f"{lean / kept:.1f}"
 
 
-def language_model_rows() -> Rows:
-    """Yields predicted peaks of a language model's training step on a GPU, in bfloat16, with the literature's words."""
-    yield "recipe", "batch", "words", "predicted peak, MB"
-    for name, size in VOCABULARIES.items():
-        recipe = load_recipe(name)
-        task, training = task_of_sizes(recipe, (size,)), recipe.training
-        shape = Shape(training.batch.size, 1, training.bptt)
-        technique = Technique("", Implementations.of(recipe.ops), NAMED["bfloat16"])
-        with reproducible(torch.device("cpu"), 1), rules_only("cuda"):
-            peak = estimate(task, technique, shape, "cuda").peak
-        yield f"`{name}`", f"{shape.rows} rows of {shape.target} tokens", f"{size:,}", f"{peak / 1e6:,.0f}"
-
-
 def size_rows() -> Rows:
     """Yields parameters of models, and bytes of their files in each precision."""
     yield "recipe", "parameters", "float32", "bfloat16", "int8"
@@ -170,19 +152,6 @@ def rank_rows() -> Rows:
         inside = sum(size for name, size in sizes.items() if "layers." in name)
         unfactored = unfactored or inside
         yield str(rank or "whole"), f"{sum(sizes.values()):,}", f"{inside:,}", f"{inside / unfactored:.2f}"
-
-
-def operation_rows() -> Rows:
-    """Yields the operations of the products of each cell's layer, 64 rows x 100 steps, 512 inputs and units."""
-    yield "layer", "products, 10^9 operations of both passes", "speed-up that products alone allow"
-    work = {
-        name: 6 * 64 * 100 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-        for name, shapes in (
-            (name, KINDS[name].parameter_shapes(512, 512).values()) for name in ("lstm", *OPS)
-        )
-    }
-    for name, operations in work.items():
-        yield f"`{name}`", f"{operations / 1e9:.1f}", f"{work['lstm'] / operations:.1f}"
 
 
 def padding_rows(data: Path | None) -> Rows:
@@ -220,13 +189,6 @@ def filter_rows(data: Path | None) -> Rows:
             yield "" if number else text, f"{certainty}", *percents
 
 
-def noise_rows(data: Path | None) -> Rows:
-    """Yields the padding of an epoch of Multi30k with each kind of noise."""
-    yield "noise", "padding"
-    for name, padding, _, _ in filters.epochs_with_noise("multi30k/train", search_path(None, data)):
-        yield name, f"{100 * padding:.1f} %"
-
-
 def quickstart_rows() -> Iterator[str]:
     """Yields some of the lines that training the recipe ``quickstart`` prints, in float32 with one thread."""
     with tempfile.TemporaryDirectory() as folder:
@@ -235,7 +197,3 @@ def quickstart_rows() -> Iterator[str]:
         output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     for update in (50, 150, 300):
         yield next(line for line in output.splitlines() if re.match(f"checkpoint {update}:", line))
-
-
-best_rows = partial(technique_rows, "best", 32)
-iwslt_rows = partial(technique_rows, "iwslt", 128)

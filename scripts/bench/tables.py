@@ -58,20 +58,16 @@ def markdown(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 TABLES = {
-    "techniques": DocumentTable("docs/memory.md", table_rows.iwslt_rows, takes_long=True),
-    "techniques-best": DocumentTable("docs/results/memory.md", table_rows.best_rows, takes_long=True),
+    "techniques": DocumentTable("docs/memory.md", table_rows.technique_rows, takes_long=True),
     "stash": DocumentTable("docs/results/memory.md", table_rows.stash_rows),
     "fit": DocumentTable("docs/results/gpu.md", table_rows.fit_rows, takes_long=True),
-    "peaks": DocumentTable("docs/results/language-models.md", table_rows.language_model_rows),
     "sizes": DocumentTable("docs/results/inference.md", table_rows.size_rows),
     "ranks": DocumentTable("docs/low-rank.md", table_rows.rank_rows),
-    "operations": DocumentTable("docs/results/cells.md", table_rows.operation_rows),
     "quickstart": DocumentTable(
         "docs/getting-started.md", table_rows.quickstart_rows, takes_long=True, tolerance=0.5
     ),
     "padding": DocumentTable("docs/results/speed.md", table_rows.padding_rows, needs_text=True),
-    "filters": DocumentTable("docs/results/data.md", table_rows.filter_rows, needs_text=True),
-    "noise": DocumentTable("docs/results/data.md", table_rows.noise_rows, needs_text=True),
+    "filters": DocumentTable("docs/data.md", table_rows.filter_rows, needs_text=True),
 }
 """All tables, by the names in their pages."""
 

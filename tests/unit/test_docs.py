@@ -24,7 +24,7 @@ FOLDERS = ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
 PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130
-LONGEST_PAGE = 150
+LONGEST_PAGE = 140
 """Lines of a page that is written by hand."""
 OPERATORS = {"|", "&&", "||", ";", ">", "<", ">>", "2>"}
 
@@ -135,8 +135,8 @@ def script(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("name", ["make_recipe_reference", "make_command_reference"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
-    module = script(name)
-    assert module.TARGET.read_text(encoding="utf-8") == module.reference(), "run make reference"
+    for page, text in script(name).pages().items():
+        assert page.read_text(encoding="utf-8") == text, "run make reference"
 
 
 def test_every_dependency_is_explained() -> None:
@@ -150,7 +150,7 @@ def test_every_dependency_is_explained() -> None:
 def test_pages_are_short_enough_to_read() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
     for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]):
-        if page.name not in GENERATED | {"lab-notes.md"}:
+        if page.name not in GENERATED:
             lines = len(page.read_text(encoding="utf-8").splitlines())
             assert lines <= LONGEST_PAGE, f"{page.name} has {lines} lines"
 
@@ -159,13 +159,15 @@ def test_every_page_is_in_the_navigation() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
     for page in sorted(ROOT.glob("docs/*.md")):
-        assert page.name == "index.md" or re.search(rf"(^|<){page.stem}>?$", trees, re.MULTILINE), page.name
+        assert page.name in ("index.md", "lab-notes.md") or re.search(
+            rf"(^|<){page.stem}>?$", trees, re.MULTILINE
+        ), page.name
 
 
 def test_files_that_pages_name_exist() -> None:
     folders = "econmt|econmt_distill|econmt_serve|memory|runtime|ops|scripts|tests|recipes|docs"
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
-        if page.name in ("lab-notes.md", "coming-from.md"):  # the past; files of other toolkits
+        if page.name == "coming-from.md":  # files of other toolkits
             continue
         for file in re.findall(
             rf"`((?:{folders})/[\w./-]+\.(?:py|sh|md|yaml))", page.read_text(encoding="utf-8")

@@ -28,8 +28,8 @@ MOST_LINES = {
     "econmt_distill": 1941,
     "memory": 5589,
     "runtime": 2261,
-    "ops": 23731,
-    "scripts": 15011,
+    "ops": 23345,
+    "scripts": 14984,
     "tests": 56000,
 }
 """Lines of Python below each folder; they may only fall."""

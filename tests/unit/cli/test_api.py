@@ -203,14 +203,12 @@ def test_the_examples_of_the_documentation_run(
     (tmp_path / "test.en").write_text("a b\nc\n")
     write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8").replace("3000", "2").replace("* 1000", "* 3")
-    page = page.replace("data.empty_lines=skip", 'data.empty_lines=skip", "data.prepared=null')
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         exec(block, names)
     assert len(names["drawn"][0].hypotheses) == 4
     assert names["fast"][0].attention is None
     assert names["outcome"].training.update == 2
-    assert len(names["student"]) == 6
 
 
 def test_training_is_the_command_lines(

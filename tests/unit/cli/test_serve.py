@@ -69,6 +69,9 @@ def test_the_documented_unit_is_one(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    rating = ["systemd-analyze", "security", "--offline=true", unit]
+    done = subprocess.run(rating, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert float(re.search(r"exposure level .*: ([\d.]+)", done.stdout)[1]) < 3
 
 
 def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
