@@ -51,8 +51,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     fastest, half_stash = lean.traits("decoder"), stash
     if stash == "auto" and fastest is not None and fastest.has_kernels:  # as in a run with stash: auto
         with single.products(torch.device(device)):
-            stash = fastest.stash_in_model(single.dtype)
-        half_stash = fastest.stash_in_model(half.dtype)
+            stash, half_stash = map(fastest.stash_in_model, (single.dtype, half.dtype))
     lean, lean_half = lean._replace(stash=stash), lean._replace(stash=half_stash)
     # This row keeps the gates, as autograd does, so that it shows the savings of attention alone.
     decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
