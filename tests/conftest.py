@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -105,14 +106,23 @@ def _threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@functools.cache
+def _structures() -> dict[str, Any]:
+    """Structures of kernels.h, which take ten times as long to read as a library to load."""
+    from econmt_ops.backends.c.library import structures
+
+    return structures()
+
+
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Has the C library use the instructions of a level, or fewer where the machine has not got them."""
     from econmt_ops.backends import c
     from econmt_ops.backends.c.library import Library
 
-    path = c.library_path()
+    path, known = c.library_path(), _structures()
     assert path is not None
+    monkeypatch.setattr(c.library, "structures", lambda: known)
 
     def use_level(level: int) -> None:
         library = Library(path, level)
