@@ -36,6 +36,7 @@ settings.load_profile("econmt")
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
     config.pluginmanager.register(extras)
+    gc.set_threshold(50_000, 20, 20)  # a sixth of the time went into looking for garbage that there was not
     # As in commands with a precision of 16 bits, which set it before CUDA is used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
     # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
@@ -78,15 +79,22 @@ def has_cuda() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    """float32 products in float32, not in TF32, as the tolerances expect."""
-    if not has_cuda():
-        yield
-        return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+def _process() -> Iterator[None]:
+    """Gives back what a test has changed in its process: Ctrl-C, which commands ignore when they leave, and threads.
+
+    Beside other workers, two threads wait for each other. On a GPU, products of float32 are in float32, not in TF32, as
+    the tolerances expect.
+    """
+    threads, interrupt, on_gpu = torch.get_num_threads(), signal.getsignal(signal.SIGINT), has_cuda()
+    if on_gpu:
+        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    signal.signal(signal.SIGINT, interrupt)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if on_gpu:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -95,15 +103,6 @@ def _no_waiting_for_disks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Gives back the number of threads that a test has changed: beside other workers, two threads wait for each other."""
-    before = torch.get_num_threads()
-    yield
-    if torch.get_num_threads() != before:
-        torch.set_num_threads(before)
 
 
 @functools.cache
@@ -168,14 +167,6 @@ def run_python(
         timeout=PATIENCE,
         check=check,
     )
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Gives Ctrl-C back to pytest after a test that calls the command line, which ignores it when it leaves."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
