@@ -1,4 +1,4 @@
-"""A layer in chunks of time has the results of one call; blocks of steps cover everything once and fit their workspace."""
+"""Layers in chunks of time, blocks of steps, and layers whose matrices are factorised, whose factors never meet."""
 
 from __future__ import annotations
 

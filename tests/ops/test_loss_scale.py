@@ -1,4 +1,4 @@
-"""Steps of every optimizer under a loss scale: those without it, and none where gradients overflow."""
+"""Steps of every optimizer under a loss scale, and all ops in float16: gradients of float64, or an overflow seen."""
 
 from __future__ import annotations
 

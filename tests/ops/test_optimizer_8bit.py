@@ -1,4 +1,4 @@
-"""Moments of a byte a value: their rounding, and what is learnt with them."""
+"""Moments of a byte a value, and stochastic rounding: right on average, repeated exactly, and what is learnt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OperatorSchema and Operator: what follows from a NamedTuple of arguments."""
+"""OperatorSchema and Operator: what follows from a NamedTuple of arguments; and what READMEs say of operations."""
 
 from __future__ import annotations
 

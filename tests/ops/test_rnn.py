@@ -1,4 +1,4 @@
-"""`econmt_ops.LSTM` and `GRU` in the place of `torch.nn.LSTM` and `GRU`."""
+"""`econmt_ops.LSTM` and `GRU` in the place of those of `torch.nn`, and modules of cells that it does not have."""
 
 from __future__ import annotations
 

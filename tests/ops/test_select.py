@@ -1,4 +1,4 @@
-"""Limits of GPUs, and kernels that depend on them."""
+"""Which implementation a call gets, the limits of GPUs, and kernels that depend on them."""
 
 from __future__ import annotations
 

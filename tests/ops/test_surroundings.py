@@ -1,4 +1,4 @@
-"""PyTorch's global defaults and checkpointing change no result; contexts put back what was there before them."""
+"""PyTorch's defaults, checkpointing, contexts and precisions around the ops, and the account of what they keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions are timed in turns, hopeless ones not for long, and never beyond the time allowed; on a clock of our own."""
+"""Functions are timed in turns and never beyond the time allowed; what is remembered, and chosen by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However the ops are computed, training learns the same."""
+"""However the ops are computed, training learns the same, and tags land on the aligned words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installed econmt holds: both packages, the C library and the recipes, and nothing else."""
+"""What an installed econmt holds: its packages, C library and recipes; and what files for a container name."""
 
 from __future__ import annotations
 

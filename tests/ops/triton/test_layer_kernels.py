@@ -1,4 +1,4 @@
-"""The kernels around an LSTM layer's recurrence against PyTorch's own operators."""
+"""The kernels around an LSTM layer's recurrence, and of reversal, against PyTorch's own operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wished of translations, through the command line and from Python."""
+"""What is wished of translations, glossaries and language models, through the command line and from Python."""
 
 from __future__ import annotations
 

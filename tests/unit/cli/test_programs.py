@@ -1,4 +1,4 @@
-"""Interface for programs around a model: saved models, requests, and commands of their own."""
+"""Interface for programs: that train and convert models, or hold saved models, requests and commands of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``econmt quantize``."""
+"""``econmt quantize``, and the same numbers in 8 bits from ``econmt translate`` and the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands whose parameters are groups of options, and options that follow the recipe's schema."""
+"""Shipped recipes, groups of options that follow the recipe's schema, and screens that fit 80 columns."""
 
 from __future__ import annotations
 

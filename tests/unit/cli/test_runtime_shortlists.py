@@ -1,4 +1,4 @@
-"""Shortlists of the runtime: each sentence has the words of its own list, whatever lists are beside it."""
+"""Shortlists: ``econmt lexicon``, ``--restrict-lexicon``, and those of the runtime, a list a sentence."""
 
 from __future__ import annotations
 

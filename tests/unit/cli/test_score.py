@@ -1,4 +1,4 @@
-"""``econmt score``, and that it agrees with ``econmt translate``."""
+"""``econmt score``, ``evaluate`` and ``rerank``: beside ``econmt translate`` and sacreBLEU's own command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training sources with annotated terms: where terms come from, what is written, and what stays as it is."""
+"""Training sources with annotated terms: where they come from, what is written, and capitals of letters i."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of derived buckets cost the least possible, by brute force and on texts where the answer is known."""
+"""The shapes of derived buckets cost the least possible, by a formula of a pair's work that counts right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog's entries are well formed, and what we make ourselves comes out right."""
+"""The catalog's entries, the text that we make ourselves, and where files are found and how they are read."""
 
 from __future__ import annotations
 

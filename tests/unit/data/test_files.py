@@ -1,4 +1,4 @@
-"""Files and folders appear complete or not at all, and an error leaves what was there."""
+"""Files, folders and stores of tokens appear complete or not at all, and damaged ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``econmt prepare`` from the command line: its report, and one clear line for what is wrong with the text."""
+"""``econmt prepare``: its report, what fingerprints notice, and one clear line for what is wrong with the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source factors from files to batches: with their words, in every epoch, or refused in one line."""
+"""Source factors from files to batches, or refused in one line; and IBM model 1 against its definition."""
 
 from __future__ import annotations
 

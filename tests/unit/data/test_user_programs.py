@@ -1,4 +1,4 @@
-"""Programs of the user: they end with whoever has started them, and what they write is bounded."""
+"""Programs of the user end with whoever has started them; bars show themselves where someone is looking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Least length, unknown words and repetitions against their definitions, by trying all translations of a toy model."""
+"""Least length, unknown words, repetitions and penalties against their definitions, by trying all translations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages and lines with tags as sentences, and back."""
+"""Pages and lines with tags as sentences, and back with all their text and tags."""
 
 from __future__ import annotations
 

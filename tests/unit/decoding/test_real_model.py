@@ -1,4 +1,4 @@
-"""Searching with the translation model itself, in its variants."""
+"""Searching with the translation model itself, in its variants, ensembles and averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines from descriptors, and output that is whole or absent."""
+"""Lines from descriptors, output that is whole or absent, and JSON lines of translations."""
 
 from __future__ import annotations
 

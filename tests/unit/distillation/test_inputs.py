@@ -1,4 +1,4 @@
-"""Records of what a stage was made from: what counts as changed, and what is not read again."""
+"""What the stages of a distillation are made from: records of inputs, recipes of students, forms of students."""
 
 from __future__ import annotations
 

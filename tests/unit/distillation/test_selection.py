@@ -1,4 +1,4 @@
-"""The student's text: the teacher's first translations, or those that are closest to references."""
+"""Shards, which are translated once and whole, and the student's text that is selected from them."""
 
 from __future__ import annotations
 

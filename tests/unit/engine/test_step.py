@@ -1,4 +1,4 @@
-"""The training step is the loop that one would write by hand, and every room runs this one."""
+"""The training step is the loop that one would write by hand, and asks other ranks at the right moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and data say what the ledgers say."""
+"""Tables and data say what the ledgers say, and fit where they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results remembered by the shapes of arguments are those that fake tensors find themselves."""
+"""Fake tensors: their results are remembered by shapes, have the real sizes, and kernels are told by their names."""
 
 from __future__ import annotations
 

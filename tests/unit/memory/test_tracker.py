@@ -1,4 +1,4 @@
-"""The tracker sees every storage once, from its first byte to its last."""
+"""The tracker sees every storage once, from its first byte to its last, in one stack of layers."""
 
 from __future__ import annotations
 

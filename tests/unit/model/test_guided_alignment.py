@@ -1,4 +1,4 @@
-"""Guided alignment and weights of pairs: losses and gradients against written-out ones, in float64."""
+"""Guided alignment and weights of pairs against written-out losses; implementations that a recipe asks for."""
 
 from __future__ import annotations
 

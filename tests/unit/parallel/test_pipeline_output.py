@@ -1,4 +1,4 @@
-"""The output layer divided by vocabulary is `econmt_ops.linear_cross_entropy` of all of it."""
+"""The output layer divided by vocabulary is that of all of it; sparse gradients are summed over ranks."""
 
 from __future__ import annotations
 

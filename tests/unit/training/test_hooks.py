@@ -1,4 +1,4 @@
-"""Figures that decide which checkpoint is best: accuracy, a validation hook; schedules that resume; earliest ends."""
+"""Figures that decide which checkpoint is best, hooks, and runs with word alignments and weights of pairs."""
 
 from __future__ import annotations
 

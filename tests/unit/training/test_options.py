@@ -1,4 +1,4 @@
-"""Options of training that other toolkits have, each in a run from its beginning to its end."""
+"""Options of training, each in a run: those of other toolkits, smaller steps, and sparse gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits, readings, interruptions, devices, progress lines."""
+"""Limits, readings, interruptions, devices, progress lines, and what is written on a learning curve."""
 
 from __future__ import annotations
 

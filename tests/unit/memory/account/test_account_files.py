@@ -1,4 +1,4 @@
-"""Accounts are read by other programs, compared, and kept when the memory is full."""
+"""Accounts are read by other programs and compared; the examples of their documentation run."""
 
 from __future__ import annotations
 
