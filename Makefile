@@ -26,7 +26,8 @@ else
 endif
 
 # A worker a core with one thread is quicker than fewer with more threads: most tests are too small for threads.
-pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 30
+# What is compiled is kept, whatever the shell says: the next run, and each of a hundred processes, need not do it again.
+pytest = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(python) -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 30
 
 .PHONY: install quickstart test test-all test-scripts thorough lint format type unit slow reference docs environments clean
 

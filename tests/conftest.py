@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ settings.load_profile("econmt")
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
     config.pluginmanager.register(extras)
+    gc.set_threshold(50_000, 20, 20)  # a sixth of the time went into looking for garbage that there was not
     # As in commands with a precision of 16 bits, which set it before CUDA is used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
     # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and interrupt.
@@ -77,15 +79,22 @@ def has_cuda() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _exact_float32() -> Iterator[None]:
-    """float32 products in float32, not in TF32, as the tolerances expect."""
-    if not has_cuda():
-        yield
-        return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+def _process() -> Iterator[None]:
+    """Gives back what a test has changed in its process: Ctrl-C, which commands ignore when they leave, and threads.
+
+    Beside other workers, two threads wait for each other. On a GPU, products of float32 are in float32, not in TF32, as
+    the tolerances expect.
+    """
+    threads, interrupt, on_gpu = torch.get_num_threads(), signal.getsignal(signal.SIGINT), has_cuda()
+    if on_gpu:
+        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    signal.signal(signal.SIGINT, interrupt)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if on_gpu:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,13 +105,12 @@ def _no_waiting_for_disks() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Gives back the number of threads that a test has changed: beside other workers, two threads wait for each other."""
-    before = torch.get_num_threads()
-    yield
-    if torch.get_num_threads() != before:
-        torch.set_num_threads(before)
+@functools.cache
+def _structures() -> dict[str, Any]:
+    """Structures of kernels.h, which take ten times as long to read as a library to load."""
+    from econmt_ops.backends.c.library import structures
+
+    return structures()
 
 
 @pytest.fixture
@@ -111,8 +119,9 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     from econmt_ops.backends import c
     from econmt_ops.backends.c.library import Library
 
-    path = c.library_path()
+    path, known = c.library_path(), _structures()
     assert path is not None
+    monkeypatch.setattr(c.library, "structures", lambda: known)
 
     def use_level(level: int) -> None:
         library = Library(path, level)
@@ -158,14 +167,6 @@ def run_python(
         timeout=PATIENCE,
         check=check,
     )
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Gives Ctrl-C back to pytest after a test that calls the command line, which ignores it when it leaves."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

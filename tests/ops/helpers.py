@@ -24,7 +24,7 @@ def each_implementation(op: str) -> pytest.MarkDecorator:
     """Runs a test with every implementation of an op that works on every machine.
 
     But for "compiled", which is "recompute" with other step functions and compiles anew for many of these sizes:
-    test_compiled.py runs it on a few.
+    test_tracing.py runs it on a few.
     """
     found = [each for each in implementations_of(op).values() if each.traits.is_available()]
     names = [each.name for each in found if "cpu" in each.traits.devices and not each.traits.warms_up]

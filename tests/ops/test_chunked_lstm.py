@@ -1,16 +1,27 @@
-"""A layer in chunks of time has the outputs and gradients of one call, its weights' gradients made once."""
+"""Layers in chunks of time, blocks of steps, and layers whose matrices are factorised, whose factors never meet."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import econmt_ops
 from econmt_ops import LSTMWeights, lstm
+from econmt_ops.core import chunks
+from econmt_ops.core.chunks import split_blocks, split_rows
 from econmt_ops.dispatch.rule import rules_only
-from econmt_ops.lstm import chunked
+from econmt_ops.lstm import chunked, unrolled
 from econmt_ops.lstm.chunked import ChunkedLSTM
-from tests.ops.helpers import Make, assert_close, each_implementation
+from tests.ops.cases import Parts, Sizes, low_rank
+from tests.ops.helpers import Make, assert_close, each_implementation, values_and_gradients
 
 BATCH, WIDTH, HIDDEN = 3, 5, 4
 FULL = pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
@@ -152,3 +163,109 @@ def test_what_a_probe_does_not_go_with_is_refused(wrong: str) -> None:
             gate_gradient=gate_gradient,
             reverse=wrong == "reverse",
         )
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "width", "expected"),
+    [
+        (7, 10, 10, [(0, 3), (3, 6), (6, 9)]),
+        (7, 10, 40, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]),  # a row alone is too large
+        (2, 0, 0, [(0, 300)]),
+        (0, 10, 10, [(0, 3)]),
+    ],
+)
+def test_parts_of_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, positions: int, width: int, expected: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr(chunks, "_PART_BYTES", 300)
+    assert [(part.start, part.stop) for part in split_rows(rows, positions, width)] == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large", "expected"),
+    [
+        (torch.float32, False, [(0, 1), (1, 3), (3, 5)]),
+        (torch.bfloat16, False, [(0, 1), (1, 5)]),
+        (torch.float32, True, [(0, 2), (2, 5)]),
+        (torch.float64, False, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
+    ],
+)
+def test_the_first_block_of_steps_may_be_shorter(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, large: bool, expected: list[tuple[int, int]]
+) -> None:
+    """Gates of 3 rows and 5 units in float32 take 240 bytes a step."""
+    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 2 * 240)
+    monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 4 * 240)
+    assert split_blocks(5, 3, 5, dtype, large) == expected
+
+
+def test_large_blocks_are_nearly_even() -> None:
+    """Echo's batch: four launches as with blocks of 32 steps, and a first block that has room for copies."""
+    blocks = split_blocks(100, 128, 512, torch.bfloat16, large=True)
+    assert blocks == [(0, 22), (22, 48), (48, 74), (74, 100)]
+    assert split_blocks(3, 128, 512, torch.bfloat16, large=True) == [(0, 3)]
+    assert split_blocks(0, 128, 512, torch.bfloat16, large=True) == []
+
+
+each_way = pytest.mark.parametrize("implementation", ["reference", "recompute"])
+
+
+class _Shapes(TorchDispatchMode):
+    """The shapes of everything that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = OPDEFS.get(func._schema.name)
+        if own is not None:
+            with self:  # or what the operator does inside would not be seen
+                return own._init_fn(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(made, Tensor):
+                self.seen.add(tuple(made.shape))
+        return result
+
+
+@pytest.mark.parametrize(
+    "mode", [_Shapes, pytest.param(nullcontext, marks=[pytest.mark.thorough, pytest.mark.slow])]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_equals_recompute(
+    dtype: torch.dtype, mode: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps go into one function and the fifth is made in place; in a dispatch mode nothing is compiled."""
+    monkeypatch.setattr(unrolled, "_TOGETHER", 2)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    tensors = low_rank(Make("cpu", dtype), Sizes(B=3, T=5, I=4, H=6, L=1))
+    lengths = torch.tensor([5, 1, 4])
+    with mode():
+        for stash, reverse in (("outputs", True), ("gates", False)):
+            options = {"lengths": lengths, "stash": stash, "reverse": reverse}
+            runs = (
+                partial(econmt_ops.lstm, **options, implementation=way) for way in ("recompute", "compiled")
+            )
+            results = [values_and_gradients(run, tensors) for run in runs]
+            assert_close(results[1][0], results[0][0], tolerance)
+            assert_close(results[1][1], results[0][1], tolerance)
+        with torch.no_grad():
+            alone, _ = econmt_ops.lstm(**tensors, lengths=lengths, implementation="compiled")
+            expected, _ = econmt_ops.lstm(**tensors, lengths=lengths, implementation="reference")
+        assert_close([alone], [expected], tolerance)
+
+
+@each_way
+@pytest.mark.parametrize("fed", [None, True], ids=["lstm", "fed"])
+def test_the_product_of_the_factors_is_never_made(implementation: str, fed: bool | None) -> None:
+    sizes = Sizes(B=3, T=5, I=11, H=13, L=1)
+    tensors = low_rank(Make("cpu"), sizes) if fed is None else Parts("low-rank").tensors(Make("cpu"), sizes)
+    op = econmt_ops.lstm if fed is None else econmt_ops.attentional_lstm
+    more = {} if fed is None else {"lengths": None}
+    watch = _Shapes()
+    with watch:
+        values_and_gradients(lambda **tensors: op(**tensors, **more, implementation=implementation), tensors)
+    assert (15, 52) in watch.seen or (3, 52) in watch.seen
+    wide = {(52, 11), (52, 13), (52, 24), (11, 52), (13, 52), (24, 52)}
+    assert not watch.seen & wide

@@ -1,8 +1,10 @@
-"""OperatorSchema and Operator: what follows from a NamedTuple of arguments."""
+"""OperatorSchema and Operator: what follows from a NamedTuple of arguments; and what READMEs say of operations."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.dispatch.registration import Incoming, Operator, OperatorSchema, custom_op
+from econmt_ops.layers.op import OPS as LAYER_OPS
 
 
 class Arguments(NamedTuple):
@@ -179,3 +182,27 @@ def test_kernels_get_rows_and_what_consists_of_rows_as_it_is() -> None:
     assert places == [(each.data_ptr(), stride) for each, stride in strides.items()]
     assert _seen[3] is not None
     assert _seen[3].is_contiguous()
+
+
+OPS = Path(__file__).parents[2] / "ops"
+READMES = [OPS / "README.md", *sorted((OPS / "econmt_ops").rglob("README.md"))]
+
+
+def test_every_op_has_one() -> None:
+    folders = {path.parent.name for path in (OPS / "econmt_ops").glob("*/reference.py")}
+    assert {path.parent.name for path in READMES} == {"ops", "cells", "modules", "linear", *folders}
+
+
+def test_every_cell_has_its_equations() -> None:
+    assert all("_{t-1}" in (op.__doc__ or "") or "`lstm`" in (op.__doc__ or "") for op in LAYER_OPS.values())
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_examples_run(readme: Path) -> None:
+    torch.manual_seed(0)
+    examples = re.findall(
+        r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert examples
+    for example in examples:
+        exec(compile(example, str(readme), "exec"), {})

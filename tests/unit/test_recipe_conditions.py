@@ -1,16 +1,19 @@
-"""Values of a recipe that have no effect: each is refused or noted, and really has none."""
+"""Values and pairs of values of a recipe that are refused, or noted because they have no effect; marks of keys."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from econmt.checkpoint.folder import ModelFolder
-from econmt.config.conditions import RULES, idle_values, keys_without_effect
-from econmt.config.recipe import Recipe, load_recipe, shipped_recipes
-from econmt.config.yaml_reader import leaves
+from econmt.config.conditions import CONFLICTS, PROCESSES, RULES, idle_values, keys_without_effect
+from econmt.config.recipe import Data, Recipe, TextData, load_recipe, shipped_recipes
+from econmt.config.section import KeyMark, marked_keys
+from econmt.config.yaml_reader import leaves, walk
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
 from tests.unit.training.tiny import Run, snapshot, write_text
@@ -87,7 +90,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "data.subwords.target": ("data.subwords={type: words, lists: [a, b]}",),
 }
 """What makes a key idle where the recipe as it stands does not."""
-PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
+KEYS_OF_PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
 
 
 def recipe_of(key: str) -> str:
@@ -95,7 +98,7 @@ def recipe_of(key: str) -> str:
 
 
 def test_every_rule_is_tried_and_is_about_a_key() -> None:
-    assert set(CASES) == set(RULES) - PROCESSES
+    assert set(CASES) == set(RULES) - KEYS_OF_PROCESSES
     subwords = ("{type: bpe}", "{type: words}", "{type: codes, files: [a]}")
     recipes = [
         load_recipe("ptb"),
@@ -137,8 +140,8 @@ def test_defaults_are_never_noted() -> None:
 
 def test_one_process_makes_keys_of_several_idle() -> None:
     recipe = load_recipe("quickstart", ["parallel.shard_optimizer=true"])
-    assert not keys_without_effect(recipe) & PROCESSES
-    assert keys_without_effect(recipe, processes=1) >= PROCESSES
+    assert not keys_without_effect(recipe) & KEYS_OF_PROCESSES
+    assert keys_without_effect(recipe, processes=1) >= KEYS_OF_PROCESSES
 
 
 def test_a_run_of_one_process_names_the_keys_of_several(tmp_path: Path) -> None:
@@ -188,3 +191,142 @@ def test_a_run_goes_on_where_only_a_value_without_effect_differs(tmp_path: Path)
     acting = ("training.max_updates=3", "training.gradient_clipping.threshold=0.3")
     with pytest.raises(InputError, match=r"training\.gradient_clipping\.threshold 1\.0 -> 0\.3"):
         Run(tmp_path, tmp_path / "run", acting).trainer()
+
+
+FACTORS = "data.source_factors=[pos] model.source_factors_num_embed=[4]"
+COVERAGE = "model.attention.coverage.type=tanh"
+MIXING = "data.mixing.weights=[[1]]"
+LAYERS = "parallel.pipeline=2 model.encoder.layers=2 model.decoder.layers=2 "
+BFLOAT16 = "training.param_dtype=bfloat16 "
+IN_BACKWARD = "training.optimizer_in_backward=always "
+BY_VALUE = IN_BACKWARD + "training.gradient_clipping={type: value, threshold: 1.0} "
+AT_ONCE = "model.decoder.input_feeding=false "
+TERMS = "data.annotate_terms.share=0.1 "
+ALWAYS = "training.averaging.start=at-once"
+
+REFUSED = {
+    LAYERS + "model.decoder.context_gating=true": "parallel.pipeline: 2 with model.decoder.context_gating",
+    LAYERS + COVERAGE: "parallel.pipeline: 2 with model.attention.coverage.type: tanh",
+    LAYERS + "model.layer_normalization=true": "parallel.pipeline: 2 with model.layer_normalization",
+    LAYERS + "training.memory_budget=1GiB": "parallel.pipeline: 2 with training.memory_budget",
+    LAYERS
+    + "training.fixed_param_names=[output.bias]": "parallel.pipeline: 2 with training.fixed_param_names",
+    LAYERS + FACTORS: "parallel.pipeline: 2 with data.source_factors",
+    LAYERS + "data.alignment=align": "parallel.pipeline: 2 with data.alignment",
+    LAYERS + "data.weights=weights": "parallel.pipeline: 2 with data.weights",
+    LAYERS + "model.encoder.cell=gru": "parallel.pipeline: 2 with model.encoder.cell: gru",
+    LAYERS + "model.decoder.cell=gru": "parallel.pipeline: 2 with model.decoder.cell: gru",
+    LAYERS
+    + "training.optimizer.name=adafactor": "parallel.pipeline: 2 with training.optimizer.name: adafactor",
+    LAYERS + "parallel.shard_optimizer=true": "parallel.pipeline: 2 with parallel.shard_optimizer",
+    "parallel.pipeline=2 model.encoder.layers=1 model.decoder.layers=1": "pipeline: 2 with model.encoder.layers: 1",
+    "parallel.shard_optimizer=true " + ALWAYS: "parallel.shard_optimizer: true with training.averaging.start",
+    "training.schedule.name=plateau-reduce "
+    + ALWAYS: "plateau-reduce with training.averaging.start: at-once",
+    BFLOAT16 + ALWAYS: "training.param_dtype: bfloat16 with training.averaging.start: at-once",
+    BFLOAT16
+    + "training.precision=float32": "training.param_dtype: bfloat16 with training.precision: float32",
+    IN_BACKWARD + "training.gradient_clipping.type=norm": "always with training.gradient_clipping.type: norm",
+    BY_VALUE + "training.update_interval=2": "optimizer_in_backward: always with training.update_interval: 2",
+    BY_VALUE + "training.precision=float16": "optimizer_in_backward: always with training.precision: float16",
+    "training.early_stopping.metric=chrf training.decode_and_evaluate=0": "chrf with training.decode_and_evaluate: 0",
+    "training.bucket_width=8 " + MIXING: "training.bucket_width: 8 with data.mixing.weights",
+    "training.bucket_width=8 data.noise.typos=0.1": "training.bucket_width: 8 with data.noise.typos: 0.1",
+    "data.noise.typos=0.1 data.alignment=align": "data.noise.typos: 0.1 with data.alignment",
+    "data.noise.typos=0.1 " + FACTORS: "data.noise.typos: 0.1 with data.source_factors",
+    TERMS + "data.alignment=align": "data.annotate_terms.share: 0.1 with data.alignment",
+    TERMS + FACTORS: "data.annotate_terms.share: 0.1 with data.source_factors",
+    TERMS + "data.subwords.joint=false": "data.annotate_terms.share: 0.1 with data.subwords.joint: false",
+    TERMS
+    + "data.subwords={type: words, joint: true}": "data.annotate_terms.share: 0.1 with data.subwords.type: words",
+    "model.weight_tying=src_trg data.subwords.joint=false": "model.weight_tying: src_trg with data.subwords.joint",
+    FACTORS + " data.tags=[<BT>] data.train=[a]": "data.source_factors with data.tags",
+    AT_ONCE
+    + "model.decoder.context_gating=true": "model.decoder.input_feeding: false with model.decoder.context_gating",
+    AT_ONCE + COVERAGE: "input_feeding: false with model.attention.coverage.type: tanh",
+    AT_ONCE + "model.layer_normalization=true": "input_feeding: false with model.layer_normalization",
+    "model.decoder.cell=sru": "model.decoder.input_feeding: true with model.decoder.cell: sru",
+    "model.encoder={cell: gru, rank: 2}": "model.encoder.rank: 2 with model.encoder.cell: gru",
+    "model.decoder={cell: gru, rank: 2}": "model.decoder.rank: 2 with model.decoder.cell: gru",
+    "model.attention={type: dot, layer_norm: true}": "model.attention.type: dot with model.attention.layer_norm",
+    COVERAGE
+    + " model.attention.type=dot": "model.attention.type: dot with model.attention.coverage.type: tanh",
+    "model.attention.coverage={type: count, num_hidden: 2}": "coverage.type: count with model.attention.coverage.num_hidden: 2",
+    "training.schedule.name=noam": "training.schedule.name: noam with training.schedule.warmup: 0",
+}
+"""Overrides of the recipe quickstart, separated by spaces, and the two settings in the message."""
+TEXT = {
+    "parallel.pipeline=2 model.layers=2 model.cell=gru": "parallel.pipeline: 2 with model.cell: gru",
+    "parallel.pipeline=2 model.layers=1": "parallel.pipeline: 2 with model.layers: 1",
+    "parallel.pipeline=2 model.layers=2 training.activation_regularization=1.0": "parallel.pipeline: 2 with training.activation_regularization: 1",
+    "parallel.pipeline=2 model.layers=2 training.temporal_activation_regularization=1.0": "parallel.pipeline: 2 with training.temporal_activation_regularization: 1",
+    "model.cell=qrnn model.dropout.weights=0.5": "model.dropout.weights: 0.5 with model.cell: qrnn",
+}
+"""Those of the recipe ptb, a language model."""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "both"),
+    [("quickstart", *each) for each in REFUSED.items()] + [("ptb", *each) for each in TEXT.items()],
+)
+def test_settings_that_cannot_be_combined_are_named(name: str, given: str, both: str) -> None:
+    one, other = both.replace("model.", "").split(" with ")
+    with pytest.raises(InputError) as refused:
+        load_recipe(name, re.split(r" (?=[a-z]+\.[a-z_.]+=)", given))
+    said = str(refused.value).replace("model.", "").split("cannot be combined with ")
+    assert one in said[0]
+    assert other in "; ".join(said[1:])
+    assert "; change one of them" in said[-1]
+
+
+def test_every_conflict_is_tried() -> None:
+    """Those of several processes are told by the training step, and those of searches when one begins."""
+    keys = [(*conflict.one.keys, *conflict.other.keys) for conflict in CONFLICTS]
+    others = [each for each in keys if PROCESSES in each or any(key.startswith("decoding.") for key in each)]
+    assert len(REFUSED) + len(TEXT) == len(keys) - len(others)
+
+
+FREE_WHEN_RESUMED = """
+name output data.test data.prepared ops.encoder ops.decoder ops.attention ops.output ops.stash training.memory_budget
+training.max_updates training.max_epochs training.max_seconds training.keep_last_params
+training.early_stopping.max_num_checkpoint_not_improved training.device training.cuda_graphs training.threads
+training.log_interval training.optimizer_in_backward parallel.pipeline parallel.shard_optimizer parallel.timeout
+"""
+
+
+def test_only_these_keys_may_change_when_a_run_is_resumed() -> None:
+    assert marked_keys(Recipe, KeyMark.NO_PARAMETERS) == frozenset(FREE_WHEN_RESUMED.split())
+
+
+@pytest.mark.parametrize(
+    ("mark", "prefixes"),
+    [
+        (KeyMark.NO_MEMORY, ("model.", "ops.", "decoding.", "training.batch.", "training.optimizer.")),
+        (KeyMark.NO_PREPARED_TEXT, ("model.", "training.", "ops.")),
+        (
+            KeyMark.NO_PARAMETERS,
+            ("model.", "training.optimizer.", "training.schedule.", "training.averaging."),
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, KeyMark) else "",
+)
+def test_sections_that_matter_have_no_marked_key(mark: KeyMark, prefixes: tuple[str, ...]) -> None:
+    assert [key for key in sorted(marked_keys(Recipe, mark)) if key.startswith(prefixes)] == []
+
+
+@pytest.mark.parametrize("kind", [Data, TextData])
+def test_prepared_text_depends_on_all_that_is_written(kind: Any) -> None:
+    known = {"prepared", "mixing", "noise", "subwords.dropout"}
+    keys = marked_keys(kind, KeyMark.NO_PREPARED_TEXT)
+    marked = {key for key in keys if not key.startswith(("mixing.", "noise."))}
+    assert marked == known & {key for key, _, _ in walk(kind)}
+
+
+def test_a_mark_on_a_section_holds_for_its_keys() -> None:
+    translation = marked_keys(Recipe, KeyMark.TRANSLATION)
+    assert "decoding.beam_size" in translation
+    assert "training.max_updates" not in translation
+
+
+def test_no_key_belongs_to_both_tasks_alone() -> None:
+    assert not marked_keys(Recipe, KeyMark.TRANSLATION) & marked_keys(Recipe, KeyMark.LANGUAGE_MODEL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from econmt_ops.backends.cuda import decoder
+from tests.conftest import ROOT
 
 SOURCES = Path(decoder.__file__).parent
 MEANING = {1: "its threads wait for each other for ever", 2: "it wrote beyond its shared memory"}
@@ -24,26 +26,30 @@ MEANING = {1: "its threads wait for each other for ever", 2: "it wrote beyond it
 
 @functools.cache
 def _library(kernel: str, argument: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    """Compiles a kernel, unless an earlier run of the tests has compiled the same text."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    folder = Path(tempfile.mkdtemp(prefix="econmt-host-"))
-    try:
-        for source in (*SOURCES.glob("*.cu"), *SOURCES.glob("*.cuh")):
-            shutil.copy(source, folder)
-        shutil.copy(Path(__file__).parent / "host" / "device.cuh", folder)
-        (folder / "main.cc").write_text(
-            f'#include "{kernel}.cu"\n'
-            f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed,'
-            f" int late_block, int late_warp, int others, {argument}* its) {{ return"
-            f" run_grid(blocks, threads, cluster, shared, seed, late_block, late_warp, others, [its] {{ {kernel}(*its); }}); }}\n"
-        )
-        options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC"]
-        options += [f"-D{key}={value}" for key, value in macros]
-        subprocess.run([compiler, *options, "-o", "kernel.so", "main.cc"], cwd=folder, check=True)
-        return ctypes.CDLL(str(folder / "kernel.so"))
-    finally:
-        shutil.rmtree(folder)
+    main = (
+        f'#include "{kernel}.cu"\n'
+        f'extern "C" int launch(int blocks, int threads, int cluster, size_t shared, unsigned seed,'
+        f" int late_block, int late_warp, int others, {argument}* its) {{ return"
+        f" run_grid(blocks, threads, cluster, shared, seed, late_block, late_warp, others, [its] {{ {kernel}(*its); }}); }}\n"
+    )
+    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", *(f"-D{key}={value}" for key, value in macros)]
+    # The header of the host, as the last one, takes the place of that of the GPU.
+    sources = [*sorted(SOURCES.glob("*.cu*")), Path(__file__).parent / "host" / "device.cuh"]
+    text = "\0".join([compiler, main, *options, *(source.read_text(encoding="utf-8") for source in sources)])
+    built = ROOT / "build" / "host" / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
+    if not built.exists():
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built.parent) as name:
+            for source in sources:
+                shutil.copy(source, name)
+            (Path(name) / "main.cc").write_text(main)
+            subprocess.run([compiler, *options, "-o", "kernel.so", "main.cc"], cwd=name, check=True)
+            (Path(name) / "kernel.so").replace(built)
+    return ctypes.CDLL(str(built))
 
 
 class HostKernel(NamedTuple):

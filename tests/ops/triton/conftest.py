@@ -59,6 +59,53 @@ def _patch_the_language_once() -> None:
     interpreter.InterpretedFunction.__call__ = call
 
 
+def _remember_types() -> None:
+    """Keeps what Triton makes anew for each of a million tensors: shapes, names of types, and types of numpy.
+
+    Leaves out sums of integers in 64 bits, too, whose overflow nothing looks at unless kernels are debugged.
+    """
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    shapes: dict[tuple[int, ...], tuple[Any, ...]] = {(): (None, None, core.tuple([]), core.constexpr(1))}
+    names: dict[tuple[tuple[int, ...], str], str] = {}
+    types: dict[str, np.dtype[Any]] = {}
+    make_block, find_type = core.block_type.__init__, interpreter._get_np_dtype
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def init_block(block: Any, element: Any, shape: Any) -> None:
+        sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in shape)
+        key = sizes, element.name
+        if key not in names:
+            make_block(block, element, shape)
+            of_tensors = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(block.numel)
+            shapes.setdefault(sizes, (block.shape, block.numel, *of_tensors))
+            names[key] = block.name
+        block.element_ty, block.name = element, names[key]
+        block.shape, block.numel = shapes[sizes][:2]
+
+    def init_tensor(tensor: Any, handle: Any, kind: Any) -> None:
+        tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+        tensor.shape, tensor.numel = shapes[tuple(kind.shape) if kind.is_block() else ()][2:]
+
+    def np_type(kind: Any) -> np.dtype[Any]:
+        name = kind.scalar.name
+        if name not in types:
+            types[name] = find_type(kind.scalar)
+        return types[name]
+
+    def broadcast_unlike(semantic: Any, left: Any, right: Any) -> Any:
+        alike = left.shape is right.shape
+        return (left, right) if alike else broadcast(semantic, left, right)
+
+    core.block_type.__init__ = init_block
+    core.tensor.__init__ = init_tensor
+    interpreter._get_np_dtype = np_type
+    TritonSemantic.broadcast_impl_value = broadcast_unlike
+    TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
+
+
 def _import_interpreted() -> None:
     assert sys.modules.get("triton") is None, "triton was imported before its interpreter could be turned on"
     os.environ["TRITON_INTERPRET"] = "1"
@@ -66,6 +113,7 @@ def _import_interpreted() -> None:
         _let_numbers_be_indices()
         _keep_comparisons_boolean()
         _patch_the_language_once()
+        _remember_types()
         package = importlib.import_module("econmt_ops.backends.triton")
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             importlib.import_module(module.name)

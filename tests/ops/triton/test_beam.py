@@ -1,4 +1,4 @@
-"""Beam search by kernels against :class:`econmt.decoding.search.slots.Slots` without them."""
+"""Beam search by kernels beside :class:`econmt.decoding.search.slots.Slots`, and models with parameters in bfloat16."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.config import recipe
+from econmt.config.recipe import load_recipe
 from econmt.decoding.search import slots as module
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.slots import Slots, hypotheses
+from econmt.engine.precision import NAMED
+from econmt.engine.step import TrainingStep
+from econmt.model import Implementations, IncrementalModel, TranslationModel
+from econmt.model.inference.grid import Grid
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.triton import beam
+from tests.ops.triton.kernel_device import DEVICE
 
 
 class Drawn:
@@ -102,3 +111,74 @@ def test_rows_without_finite_scores_end_their_sentence(device: str) -> None:
     assert count[1] == 0
     assert count[0] > 0
     assert count[2] > 0
+
+
+SIZE = 23
+VARIANTS: dict[str, dict[str, object]] = {
+    "additive": {},
+    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
+    "scaled-dot": {"attention": {"type": "scaled_dot"}},
+    "parallel": {"decoder": {"size": 8, "layers": 2, "input_feeding": False}},
+    "deep": {"decoder": {"size": 8, "layers": 2, "residual": True}},
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_are_those_without_kernels(variant: str, device: str) -> None:
+    sections = {"embedding": 8, "encoder": {"size": 8}, "decoder": {"size": 8}, "attention": {"size": 8}}
+    torch.manual_seed(1)
+    model = TranslationModel(recipe.Model.model_validate({**sections, **VARIANTS[variant]}), SIZE, SIZE)
+    source = torch.tensor([[5, 9, 4, 3, 0], [7, 3, 0, 0, 0], [4, 4, 8, 9, 3]], device=device)
+    lengths = torch.tensor([4, 2, 5], device=device)
+    tokens = torch.tensor([[2, 2, 2, 2, 2, 2], [5, 9, 6, 6, 7, 22]], device=device)
+    found = []
+    for dtype in (torch.float32, torch.float64):  # which the kernels do not serve
+        grid = Grid(IncrementalModel(model.to(device, dtype).eval()), 3, 2, 6)
+        assert (grid._state.sources.kernels is None) == (dtype == torch.float64)
+        grid.encode(source, lengths)
+        grid.put(torch.tensor([2, 0, 1], device=device), torch.tensor([0, 1, 2], device=device))
+        grid.step(tokens[0])
+        grid.select(torch.tensor([0, 0, 2, 2, 4, 4], device=device))
+        found.append(grid.step(tokens[1]))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), expected.double(), rtol=1e-4, atol=1e-5)
+
+
+SIZES = (
+    "model.embedding=16",
+    "model.encoder={layers: 2, size: 32}",
+    "model.decoder={layers: 2, size: 16}",
+    "model.attention.size=16",
+    "model.dropout=0.0",
+)
+
+
+def gradients(dtype: str, implementation: str) -> tuple[float, dict[str, Tensor]]:
+    task = TranslationTask(load_recipe("quickstart", [*SIZES, f"training.param_dtype={dtype}"]), 60, 60)
+    torch.manual_seed(3)
+    model = task.build_model().train().to(DEVICE)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    how = Implementations.everywhere(implementation, "outputs")
+    step = TrainingStep(task, model, NAMED["bfloat16"], implementations=how)
+    torch.manual_seed(4)
+    batch = task.example(Shape(3, 4, 3))
+    loss = float(step.gradient([batch.to(step.device)], step.tokens([batch])).loss)
+    step.optimizer.make_dense()
+    named = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert {part.dtype for part in named.values() if part is not None and part.dim() > 1} == {
+        getattr(torch, dtype)
+    }
+    return loss, {name: part.float() for name, part in named.items() if part is not None}
+
+
+@pytest.mark.parametrize("implementation", ["recompute", pytest.param("triton", marks=pytest.mark.thorough)])
+def test_gradients_are_those_of_float32_parameters(implementation: str) -> None:
+    (loss, narrow), (exact_loss, exact) = (
+        gradients(dtype, implementation) for dtype in ("bfloat16", "float32")
+    )
+    assert loss == pytest.approx(exact_loss, rel=1e-6)
+    assert narrow.keys() == exact.keys()
+    for name, gradient in exact.items():
+        assert (narrow[name] - gradient).abs().max() <= 2.0**-7 * gradient.abs().max(), name

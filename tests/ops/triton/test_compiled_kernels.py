@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from econmt_ops.backends import triton
 from tests.ops.triton.compiled import CAPABILITIES, assert_fits, compiled
 
 # By module and call, for each of its kernels: registers of a thread and bytes of shared memory, at most, by Triton 3.6
@@ -100,3 +103,44 @@ def test_persistent_kernels_of_all_cards_fit_and_wait(capability: int) -> None:
         (kernel,) = kernels
         assert kernel["wide products" if capability == 90 else "products"] > 0, (name, kernel)
         assert kernel["barriers between programs"] >= 2, (name, kernel)
+
+
+def test_kernels_are_compiled_and_loaded_by_threads_and_launched_later() -> None:
+    """And, in the same process, a kernel of each language fits a small card."""
+    found = compiled(90, module="compiling_in_threads")
+    kernels = found.pop("of a small card")
+    assert list(kernels) == ["mask", "recurrence float32"]
+    assert_fits(86, kernels)
+    assert found == {
+        "compiled": 4,
+        "compiled after": 0,
+        "loaded by others": 4,
+        "launched": 0,
+        "launched after": 3,
+        "launched by another": 1,
+        "error": "no kernel",
+    }
+
+
+NAMES = (
+    "additive 512 bfloat16", "cell 512 bfloat16", "adam 300", "losses bfloat16", "numbers of a slice",
+    "gradient of a slice", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums",
+    "decoder output", "coverage", "search", "units", "reversal", "ssru bfloat16", "gru bfloat16", "lnlstm bfloat16",
+    "recurrence float32", "20 64x256 both", "20 32x128 back",
+)  # fmt: skip
+LOCAL = {"kernel", "_kernel", "compiled"}
+"""Variables that stand for kernels at their launches."""
+CHOSEN = {"attention_forward", "attention_backward"}
+"""Kernels that are launched by such variables."""
+
+
+@pytest.mark.slow
+def test_every_kernel_fits_a_small_card() -> None:
+    found = compiled(86, NAMES)
+    assert list(found) == list(NAMES)
+    assert_fits(86, found)
+    sources = [file.read_text(encoding="utf-8") for file in Path(triton.__file__).parent.glob("*.py")]
+    launches = r"\b(\w+)\[[^\]\n]*\]\(|\blaunch_of\(\s*(\w+)"
+    launched = {name for text in sources for match in re.findall(launches, text) for name in match if name}
+    compiled_names = {kernel["name"] for kernels in found.values() for kernel in kernels}
+    assert compiled_names == launched - LOCAL | CHOSEN

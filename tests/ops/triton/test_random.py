@@ -59,6 +59,7 @@ def test_masks_of_odd_sizes(elements: int, p: float, device: str) -> None:
     assert found.cpu().equal(keep_mask((elements,), p, seed_of(4, "cpu"), torch.device("cpu")))
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1, 1), (2, 9, 24), (2, 3, 2050), (2, 0, 4)], ids=str)
 @pytest.mark.parametrize("variational", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

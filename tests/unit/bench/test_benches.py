@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from econmt.bench import selection, training
-from econmt.bench.rows import Row
+from econmt.bench.rows import Row, append_csv, circumstances, draw, read_csv, shown, table
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.precision import Precision
+from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.training.choice import Shape
 from tests.unit.bench.clock import Clock, made_up_times
@@ -64,3 +66,59 @@ def test_training_steps_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "measure_step", fail)
     row = training.row_of("quickstart", load_recipe("quickstart", SMALL), "float32", 3, CPU, 0.0)
     assert row["failure"] == "full"
+
+
+def test_a_csv_grows_and_keeps_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "figures.csv"
+    append_csv(path, [{"bench": "layout", "rows": 64, "milliseconds": 0.5}], {"torch": "2.13.0"})
+    append_csv(path, [{"milliseconds": 0.25, "bench": "training", "recipe": "a,b"}], {"torch": "2.14.0"})
+    assert path.read_text() == (
+        'bench,rows,milliseconds,torch,recipe\nlayout,64,0.5,2.13.0,\ntraining,,0.25,2.14.0,"a,b"\n'
+    )
+    columns, rows = read_csv(path)
+    assert columns == ["bench", "rows", "milliseconds", "torch", "recipe"]
+    assert [row["milliseconds"] for row in rows] == ["0.5", "0.25"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"a,b\n1,2\n", b"bench,b\n1,2,3\n", b"bench,b\n1\n", b"\xff\xfe\n", b'bench,b\n"1,2\n']
+)
+def test_other_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "figures.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"figures\.csv"):
+        append_csv(path, [{"bench": "layout"}], {})
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
+    assert read_csv(tmp_path / "figures.csv") == ([], [])
+
+
+def test_circumstances() -> None:
+    found = circumstances(torch.device("cpu"))
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert found["gpu"] == ""
+    assert str(found["processor"])
+    assert len(str(found["commit"])) in (0, 7)
+
+
+def test_figures_are_shown_shortly() -> None:
+    values: list[str | int | float] = ["row", 12, 12_345, 0.012345, 12.345, 1234.5]
+    assert [shown(value) for value in values] == ["row", "12", "12,345", "0.0123", "12.3", "1,234"]
+
+
+def test_a_table_has_the_columns_that_there_are() -> None:
+    rows: list[Row] = [{"layout": "row", "rows": 64}, {"layout": "column", "rows": 16}]
+    found = table(rows, ("layout", "rows", "failure"), "layouts")
+    assert [column.header for column in found.columns] == ["layout", "rows"]
+    assert list(found.columns[1].cells) == ["64", "16"]
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    rows: list[Row] = [{"a": "x", "b": "", "ms": 1.5}, {"a": "y", "b": 2, "ms": 3.0}, {"a": "failed"}]
+    draw(rows, tmp_path / "bars.png", label=("a", "b"), value="ms", title="bars")
+    assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(InputError, match="nowhere"):
+        draw(rows, tmp_path / "nowhere" / "bars.png", label=("a",), value="ms", title="bars")

@@ -1,21 +1,27 @@
-"""``econmt quantize``."""
+"""``econmt quantize``, and the same numbers in 8 bits from ``econmt translate`` and the runtime."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
+import econmt_runtime
 from econmt import api
 from econmt.checkpoint.tensor_files import read_tensors, restored, write_tensors
 from econmt.errors import InputError
+from econmt.export.model_folder import quantize_model
+from econmt.export.runtime import export_runtime
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
+from tests.unit.cli.test_runtime import VARIANTS, assert_alike, random_model
 
 PARAMETERS = "params.best.safetensors"
 LINES = "a b c\nh g\nd d d e\n"
@@ -95,3 +101,41 @@ def test_every_row_has_a_scale(steps: torch.Tensor | None) -> None:
     whole = restored({**tensors, "w.steps": torch.tensor([1.0, 2.0, 3.0])}, Path("file"))
     assert list(whole) == ["w"]
     assert whole["w"].tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+FED = {"decoder": {"size": 12, "layers": 2}, "attention": {"size": 9}}
+MODELS: dict[str, dict[str, Any]] = {
+    **VARIANTS,
+    "gru, fed": {"encoder": {"cell": "gru", "size": 10, "layers": 2}, **FED},
+    "ssru, fed": {"encoder": {"cell": "ssru", "size": 10, "layers": 2, "residual": True}, **FED},
+    "gru, average": {
+        "encoder": {"cell": "gru", "size": 8, "bidirectional": "none", "reverse_input": True},
+        "decoder": {"size": 8, "layers": 2, "input_feeding": False, "state_init": "avg"},
+        "attention": {"type": "scaled_dot"},
+    },
+}
+
+
+def some_lines(count: int) -> list[str]:
+    """Lines of one to eighteen random words."""
+    choose = random.Random(1)
+    return [" ".join(choose.choices("abcdefgh", k=choose.randint(1, 18))) for _ in range(count)]
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("stored", [True, False], ids=["quantized", "float32"])
+@pytest.mark.parametrize("variant", MODELS)
+def test_translations_and_scores_are_equal(
+    word_model: Path, tmp_path: Path, variant: str, stored: bool
+) -> None:
+    decoding = {"max_output_factor": 1.5, "beam_size": 4}
+    folder = random_model(word_model, tmp_path / "model", MODELS[variant], decoding)
+    if stored:
+        quantize_model(folder, tmp_path / "small")
+        folder = tmp_path / "small"
+    made = export_runtime(folder, tmp_path / "runtime", "int8")
+    lines = some_lines(220)
+    expected = api.load(folder, device="cpu", precision="int8").translate(lines)
+    found = econmt_runtime.load(made).translate(lines)
+    assert_alike(found, expected, rel=1e-12)
+    assert len({each.score for each in found}) > 150

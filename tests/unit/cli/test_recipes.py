@@ -1,13 +1,43 @@
+"""Shipped recipes, groups of options that follow the recipe's schema, and screens that fit 80 columns."""
+
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
+import typer
+from pydantic import Field
 
+from econmt.cli.main import COMMANDS
+from econmt.config import limits
 from econmt.config.recipe import load_recipe, parse_recipe, shipped_recipes
-from tests.unit.cli.conftest import Call
+from econmt.data.files import notice
+from econmt.decoding.search.options import SearchOptions
+from econmt.options.option_groups import (
+    RECIPE_FIELDS,
+    RecipeKeys,
+    argument,
+    option,
+    recipe_option,
+    with_option_groups,
+)
+from econmt.options.search_options import (
+    DrawingKeys,
+    HypothesisKeys,
+    LineKeys,
+    Sampling,
+    SearchedModels,
+    SearchKeys,
+)
+from tests.unit.cli.conftest import Call, Ended
 from tests.unit.cli.test_refusals import refused
+from tests.unit.training.tiny import write_recipe
 
 NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "laws-en-fr", "groundhog", "best", "gnmt", "student"}
 NAMES |= {"ptb", "wikitext2", "wikitext2-awd"}
@@ -88,3 +118,206 @@ def test_the_iwslt_recipe_is_the_model_of_the_paper() -> None:
     assert training.early_stopping.max_num_checkpoint_not_improved == 5
     subwords = recipe.data.subwords.model_dump(exclude_defaults=True)
     assert subwords == {"type": "words", "source": 17191, "target": 7709}
+
+
+USAGE = typer.BadParameter.__bases__[0]
+
+
+@dataclass(frozen=True)
+class Group:
+    count: int = option(..., "--count", "-n", help="A number.", min=1, max=9)
+    kind: Literal["a", "b"] = option("a", help="A letter.")
+    share: Annotated[float, Field(gt=0.0, le=2.0)] = option(1.0)
+    seed: limits.Seed = option(1)
+    quick: bool = option(False)
+    computed: int = field(init=False, default=7)
+
+
+@with_option_groups
+def command(
+    context: typer.Context,
+    *,
+    text: str = argument(...),
+    group: Group,
+    search: Annotated[
+        dict[str, Any],
+        RecipeKeys("decoding", ["beam_size", "beam_search_stop", "length_penalty_beta"], {"beam_size": "-b"}),
+    ],
+    types: list[Literal["x", "y"]] = option(["x", "y"], "--type"),
+    plain: Annotated[int, typer.Option(min=0, max=3)] = 2,
+    batch: int | None = recipe_option("decoding.batch_size"),
+) -> None:
+    """Says something."""
+    assert plain == 2
+    context.obj.append((text, group, search, types, batch))
+
+
+def run(line: str) -> Any:
+    app, said = typer.Typer(add_completion=False), list[Any]()
+    app.command()(command)
+    app(["words", *line.split()], standalone_mode=False, obj=said)
+    return said[0]
+
+
+def test_a_group_is_made_of_its_options() -> None:
+    text, group, search, types, batch = run("-n 3")
+    assert (text, group, search, types, batch) == ("words", Group(3), {}, ["x", "y"], None)
+    assert type(group.kind) is str
+    assert run("-n 3 --quick")[1] == Group(3, quick=True)
+    with pytest.raises(USAGE, match="--no-quick"):
+        run("-n 3 --no-quick")
+    _, group, search, types, batch = run(
+        "-n 9 --kind b --share 2 --type y -b 4 --beam-search-stop first --batch 5"
+    )
+    assert group == Group(9, "b", 2.0)
+    assert search == {"beam_size": 4, "beam_search_stop": "first"}
+    assert type(search["beam_search_stop"]) is str
+    assert (types, batch) == (["y"], 5)
+    largest = {"-n": 9, "--seed": limits.SEED, "-b": limits.BEAM, "--batch": limits.TRANSLATED}
+    for name, most in largest.items():
+        run(f"-n 1 {name} {most}")
+        with pytest.raises(USAGE):
+            run(f"-n 1 {name} {most + 1}")
+
+
+def test_bounds_and_choices() -> None:
+    for line, message in (
+        ("-n 10", "Invalid value for '--count'"),
+        ("-n 1 --kind c", "'c' is not one of 'a', 'b'"),
+        ("-n 1 --share 0", "must be more than 0 and at most 2, found 0"),
+        ("-n 1 --share nan", "must be more than 0 and at most 2, found nan"),
+        ("-n 1 --seed -1", "Invalid value for '--seed'"),
+        ("-n 1 -b 0", "Invalid value for '--beam-size'"),
+        ("-n 1 --length-penalty-beta inf", "must be at least 0 and at most 1000, found inf"),
+        ("-n 1 --batch 0", "Invalid value for '--batch'"),
+        ("-n 1 --computed 1", "No such option"),
+        ("", "--count"),
+    ):
+        with pytest.raises(USAGE) as refused:
+            run(line)
+        assert message in refused.value.format_message()
+
+
+def test_help_is_that_of_the_recipe() -> None:
+    def help_of(declared: Any) -> str:
+        return str(declared.metadata["typer"].help)
+
+    assert help_of(recipe_option("decoding.batch_size")) == "Number of sentences translated together."
+    assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
+    assert "at the first finished one" in help_of(recipe_option("decoding.beam_search_stop"))
+    assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
+
+
+def test_every_key_of_the_search_is_an_option_of_translate() -> None:
+    groups = (SearchKeys, HypothesisKeys, DrawingKeys, LineKeys)
+    keys, *others = (set(group.__metadata__[0].names) for group in groups)  # type: ignore[attr-defined]
+    named = {field.name for kind in (Sampling, SearchedModels) for field in fields(kind)}
+    elsewhere = {"attention", "avoid", "continuous", "glossary_mode", "split_sentences"}
+    assert {f"decoding.{name}" for name in keys} == {
+        key for key in RECIPE_FIELDS if key.startswith("decoding.")
+    } - {"decoding.batch_size", "decoding.max_input_length"}
+    assert keys.union(*others, elsewhere, named - {"models", "checkpoint", "language_model"}) == set(
+        SearchOptions.model_fields
+    ) | {"top_k"}
+
+
+HELP = [
+    *([name] for name in COMMANDS),
+    *(["bench", name] for name in ("select", "training")),
+    *(["recipes", name] for name in ("list", "copy", "show", "validate")),
+]
+SMALL = ("data.max_length=9", "training.batch.size=8")
+
+
+def too_long(text: str) -> list[str]:
+    """Lines of more than 80 cells; colours take none."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return [line for line in re.split("[\r\n]", plain) if len(line) > 80]
+
+
+def check(ended: Ended) -> None:
+    """A command has succeeded, and bars and tables fit; of its talk each message is a line, which a terminal breaks."""
+    assert ended.code == 0, ended.err
+    assert not too_long(ended.out)
+    assert not too_long(re.sub("econmt: .*", "", ended.err))
+
+
+@pytest.fixture(params=["pipe", "terminal"])
+def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tables and bars take for a terminal of 80 columns, or a pipe."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if request.param == "terminal":
+        monkeypatch.setenv("FORCE_COLOR", "1")
+
+
+@pytest.mark.parametrize("words", [[], *HELP], ids=" ".join)
+def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = call(*words, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert not too_long(ended.out)
+    assert "..." not in ended.out.partition("Commands:")[2], "summaries of commands are too long"
+    if words not in ([], ["recipes"]):
+        assert any(line.strip().startswith(f"econmt {words[0]} ") for line in ended.lines), "no example"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("screen", ["terminal"], indirect=True)
+@pytest.mark.usefixtures("screen")
+def test_tables_of_measurements(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # into a pipe benches write CSV
+    recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
+    profiled = ("profile", recipe, *SMALL)
+    for words in (
+        (*profiled, "--compare"),
+        (*profiled, "--estimate", "--device", "cuda"),
+        (*profiled, "--fit", "1MiB", "--bucket", "4x4", "--compare"),
+        ("bench select", recipe, *SMALL, "--seconds", 0.01),
+        ("bench training --length 3 --seconds 0.01 --precision float32", recipe),
+        ("recipes list",),
+    ):
+        check(call(*words))
+
+
+@pytest.mark.usefixtures("screen")
+def test_tables_of_models(
+    call: Call, text: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").symlink_to(text)
+    (tmp_path / "model").symlink_to(word_model)
+    recipe = write_recipe(Path("reverse.yaml"), Path("text"), Path("run"))
+    source, target = "text/test.src", "text/test.trg"
+    for words in (
+        ("prepare", recipe, "data.prepared=store"),
+        ("train", recipe, "data.prepared=store", "--dry-run"),
+        ("info", "model"),
+        ("translate", "-m", "model", "-i", source, "-o", "translated"),
+        ("score", "-m", "model", "-s", source, "-t", target, "-o", "scores"),
+        ("average", "-m", "model", "-n", 2, "-o", "averaged"),
+        ("export", "model", "exported"),
+    ):
+        ended = call(*words)
+        check(ended)
+        assert words[-1] not in ("averaged", "exported") or ended.lines[-1] == words[-1]
+
+
+def test_talk_is_broken_on_a_terminal_and_whole_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "a warning that goes on and on " * 5
+    notice(line)
+    assert capsys.readouterr().err == f"econmt: {line}\n"
+    reading, writing = pty.openpty()
+    with os.fdopen(writing, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        notice(line + "/a/" + 100 * "b")
+        shown = b""
+        while b"b\r\n" not in shown:  # a terminal hands over what it has by now, which may be a part
+            shown += os.read(reading, 10_000)
+    os.close(reading)
+    *broken, name = shown.decode().split("\r\n")[:-1]
+    assert len(broken) > 1
+    assert max(map(len, broken)) <= 80
+    assert name.strip() == "/a/" + 100 * "b"

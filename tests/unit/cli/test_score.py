@@ -1,14 +1,17 @@
-"""``econmt score``, and that it agrees with ``econmt translate``."""
+"""``econmt score``, ``evaluate`` and ``rerank``: beside ``econmt translate`` and sacreBLEU's own command."""
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 
@@ -115,3 +118,180 @@ def test_a_pair_past_the_longest_is_refused(call: Call, word_model: Path) -> Non
     assert call("score", "-m", word_model, "--max-input-length", "3", text=text).code == 0
     ended = call("score --max-input-length 2 -m", word_model, text=text)
     refused(ended, "standard input:2: 3 tokens on a side, more than a pair of 2 may have")
+
+
+TEXT = "a b c\nd\n\nh g f e d\n"
+
+
+@pytest.fixture
+def lists(call: Call, word_model: Path, tmp_path: Path) -> Path:
+    found = call("translate", "-m", word_model, "--nbest-size", 3, "--beam-size", 3, text=TEXT)
+    path = tmp_path / "lists"
+    path.write_text(found.out)
+    (tmp_path / "source").write_text(TEXT)
+    return path
+
+
+def test_a_reference_finds_the_nearest(call: Call, lists: Path, tmp_path: Path) -> None:
+    rows = [read_candidate(line, "x") for line in lists.read_text().splitlines()]
+    wanted = [[row.text for row in rows if row.number == number][-1] for number in range(4)]
+    reference = tmp_path / "reference.trg"
+    reference.write_text("".join(text + "\n" for text in wanted))
+    found = call("rerank", "-i", lists, "-r", reference, "--metric", "chrf")
+    assert (found.code, found.lines) == (0, wanted)
+    whole = call("rerank", "-r", reference, "--nbest", text=lists.read_text())
+    assert sorted(read_candidate(line, "x").text for line in whole.lines) == sorted(row.text for row in rows)
+
+
+def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, tmp_path: Path) -> None:
+    options = ("rerank", "-i", lists, "-s", tmp_path / "source", "--nbest")
+    plain = call(*options, "-m", word_model, "--weight", 0).lines
+    assert plain == lists.read_text().splitlines()
+    rows = [read_candidate(line, "x") for line in call(*options, "-m", word_model, "--weight", 2).lines]
+    before = {(row.number, row.text): row.score for row in (read_candidate(line, "x") for line in plain)}
+    sources = TEXT.split("\n")
+    for row in rows:
+        if sources[row.number]:
+            pair = f"{sources[row.number]}\t{row.text}\n"
+            scored = call("score --score-type normalized --length-penalty-alpha 1 -m", word_model, text=pair)
+            expected = before[row.number, row.text] + 2 * float(scored.lines[0])
+            assert row.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_markup_comes_back(call: Call, word_model: Path) -> None:
+    found = call("translate", "-m", word_model, "--markup", text="<b>a b</b> c\n<p></p>\n").lines
+    (plain,) = call("translate", "-m", word_model, text="a b c\n").lines
+    assert found[0].replace("<b>", "").replace("</b>", "").split() == plain.split()
+    assert found[0].index("<b>") < found[0].index("</b>")
+    assert found[1] == "<p></p>"
+
+
+def test_paragraphs(call: Call, word_model: Path) -> None:
+    text = "a b! C\n\nd\ne f! G? H\n"
+    found = call("translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text=text)
+    alone = call("translate", "-m", word_model, text="a b!\nC\nd\ne f!\nG?\nH\n").lines
+    assert found.lines == [" ".join(alone[:2]), "", alone[2], " ".join(alone[3:])]
+    assert "several sentences" not in found.err
+    numbers = call("translate", "-m", word_model, "--split-sentences", text="3! 4.\t5\na https://x.org/a b\n")
+    assert numbers.lines[0] == "3! 4.\t5"
+    assert numbers.lines[1].count("https://x.org/a") == 1
+    assert "several sentences" not in call("translate", "-m", word_model, text="3! 4. 5\n").err
+    whole = call("translate", "-m", word_model, "--chunk-size", 2, text=text)
+    assert whole.err.count("warning") == 1
+    assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
+
+
+def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, copy: Path) -> None:
+    text = (copy / "recipe.yaml").read_text()
+    assert "block_ngram_repeat: 0" in text
+    (copy / "recipe.yaml").write_text(text.replace("block_ngram_repeat: 0", "block_ngram_repeat: 1"))
+    blocked = call("translate -m", copy, text=TEXT).lines
+    assert blocked == call("translate --block-ngram-repeat 1 -m", word_model, text=TEXT).lines
+    free = call("translate --block-ngram-repeat 0 -m", copy, text=TEXT).lines
+    assert free == call("translate -m", word_model, text=TEXT).lines
+    assert all(len(set(line.split())) == len(line.split()) for line in blocked)
+
+
+REFERENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "A man in a blue shirt is standing on a ladder cleaning a window.",
+    "Two young, White males are outside near many bushes.",
+    "Several men in hard hats are operating a giant pulley system.",
+    "A little girl climbing into a wooden playhouse.",
+    "",
+]
+BASELINE = [
+    "The quick brown fox jumped over a lazy dog.  ",
+    "A man in a shirt is standing on a ladder and cleans a window.",
+    "Two young white men are outside near bushes.",
+    "Men in hats operate a giant system of pulleys.",
+    "A girl climbs into a playhouse made of wood .",
+    "",
+]
+BETTER = [*REFERENCES[:4], BASELINE[4], ""]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    paths = {}
+    for name, lines in (("ref", REFERENCES), ("base", BASELINE), ("better", BETTER)):
+        paths[name] = tmp_path / name
+        # Enough lines for resampling to mean something.
+        paths[name].write_text("".join(line + "\n" for line in lines * 10))
+    return paths
+
+
+def test_the_language_chooses_the_tokenizer(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "test.zh").write_text("一只狗在草地上跑。\n", encoding="utf-8")
+    (tmp_path / "out").write_text("一只狗在草地跑。\n", encoding="utf-8")
+    given = ("evaluate", "-r", tmp_path / "test.zh", "-i", tmp_path / "out", "--metrics", "bleu")
+    assert "|tok:zh|" in call(*given).out
+    assert "|tok:char|" in call(*given, "-l", "th").out
+    assert "|tok:13a|" in call(*given, "--tokenize", "13a").out
+
+
+def sacrebleu(*arguments: object) -> str:
+    command = [sys.executable, "-m", "sacrebleu", *(str(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path]) -> None:
+    found = call("evaluate", "-r", files["ref"], "-i", files["base"], "-w", 4)
+    expected = sacrebleu(
+        files["ref"], "-i", files["base"], "-m", "bleu", "chrf", "ter", "-w", 4, "-f", "text", "-nc"
+    )
+    assert found.lines == [line.lstrip() for line in expected.splitlines()]
+    assert [line.split("|")[0] for line in found.lines] == ["BLEU", "chrF2", "TER"]
+
+
+def test_standard_input_options_and_several_references(call: Call, files: dict[str, Path]) -> None:
+    options = "--metrics bleu,chrf --tokenize none --lowercase"
+    text = files["base"].read_text()
+    found = call(f"evaluate {options}", "-r", files["ref"], "-r", files["better"], text=text)
+    expected = sacrebleu(
+        *(files["ref"], files["better"], "-i", files["base"], "-m", "bleu", "chrf", "-w", 2, "-f", "text"),
+        *("-tok", "none", "-lc", "--chrf-lowercase", "-nc", "--force"),
+    )
+    assert found.lines == [line.lstrip() for line in expected.splitlines()]
+
+
+def test_json_is_not_rounded(call: Call, files: dict[str, Path]) -> None:
+    (found,) = json.loads(
+        call("evaluate", "-r", files["ref"], "-i", files["base"], "--metrics", "bleu", "--json").out
+    )
+    (expected,) = [json.loads(sacrebleu(files["ref"], "-i", files["base"], "-w", 10, "-nc"))]
+    assert found["name"] == "BLEU"
+    assert found["value"] == pytest.approx(expected["score"], abs=1e-10)
+    assert found["signature"] == expected["signature"]
+
+
+def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict[str, Path]) -> None:
+    arguments = ("-r", files["ref"], "-i", files["base"], "-i", files["better"], "--samples", 200)
+    tables = json.loads(call("evaluate", *arguments, "--json").out)
+    assert [table["name"] for table in tables] == ["BLEU", "chrF2", "TER"]
+    # sacreBLEU's own command cannot print the others in JSON beside NumPy 2.
+    expected = sacrebleu(
+        *(files["ref"], "-i", files["base"], files["better"], "-m", "bleu", "-w", 4),
+        *("--paired-bs", "--paired-bs-n", 200, "-f", "json", "-nc"),
+    )
+    theirs = json.loads(expected)
+    for system, other in zip(tables[0]["systems"], theirs, strict=True):
+        for name, their in (("value", "score"), ("mean", "mean"), ("interval", "ci"), ("p_value", "p_value")):
+            if system[name] is not None:
+                assert system[name] == pytest.approx(other["BLEU"][their], abs=1e-4), name
+    for table in tables:
+        assert table["systems"][1]["better"] is True
+        assert table["systems"][1]["p_value"] < 0.05
+    text = call("evaluate", *arguments).out
+    assert text.count("baseline") == 3
+    assert text.count("better, significant at 0.05") == 3
+    assert "bs:200|seed:12345" in text
+
+
+def test_the_worse_and_the_equal_are_called_so(call: Call, files: dict[str, Path], tmp_path: Path) -> None:
+    same = tmp_path / "same"
+    same.write_text(files["better"].read_text())
+    systems = ("-i", files["better"], "-i", files["base"], "-i", same)
+    text = call("evaluate --samples 100 -r", files["ref"], *systems).out
+    assert text.count("worse, significant at 0.05") == 3
+    assert text.count("  equal") == 3

@@ -1,16 +1,32 @@
-"""Pairs are sorted into buckets of their rounded shapes."""
+"""Pairs are sorted into buckets of their rounded shapes, planned into batches, and padded at a known cost."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from econmt.config.recipe import BatchSize
 from econmt.data.batching import buckets as module
+from econmt.data.batching.batches import BatchIterator
 from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths, round_up
+from econmt.data.batching.epochs import EpochTable, plan_epoch
+from econmt.data.batching.padding import (
+    PlannedBatch,
+    measure_padding,
+    padded_to_buckets,
+    planned,
+    random_batches,
+    real_work,
+)
 from econmt.data.batching.pair_flops import PairFlops
+from econmt.data.batching.token_store import TokenStore
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
 
@@ -124,3 +140,135 @@ def test_more_pairs_of_lengths_than_16_bits_count_are_told_apart() -> None:
     ordered = target[found.order]
     assert (np.diff(ordered) >= 0).all()
     assert (ordered[0], ordered[-1]) == (0, 259)
+
+
+RULE = Derived(12, PairFlops(1, 2, 0))
+buckets = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(0, 9), st.integers(1, 5)),
+    min_size=1,
+    max_size=9,
+    unique_by=lambda bucket: bucket[:2],
+)
+"""Target and source positions, pairs, and rows of a full batch."""
+
+
+def positions_of(table: EpochTable, pairs: int) -> list[list[int]]:
+    """The positions of the pairs of each batch."""
+    found = []
+    for start, rows in zip(table.starts.tolist(), table.rows.tolist(), strict=True):
+        if start < pairs:
+            found.append(list(range(start, start + rows)))
+        else:
+            found.append(table.remainders[start - pairs : start - pairs + rows].tolist())
+    return found
+
+
+def plan(given_buckets: list[tuple[int, int, int, int]], rule: int | Derived = RULE) -> EpochTable:
+    targets, sources, counts, rows = (np.array(column) for column in zip(*given_buckets, strict=True))
+    return plan_epoch(np.stack([sources, targets], axis=1), counts, rows.tolist(), rule)
+
+
+@settings(max_examples=80)
+@given(buckets.map(sorted))
+def test_every_pair_is_in_one_batch_that_has_room_for_it(
+    given_buckets: list[tuple[int, int, int, int]],
+) -> None:
+    table = plan(given_buckets)
+    bucket_of = np.repeat(np.arange(len(given_buckets)), [count for *_, count, _ in given_buckets])
+    batches = positions_of(table, len(bucket_of))
+    assert sorted(position for batch in batches for position in batch) == list(range(len(bucket_of)))
+    size = {(source, target): rows for target, source, _, rows in given_buckets}
+    for batch, (source, target) in zip(batches, table.shapes.tolist(), strict=True):
+        assert 1 <= len(batch) <= size[source, target]
+        for position in batch:
+            own_target, own_source, *_ = given_buckets[bucket_of[position]]
+            assert own_source <= source
+            assert own_target <= target
+        if len(batch) < size[source, target]:  # no later bucket has room for its pairs
+            later = [each for each in given_buckets if each[:2] > (target, source)]
+            assert all(other_source < source for _, other_source, *_ in later)
+
+
+@settings(max_examples=80, deadline=None)
+@given(buckets.map(sorted))
+def test_batches_of_mixed_shape_are_no_larger_than_their_pairs(
+    given_buckets: list[tuple[int, int, int, int]],
+) -> None:
+    """With fixed buckets; none takes over a length of the batch before."""
+    table = plan(given_buckets, 1)
+    bucket_of = np.repeat(np.arange(len(given_buckets)), [count for *_, count, _ in given_buckets])
+    batches = positions_of(table, len(bucket_of))
+    assert sorted(position for batch in batches for position in batch) == list(range(len(bucket_of)))
+    for batch, shape in zip(batches, table.shapes.tolist(), strict=True):
+        pairs = [given_buckets[bucket_of[position]] for position in batch]
+        assert shape == [max(source for _, source, *_ in pairs), max(target for target, *_ in pairs)]
+
+
+def test_what_remains_goes_to_the_next_bucket_with_room() -> None:
+    # Sources 3 and 9 of target 5, then 4 and 9 of target 8: what remains of the second goes past the third.
+    table = plan([(5, 3, 5, 4), (5, 9, 5, 4), (8, 4, 4, 4), (8, 9, 7, 4)])
+    assert positions_of(table, 21) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],  # the last pair of the first bucket with those that follow
+        [10, 11, 12, 13],
+        [8, 9, 14, 15],  # two that remain of the second bucket with the first of the last one
+        [16, 17, 18, 19],
+        [20],
+    ]
+    assert table.shapes.tolist() == [[3, 5], [9, 5], [4, 8], [9, 8], [9, 8], [9, 8]]
+    assert table.windows.tolist() == [[0, 4, 4], [4, 8, 4], [10, 14, 4], [16, 21, 4]]
+
+
+MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
+WORK = PairFlops(2, 5, 1)
+SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
+
+
+def test_of_one_batch() -> None:
+    found = measure_padding([PlannedBatch(np.array([1, 3]), np.array([2, 1]), (4, 4))], WORK)
+    real = (2 + 10 + 2) + (6 + 5 + 3)
+    assert found == (1, 2 * (8 + 20 + 16) / real, 2 * (6 + 10 + 6) / real, 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rule", [4, Derived(4, WORK)])
+def test_of_an_epoch(
+    tmp_path: Path,
+    make_store: MakeStore,
+    random_lengths: Callable[..., list[tuple[int, int]]],
+    size: BatchSize,
+    rule: int | Derived,
+) -> None:
+    store = make_store(tmp_path, random_lengths(150))
+    stream = BatchIterator(store, size, rule, 1, max_length=60)
+    batches = [next(stream) for _ in range(stream.batches_per_epoch)]
+
+    def cost(shapes: list[tuple[int, int, int]]) -> int:
+        return sum(rows * (2 * s + 5 * t + s * t) for rows, s, t in shapes)
+
+    wide = [(len(b.indices), b.source.shape[1], b.target_output.shape[1]) for b in batches]
+    tight = [
+        (len(b.indices), b.source.shape[1], b.target_output.shape[1]) for b in (b.trimmed() for b in batches)
+    ]
+    real = cost([(1, s + 1, t + 1) for s, t in zip(store.source_lengths, store.target_lengths, strict=True)])
+    found = measure_padding(planned(BatchIterator(store, size, rule, 1, max_length=60)), WORK)
+    shapes = [len({shape[1:] for shape in batches}) for batches in (wide, tight)]
+    assert found == (shapes[0], cost(wide) / real, cost(tight) / real, shapes[1])
+    counts = count_lengths(store.source_lengths, store.target_lengths)
+    assert real_work(counts, WORK) == real
+    assert padded_to_buckets(counts, rule, size, WORK) == pytest.approx(found[:2])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_random_batches_have_every_pair_once_and_are_full(size: BatchSize) -> None:
+    draw = np.random.default_rng(5)
+    sources, targets = draw.integers(1, 20, (2, 100))
+    batches = list(random_batches(sources, targets, size))
+    assert sorted(s for batch in batches for s in batch.sources.tolist()) == sorted((sources + 1).tolist())
+    for batch, after in itertools.pairwise(batches):
+        assert batch.shape == (batch.sources.max(), batch.targets.max())
+        if size.type == "sentence":
+            assert len(batch.sources) == size.size
+        else:
+            assert len(batch.targets) * batch.shape[1] <= size.size
+            assert (len(batch.targets) + 1) * max(batch.shape[1], after.targets[0]) > size.size

@@ -1,4 +1,4 @@
-"""Source factors from files to batches: with their words, in every epoch, or refused in one line."""
+"""Source factors from files to batches, or refused in one line; and IBM model 1 against its definition."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches, valid_batches
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import token_type
+from econmt.data.text import lexicon
 from econmt.data.text.corpus import Corpus, find_companions
+from econmt.data.text.lexicon import EMPTY_WORD, learn_lexicon
 from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors_of, word_numbers
 from econmt.data.text.vocabulary import (
     EOS,
@@ -312,3 +315,43 @@ def test_streams_in_another_order_are_refused() -> None:
         "f0:1: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
     )
     assert told == [none]
+
+
+PAIRS = [([5, 6], [7, 8]), ([5], [7]), ([6, 4, 6], [8, 9, 8, 4]), ([4], []), ([], [9]), ([5, 4], [7, 9])]
+SIZES = 7, 10
+
+
+def naive(iterations: int) -> dict[int, dict[int, float]]:
+    """t(target | source), link by link."""
+    table: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(lambda: 1.0))
+    for _ in range(iterations):
+        counts: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for source, target in PAIRS:
+            words = [EMPTY_WORD, *source]
+            for word in target:
+                total = sum(table[other][word] for other in words)
+                for other in words:
+                    counts[other][word] += table[other][word] / total
+        for source, row in counts.items():
+            table[source] = defaultdict(float, {word: n / sum(row.values()) for word, n in row.items()})
+    return table
+
+
+@pytest.mark.parametrize("links", [1, 5, 1 << 22])
+def test_the_most_probable_come_first(links: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "_LINKS", links)
+    found = learn_lexicon(PAIRS, SIZES, keep=3, iterations=4)
+    assert found.shape == (7, 3)
+    expected = naive(4)
+    for source in range(7):
+        row = expected.get(source, {})
+        ranked = sorted(row, key=lambda word: (-row[word], word))[:3]
+        assert found[source].tolist() == [*ranked, *[PAD] * (3 - len(ranked))]
+
+
+def test_a_dictionary_is_found() -> None:
+    draws = np.random.default_rng(1)
+    sources = [draws.permutation(np.arange(4, 24))[:6].tolist() for _ in range(400)]
+    table = learn_lexicon([(ids, [word + 20 for word in ids[::-1]]) for ids in sources], (24, 44), 5)
+    assert table[4:, 0].tolist() == list(range(24, 44))
+    assert not table[3].any()

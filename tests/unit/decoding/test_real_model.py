@@ -1,4 +1,4 @@
-"""Searching with the translation model itself, in its variants."""
+"""Searching with the translation model itself, in its variants, ensembles and averages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.cli.average import average_tensors, choose_checkpoints
 from econmt.config import recipe
 from econmt.data.text.vocabulary import BOS, EOS
 from econmt.decoding.batches import pad_sources
 from econmt.decoding.search.beam import SearchOptions, beam_search
+from econmt.decoding.search.ensemble import Ensemble, EnsembleMode, as_one
+from econmt.errors import InputError
 from econmt.model import IncrementalModel, TranslationModel
+from tests.unit.decoding.toy import ToyModel, assert_best, search
 
 SIZE = 23
 SOURCES = [[5, 9, 4], [7], [4, 4, 8, 9, 10, 11, 22], [6, 5]]
@@ -100,3 +104,87 @@ def test_coverage_is_of_the_attention_of_hypotheses() -> None:
             expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
             expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
             assert hypothesis.score == pytest.approx(expected, abs=1e-5)
+
+
+MODES: list[EnsembleMode] = ["linear", "log_linear"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_search_finds_the_best_of_the_average(mode: EnsembleMode) -> None:
+    class Average(ToyModel):
+        """The ensemble worked out by hand, token by token."""
+
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            first, second = (ToyModel(seed).table(sentence, prefix).double() for seed in (1, 2))
+            if mode == "linear":
+                return ((first.exp() + second.exp()) / 2).log()
+            return ((first + second) / 2).log_softmax(dim=0)
+
+    ensemble = Ensemble([ToyModel(1), ToyModel(2)], mode)
+    options = {"beam_size": 200, "length_penalty_alpha": 0.5}
+    assert_best(search(ensemble, range(4), **options), Average(), **options)
+
+
+def test_attention_is_averaged() -> None:
+    class Steady(ToyModel):
+        def __init__(self, weights: list[float]) -> None:
+            super().__init__(0)
+            self.weights = torch.tensor(weights)
+
+        def step(self, tokens, state):  # type: ignore[no-untyped-def]
+            log_probs, _, state = super().step(tokens, state)
+            return log_probs, self.weights.expand(len(tokens), -1), state
+
+    ((best,),) = search(Ensemble([Steady([0.9, 0.1]), Steady([0.5, 0.5])], "linear"), [0], beam_size=1)
+    assert best.attention is not None
+    assert best.attention[0].tolist() == pytest.approx([0.7, 0.3])
+
+
+def test_one_model_needs_no_ensemble() -> None:
+    model = ToyModel()
+    assert as_one([model], "linear") is model
+
+
+def test_sums_are_float64() -> None:
+    # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
+    values = [1e8, 1.0, -1e8, 1.0]
+    found = average_tensors([(str(i), {"a": torch.tensor([v])}) for i, v in enumerate(values)])
+    assert found["a"].tolist() == [0.5]
+    lean = average_tensors(
+        [(str(i), {"a": torch.tensor([v], dtype=torch.bfloat16)}) for i, v in enumerate(values)]
+    )
+    assert lean["a"].tolist() == [0.5]
+    assert lean["a"].dtype == torch.bfloat16
+
+
+def test_one_file_is_itself_to_the_last_bit() -> None:
+    tensor = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(average_tensors([("f", {"a": tensor})])["a"], tensor)
+
+
+def test_the_inputs_are_left_as_they_are() -> None:
+    tensor = torch.ones(2, dtype=torch.float64)
+    average_tensors([("f", {"a": tensor}), ("g", {"a": tensor * 3})])
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+def test_other_shapes_or_names_are_refused_by_name() -> None:
+    first = ("f", {"a": torch.zeros(2)})
+    with pytest.raises(InputError, match=r"g: parameter 'a' has shape \(3,\), in f it has \(2,\)"):
+        average_tensors([first, ("g", {"a": torch.zeros(3)})])
+    with pytest.raises(InputError, match="g: parameter 'b' is not in both this file and f"):
+        average_tensors([first, ("g", {"a": torch.zeros(2), "b": torch.zeros(1)})])
+    with pytest.raises(InputError, match="g: parameter 'a' is not in both"):
+        average_tensors([first, ("g", {})])
+
+
+def test_the_best_checkpoints_are_chosen_by_score() -> None:
+    scores = {1: 3.0, 2: 9.0, 3: float("nan"), 4: 5.0, 5: 9.0}
+    assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 2) == [2, 5]
+    assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 3) == [2, 4, 5]
+    assert choose_checkpoints([6, 3], scores, 3) == []
+    assert choose_checkpoints([1, 2], scores, 9) == [1, 2]
+
+
+def test_the_last_checkpoints() -> None:
+    assert choose_checkpoints([30, 10, 20], None, 2) == [20, 30]

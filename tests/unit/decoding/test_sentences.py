@@ -1,4 +1,4 @@
-"""Where sentences end, and that nothing of a text gets lost."""
+"""Where words, addresses, sentences and paragraphs end, and that nothing of a text gets lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import econmt_runtime.text
+from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.data.text.words import addresses, has_words
+from econmt.decoding.requests import Request
+from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.translation import NBestEntry, Translation
+from econmt.decoding.translator import Translator
+from econmt.errors import InputError
+from econmt_serve.text.division import divider
+from econmt_serve.text.passages import division, plain_passage
 from econmt_serve.text.sentences import Splitter, sentence_spans, splitter_for
+from tests.unit.decoding.test_markup_reader import in_capitals
+from tests.unit.decoding.test_translator import Copying, data_section
 
 PARAGRAPH = "Tom bought a new car.|He likes it very much.|His sister wants one, too.|They live in Boston."
 TEXTS = [
@@ -80,3 +92,163 @@ def test_long_texts_are_split_in_one_go(piece: str) -> None:
     text = f"{piece * 50_000} End."
     split = splitter_for("en")
     assert "".join("".join(pieces(split, text)).split()) == "".join(text.split())
+
+
+ADDRESSES = [
+    ("See https://example.com/a_(b)?x=1&y=2#z. Then", ["https://example.com/a_(b)?x=1&y=2#z"]),
+    ("(http://x.org/a), [t](https://x.org/a/)", ["http://x.org/a", "https://x.org/a/"]),
+    ("'https://x.com', **https://y.com/**", ["https://x.com", "https://y.com/"]),
+    ("见https://x.com/路 谢谢https://x.com查看", ["https://x.com/", "https://x.com"]),
+    (
+        "https://de.wikipedia.org/wiki/Müller; «www.x.fr»",
+        ["https://de.wikipedia.org/wiki/Müller", "www.x.fr"],
+    ),
+    ("&quot;https://x.com/?a=1&amp;b=2&quot;", ["https://x.com/?a=1&amp;b=2"]),
+    ("mail tom@x.org, or mailto:a.b+c@x-y.co.uk.", ["tom@x.org", "mailto:a.b+c@x-y.co.uk"]),
+    ("ssh://git@x.com:22/r.git", ["ssh://git@x.com:22/r.git"]),
+    ("http:// http://... @tom a@b file.txt awww.x", []),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), ADDRESSES)
+def test_an_address_ends_before_the_punctuation_behind_it(text: str, expected: list[str]) -> None:
+    assert [address[0] for address in addresses(text)] == expected
+    assert [found[0] for found in econmt_runtime.text._ADDRESS.finditer(text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *(
+            (text, False)
+            for text in ("", " ", "3", "1,234.56", "2024-11-29", "---", "$5 – 10 %", "٣٤", "😀", "…")
+        ),
+        *((text, False) for text in ("https://example.com/a", "tom@x.org", "(www.x.org) 3; tom@x.org.")),
+        *(
+            (text, True)
+            for text in ("a", "3 m", "é", "犬", "კ", "3 https://x.org a", "a tom@x.org", "@tom", "{x}")
+        ),
+    ],
+)
+def test_words_are_letters_outside_of_addresses(text: str, expected: bool) -> None:
+    assert has_words(text) == expected
+    assert econmt_runtime.text.has_words(text) == expected
+
+
+@pytest.mark.parametrize(
+    "piece", ["http://", ".,", "www.", "a@", "http://(", "http://x&", "(a", "a.a", ".c", "(", "&amp;"]
+)
+def test_long_texts_are_looked_through_in_one_go(piece: str) -> None:
+    for text in (f"http://x{piece * 50_000}", f"a@b{piece * 50_000}", piece * 50_000 + "@"):
+        assert sum(len(address[0]) for address in addresses(text)) <= len(text)
+
+
+WORDS = WordVocabulary([*SPECIAL_TOKENS, "A", "dog.", "Mr.", "Smith", "runs!", "It", "is", "3.5", "m."])
+
+
+def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
+    said: list[str] = []
+    translator = Translator(
+        [Copying()],
+        Vocabularies(WORDS, WORDS),
+        SearchOptions(beam_size=2, split_sentences=True, **options),  # type: ignore[arg-type]
+        warn=said.append,
+        data=data_section(3),
+        divide=divider(("en-US", target), split=True, markup=bool(options.get("markup"))),
+    )
+    return translator, said
+
+
+LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
+
+
+def test_lines_keep_their_sentences() -> None:
+    translator, said = made()
+    done: list[int] = []
+    found = translator.translate_chunk(LINES, 5, "text", done.append)
+    assert [each.text for each in found] == LINES
+    assert (sum(done), found[1].tokens) == (3, [])
+    assert found[0].tokens == LINES[0].split()
+    assert found[0].hypotheses[0].alignment == [(word, word) for word in range(9)]
+    assert found[0].log_probability == pytest.approx(-0.1 * 12)
+    assert len(said) == 1
+    assert said[0].startswith("text:5: 4 source tokens"), "of the line, not of the sentence"
+    (found,) = made("zh")[0].translate([LINES[0]])
+    assert found.text == "A dog.Mr. Smith runs!It is 3.5 m."
+
+
+def test_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
+    lines = ["\t1\t2\u00a0000 ", "https://x.org/a?b=1, tom@x.org", " - - - ", "A dog. 3.7 5. It is"]
+    how = division(sentence_spans, "de")
+    passage = plain_passage("\n".join(lines), how)
+    kept = ["1\t2\u00a0000", "https://x.org/a?b=1, tom@x.org", "- - -"]
+    assert [each.text for each in passage.sentences[:3]] == kept
+    assert [each.words for each in passage.sentences[:3]] == [[[0, 1, 2]], [[3], [4]], [[5], [6], [7]]]
+    assert in_capitals(passage._replace(sentences=passage.sentences[:3], gaps=passage.gaps[:4])) == (
+        "\n".join(lines[:3]).replace("https://x.org/a?b=1, tom@x.org", "HTTPS://X.ORG/A?B=1, TOM@X.ORG")
+        + "\n"
+    )
+    found = made()[0].translate(lines)
+    assert [each.text for each in found] == [line.strip() for line in lines]
+
+
+def test_addresses_are_put_back_by_alignment() -> None:
+    translator, _ = made()
+    (found,) = translator.translate(["A https://x.org/a dog. It is tom@x.org m."])
+    assert found.text == "A https://x.org/a dog. It is tom@x.org m."
+    assert found.hypotheses[0].alignment == [(0, 0), (2, 2), (3, 3), (4, 4), (6, 6)]
+    with pytest.raises(ValueError, match="cannot be combined with split_sentences"):
+        SearchOptions(split_sentences=True, attention=False)
+
+
+def test_an_address_ends_a_word_only_between_letters() -> None:
+    how = division(sentence_spans, "de")
+    texts = ["见https://x.com/谢谢", "见https://x.com/。", "。https://x.com/谢谢"]
+    found = [plain_passage(text, how).sentences for text in texts]
+    texts = [[each.text for each in sentences] for sentences in found]
+    assert texts == [["见 谢谢"], ["见。"], ["。", "谢谢"]]
+
+
+@pytest.mark.parametrize("cut", [(True, False), (False, True), (False, False)])
+def test_a_line_is_cut_if_one_of_its_sentences_is(cut: tuple[bool, bool]) -> None:
+    passage = plain_passage("A dog. It runs!", division(sentence_spans, "de"))
+    entries = [
+        NBestEntry(each.text, [], [], 0.0, 0.0, None, is_cut)
+        for each, is_cut in zip(passage.sentences, cut, strict=True)
+    ]
+    joined = passage.joined([Translation(each.text, 0.0, 0.0, [], None, [each], []) for each in entries])
+    assert joined.hypotheses[0].cut == any(cut)
+
+
+def test_constraints_are_of_one_sentence() -> None:
+    wish = Request("A dog.", avoid=["Smith"])
+    assert made()[0].translate_chunk([wish])[0].text == "A dog."
+    with pytest.raises(InputError, match="text:4: constraints belong to one sentence, and this line has 3"):
+        made()[0].translate_chunk([Request("A"), wish._replace(text=LINES[0])], 3, "text")
+
+
+def test_tags_and_sentences_together() -> None:
+    line = "<p>A <b>dog.</b> Mr. Smith <i>runs!</i></p><p><b>It is</b> 3.5 m.</p>"
+    (found,) = made(markup=True, nbest_size=2)[0].translate([line])
+    assert found.text == line
+    assert len(found.hypotheses) == 2
+    assert found.hypotheses[0].alignment == [(word, word) for word in range(8)]
+
+
+@pytest.mark.parametrize("target", ["de", "ja"])
+def test_lines_blanks_and_separators_come_back(target: str) -> None:
+    how = division(sentence_spans, target)
+    text = " One.  Two.\n\n\tThree\r\n  \nFour. Five.\u00a0Six.\n"
+    passage = plain_passage(text, how)
+    assert [each.text for each in passage.sentences] == ["One.", "Two.", "Three", "Four.", "Five.", "Six."]
+    assert passage.lines == [0, 0, 2, 4, 4, 4]
+    assert passage.line_count == 6
+    expected = text.upper()
+    if target == "ja":
+        expected = " ONE.TWO.\n\n\tTHREE\r\n  \nFOUR.FIVE.SIX.\n"
+    assert in_capitals(passage) == expected
+
+
+def test_languages_without_blanks_get_them() -> None:
+    assert in_capitals(plain_passage("一。二！三", division(sentence_spans, "en"))) == "一。 二！ 三"
+    assert in_capitals(plain_passage("一。二！三", division(sentence_spans, "zh"))) == "一。二！三"

@@ -1,7 +1,8 @@
-"""Lines from descriptors, and output that is whole or absent."""
+"""Lines from descriptors, output that is whole or absent, and JSON lines of translations."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -10,10 +11,13 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 from econmt.config import limits
 from econmt.data.text.corpus import read_lines
+from econmt.decoding.formats import format_translation
 from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_chunks, shown_on_terminal
+from econmt.decoding.translation import EMPTY, NBestEntry, Translation
 from econmt.errors import InputError
 
 
@@ -204,3 +208,53 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     with path.open("rb") as stream:
         found = [line for chunk in read_chunks(stream.fileno(), 5) for line in chunk]
         assert found == ["x" * 70_000, "y", "z" * 70_000]
+
+
+ATTENTION = torch.tensor([[0.25, 0.75], [1 / 3, 2 / 3]])
+CANDIDATES = [
+    NBestEntry("Größe", ["▁Größe"], [9], -0.5, -1.0, ATTENTION, False),
+    NBestEntry("Maß", ["▁Maß"], [8], -0.75, -1.5, None, True),
+]
+TRANSLATION = Translation("Größe", -0.5, -1.0, ["▁Größe"], ATTENTION, CANDIDATES, ["▁size"])
+
+
+def test_json_has_everything_but_attention() -> None:
+    line = format_translation(TRANSLATION, "json")
+    assert "\n" not in line
+    assert "Größe" in line
+    assert json.loads(line) == {
+        "translation": "Größe",
+        "score": -0.5,
+        "log_probability": -1.0,
+        "tokens": ["▁Größe"],
+        "source_tokens": ["▁size"],
+        "nbest": [
+            {
+                "translation": "Größe",
+                "score": -0.5,
+                "log_probability": -1.0,
+                "tokens": ["▁Größe"],
+                "cut": False,
+            },
+            {"translation": "Maß", "score": -0.75, "log_probability": -1.5, "tokens": ["▁Maß"], "cut": True},
+        ],
+    }
+
+
+def test_attention_adds_the_matrix() -> None:
+    found = json.loads(format_translation(TRANSLATION, "attention"))
+    assert found["attention"] == [[0.25, 0.75], [0.33333, 0.66667]]
+    assert found["nbest"][0]["attention"] == found["attention"]
+    assert found["nbest"][1]["attention"] == []
+
+
+def test_a_blank_line_is_an_object_too() -> None:
+    assert json.loads(format_translation(EMPTY, "attention")) == {
+        "translation": "",
+        "score": 0.0,
+        "log_probability": 0.0,
+        "tokens": [],
+        "source_tokens": [],
+        "nbest": [],
+        "attention": [],
+    }

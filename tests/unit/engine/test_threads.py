@@ -1,4 +1,4 @@
-"""How many threads compute, and when a person is warned of too many."""
+"""How many threads compute, and the warnings of too many and of a missing C library."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt.api import commands
 from econmt.engine import threads
 from econmt.engine.threads import candidates, crowded, fewest, threads_for, time_steps
+from econmt.training.run import run_recipe
+from tests.unit.training.tiny import Run, write_text
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -92,3 +95,36 @@ def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         monkeypatch.setattr(threads, "_load", lambda load=load: load)
         assert crowded(count) == warning
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads.native, "is_built", lambda: False)
+    commands._warn_of_library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library")
+def test_commands_tell_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        commands.warn_of_slowness()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "C library" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "econmt: warning: econmt was installed without its C library: on a CPU it translates"
+    )
+    commands._warn_of_library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_run_tells_it(tmp_path: Path) -> None:
+    write_text(tmp_path, {"train": 12, "valid": 3})
+    run = Run(tmp_path, tmp_path / "run", ("training.max_updates=1",))
+    run_recipe(run.recipe, [tmp_path], console=run.console)
+    assert run.said().count("warning: econmt was installed without its C library") == 1
+
+
+def test_nothing_is_told_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert threads.missing_library() is None
+    commands._warn_of_library.cache_clear()
+    commands.warn_of_slowness()
+    assert "C library" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim by their names, and what ours add to them: loss scale, rounding, sparse gradients."""
+"""Optimizers of econmt and of torch.optim by their names, and means of parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.engine.optimizers import TorchOptimizer
+from econmt.config.recipe import OptimizerSection as Optimizer
+from econmt.engine.optimizers import TorchOptimizer, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from econmt.engine.parameters import ParameterAverage, begins
+from econmt.errors import InputError
 from econmt_ops.optimizers import BackwardUpdates, LossScale
+from tests.unit.engine.test_step import make_step, make_task
+from tests.unit.engine.toy import assert_same_bits, parameters
 
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
     "nadam": (torch.optim.NAdam, {"betas": (0.8, 0.95)}, {"betas": (0.8, 0.95)}),
@@ -28,7 +33,7 @@ KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, An
 NAMES = pytest.mark.parametrize("name", TorchOptimizer.names)
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+def made_parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     draw = torch.Generator().manual_seed(2)
     shapes = ((70, 64), (7,), (1, 4))
     return [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in shapes]
@@ -46,11 +51,11 @@ def everything(run: list[nn.Parameter], optimizer: TorchOptimizer) -> list[Tenso
 
 @NAMES
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_steps_are_those_of_torch(name: str, decay: float) -> None:
+def test_steps_are_those_of_torch_by_name(name: str, decay: float) -> None:
     """To the bit, the state included, before and after RAdam knows a variance, with a rate that changes."""
     kind, ours, theirs = KINDS[name]
     eps = (1e-6, 1e-3) if name == "adafactor" else 1e-6
-    mine, yours = parameters(), parameters()
+    mine, yours = made_parameters(), made_parameters()
     optimizer = TorchOptimizer(mine, name=name, learning_rate=0.05, eps=1e-6, weight_decay=decay, **ours)
     other = kind(yours, lr=0.05, eps=eps, weight_decay=decay, **theirs)  # type: ignore[call-arg]
     for step in range(12):
@@ -61,7 +66,7 @@ def test_steps_are_those_of_torch(name: str, decay: float) -> None:
         give(yours, step)
         optimizer.step()
         other.step()
-    for one, two, before in zip(mine, yours, parameters(), strict=True):
+    for one, two, before in zip(mine, yours, made_parameters(), strict=True):
         assert one.equal(two)
         assert not one.equal(before)
         for key, value in optimizer.state[one].items():
@@ -71,7 +76,7 @@ def test_steps_are_those_of_torch(name: str, decay: float) -> None:
 @NAMES
 def test_a_step_that_overflows_leaves_no_trace(name: str) -> None:
     """Neither the first one nor a later one; the others are those without a scale."""
-    runs = parameters(), parameters()
+    runs = made_parameters(), made_parameters()
     scaled, plain = (TorchOptimizer(run, name=name, learning_rate=0.5) for run in runs)
     scale = scaled.loss_scale = LossScale(torch.device("cpu"), 2.0**12)
     scaled.prepare()
@@ -93,7 +98,7 @@ def test_a_step_that_overflows_leaves_no_trace(name: str) -> None:
 @NAMES
 def test_a_sparse_gradient_is_a_dense_one_with_zeros(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("econmt_ops.optimizers.fused.BLOCK_BYTES", 4096)
-    runs = parameters(), parameters()
+    runs = made_parameters(), made_parameters()
     optimizers = [TorchOptimizer(run, name=name, learning_rate=0.05) for run in runs]
     for step in range(3):
         for run, optimizer, sparse in zip(runs, optimizers, (True, False), strict=True):
@@ -114,7 +119,7 @@ def test_parameters_in_bfloat16_are_updated_in_float32_and_rounded(
     monkeypatch.setattr("econmt_ops.optimizers.fused.BLOCK_BYTES", 16 * 64 * 4)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        (weight, *_) = parameters(dtype)
+        (weight, *_) = made_parameters(dtype)
         optimizer = TorchOptimizer([weight], name=name, learning_rate=0.05)
         for _ in range(4):
             updates = BackwardUpdates(optimizer, "value", 1.0)
@@ -127,3 +132,129 @@ def test_parameters_in_bfloat16_are_updated_in_float32_and_rounded(
     kinds = [{key: (part.dtype, part.shape) for key, part in each.items()} for each in (state, narrow)]
     assert kinds[0] == kinds[1]
     assert float(narrow["step"]) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (torch.optim.SGD, {}),
+        (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+        (torch.optim.Adam, {"weight_decay": 0.01}),
+        (torch.optim.AdamW, {"betas": (0.8, 0.95), "weight_decay": 0.1}),
+    ],
+)
+def test_steps_are_those_of_torch(kind: type[torch.optim.Optimizer], keys: dict[str, Any]) -> None:
+    """To the bit, with a parameter that has no gradient at first (torch's SGD cannot do that); so is the state."""
+    start = [torch.randn(5, 3), torch.randn(7), torch.randn(2, 2)]
+    ours, theirs = ([nn.Parameter(part.clone()) for part in start] for _ in range(2))
+    config = Optimizer.model_validate({"name": kind.__name__.lower(), "learning_rate": 0.05, **keys})
+    mine = make_optimizer(dict(zip("abc", ours, strict=True)), config)
+    yours = kind(theirs, lr=0.05, fused=True, **keys)  # type: ignore[call-arg]
+    for step in range(4):
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            gradient = (
+                None if number == step and keys and kind is not torch.optim.SGD else torch.randn_like(pair[0])
+            )
+            for parameter in pair:
+                parameter.grad = None if gradient is None else gradient.clone()
+        mine.step()
+        yours.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+        state = {name: part for name, part in yours.state[other].items() if part is not None}
+        assert mine.state.get(one, {}).keys() == state.keys()
+        assert all(torch.equal(mine.state[one][name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Optimizer(name="adam"),
+        Optimizer(name="adamw", weight_decay=0.1),
+        Optimizer(name="sgd", momentum=0.9),
+        Optimizer(name="sgd"),
+        Optimizer(name="nadam"),
+        Optimizer(name="adafactor"),
+        Optimizer(name="adam8bit", weight_decay=0.1),
+    ],
+)
+def test_state_comes_back_with_the_same_bits(config: Optimizer) -> None:
+    torch.manual_seed(3)
+    first = {"a": nn.Parameter(torch.randn(14, 300)), "b": nn.Parameter(torch.randn(5))}
+    optimizer = make_optimizer(first, config)
+    for _ in range(3):
+        for parameter in first.values():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    tensors = {key: value.clone() for key, value in optimizer_tensors(optimizer, first).items()}
+    second = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in first.items()}
+    resumed = make_optimizer(second, config)
+    load_optimizer_tensors(resumed, second, tensors, "here")
+    for name in first:
+        first[name].grad = torch.randn_like(first[name])
+        second[name].grad = first[name].grad.clone()
+    optimizer.step()
+    resumed.step()
+    for name in first:
+        assert torch.equal(first[name], second[name])
+    # What was loaded is a copy: the step did not write into the tensors it came from.
+    assert all(torch.equal(value, tensors[key]) for key, value in tensors.items())
+    assert bool(tensors) == (config.name != "sgd" or config.momentum > 0)
+
+
+def test_momentum_may_come_to_a_state_without_it() -> None:
+    """A mean of the parameters lies there already."""
+    part = nn.Parameter(torch.ones(3))
+    optimizer = make_optimizer({"a": part}, Optimizer(name="sgd", learning_rate=0.1, momentum=0.9))
+    optimizer.state[part] = {"average": torch.full((3,), 7.0)}
+    part.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(part.detach(), torch.full((3,), 0.9))
+    assert optimizer.state[part].keys() == {"momentum_buffer", "average"}
+    assert torch.equal(optimizer.state[part]["average"], torch.full((3,), 7.0))
+
+
+def test_state_of_another_model_is_refused_by_name() -> None:
+    for name, shape, message in (
+        ("z", 3, r"optimizer state of 'z', but the model has no such parameter"),
+        ("a", 4, r"optimizer state exp_avg/a has shape \(4,\), but the parameter needs \(3,\)"),
+    ):
+        parameters = {"a": nn.Parameter(torch.zeros(3))}
+        optimizer = make_optimizer(parameters, Optimizer())
+        with pytest.raises(InputError, match=f"file: {message}"):
+            load_optimizer_tensors(optimizer, parameters, {f"exp_avg/{name}": torch.zeros(shape)}, "file")
+
+
+def test_an_error_in_the_context_puts_the_parameters_back() -> None:
+    step = make_step(make_task())
+    before = parameters(step.model)
+    average = ParameterAverage(step.optimizer)
+    with pytest.raises(KeyboardInterrupt), average.in_place():
+        raise KeyboardInterrupt
+    assert_same_bits(parameters(step.model), before)
+    with average.in_place():
+        assert all(not value.any() for value in parameters(step.model).values())
+
+
+def test_the_newest_is_compared_with_the_best_of_those_before_the_interval() -> None:
+    for perplexities in ([], [5.0], [5.0, 5.0]):
+        assert not begins(perplexities, 0)
+    assert begins([5.0, 6.0], 0)
+    for perplexities in ([4.0, 5.0], [5.0, 4.0, 4.5], [3.0, 9.0, 8.0, 2.0]):
+        assert not begins(perplexities, 1)
+    for perplexities in ([4.0, 5.0, 4.5], [3.0, 9.0, 8.0, 4.0]):
+        assert begins(perplexities, 1)
+
+
+def test_the_mean_of_updates() -> None:
+    step = make_step(make_task())
+    average = ParameterAverage(step.optimizer)
+    first = parameters(step.model)
+    average.add(1)
+    with torch.no_grad():
+        for parameter in step.model.parameters():
+            parameter.add_(2.0)
+    average.add(2)
+    with average.in_place():
+        for name, value in parameters(step.model).items():
+            torch.testing.assert_close(value, first[name] + 1.0)

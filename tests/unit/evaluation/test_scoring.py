@@ -1,4 +1,4 @@
-"""Scores of pairs: what they are made of."""
+"""Metrics are sacreBLEU's; scores of pairs, and the order of n-best lists by a judge."""
 
 from __future__ import annotations
 
@@ -6,11 +6,32 @@ import math
 from collections.abc import Sequence
 
 import pytest
+import sacrebleu
 import torch
 from torch import Tensor
 
+from econmt.config.recipe import load_recipe
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, WordVocabulary
-from econmt.evaluation.scoring import Scorer, token_ids
+from econmt.errors import EconmtError, InputError
+from econmt.evaluation import metrics
+from econmt.evaluation.metrics import (
+    bleu,
+    corpus_score,
+    make_metric,
+    paired_bootstrap,
+    recipe_tokenizer,
+    tokenizer_of,
+)
+from econmt.evaluation.reranking import (
+    RerankCandidate,
+    WeightedScorer,
+    by_models,
+    by_reference,
+    read_candidate,
+    read_lists,
+    rerank,
+)
+from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
 from econmt.model.translation import ROWS_AT_ONCE, Predictions
 
 WORDS = WordVocabulary(["<pad>", "<unk>", "<s>", "</s>", "a", "b", "c"])
@@ -112,3 +133,207 @@ def test_token_ids() -> None:
     for special in (PAD, BOS, EOS):
         with pytest.raises(KeyError):
             encode(WORDS.tokens([special])[0])
+
+
+LINES = [
+    "0 ||| ein Hund ||| logprob= -1.000000 ||| -0.500000 ||| 0-0 1-1",
+    "0 ||| a &#124;&#124;&#124; b ||| logprob= -2.000000 ||| -0.700000",
+    "1 |||  ||| logprob= 0.000000 ||| 0.000000",
+    "2 ||| eine Katze läuft ||| logprob= -1.000000 ||| -0.100000",
+    "2 ||| ein Hund läuft ||| logprob= -1.000000 ||| -0.200000",
+]
+
+
+def test_a_list_is_written_as_it_is_read() -> None:
+    assert [read_candidate(line, "x").line for line in LINES] == LINES
+    assert read_candidate(LINES[1], "x").text == "a ||| b"
+    assert [len(own) for own in read_lists(LINES, "x")] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["ein Hund"], "lists:1: expected number"),
+        (["0 ||| a ||| x ||| nan"], "lists:1: expected number"),
+        (["-1 ||| a ||| x ||| 1"], "lists:1: expected number"),
+        (["1 ||| a ||| x ||| 1"], "lists:1: sentence 1, where 0 was expected"),
+        ([LINES[0], LINES[3]], "lists:2: sentence 2, where 0 or the next was expected"),
+        ([LINES[0], LINES[2], LINES[0]], "lists:3: sentence 0, where 1 or the next was expected"),
+    ],
+)
+def test_what_is_no_list_is_told(lines: list[str], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        list(read_lists(lines, "lists"))
+    assert message in str(refused.value)
+
+
+def test_every_part_knows_the_number_of_its_first_sentence() -> None:
+    """Also the third one, and one that is not full."""
+    lists = [[RerankCandidate(number, "a", "", 0.0)] for number in range(5)]
+    parts: list[tuple[list[int], int]] = []
+
+    def judge(part: Sequence[list[RerankCandidate]], first: int) -> list[list[float]]:
+        parts.append(([candidates[0].number for candidates in part], first))
+        return [[1.0 + first] for _ in part]
+
+    scores = [candidates[0].score for candidates in rerank(lists, judge, 2)]
+    assert parts == [([0, 1], 0), ([2, 3], 2), ([4], 4)]
+    assert scores == [1.0, 1.0, 3.0, 3.0, 5.0]
+
+
+def test_all_fields_after_the_score_are_kept() -> None:
+    line = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
+    assert read_candidate(line, "x").rest == "0-0 ||| more ||| "
+    assert read_candidate(line, "x").line == line
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_references_decide(metric: str) -> None:
+    references = ["a ||| b c", "", "ein Hund läuft weit"]
+    judge = by_reference(metric, references, "13a")  # type: ignore[arg-type]
+    lists = list(rerank(read_lists(LINES, "x"), judge, 2))
+    assert [own[0].text for own in lists] == ["a ||| b", "", "ein Hund läuft"]
+    score = sacrebleu.sentence_bleu if metric == "bleu" else sacrebleu.sentence_chrf
+    assert lists[2][0].score == pytest.approx(score("ein Hund läuft", [references[2]]).score)
+    assert lists[0][1].rest == "0-0 1-1"
+
+
+class Asked(Scorer):
+    """Thinks that texts are as improbable as they are long, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[str, str]] = []
+
+    def score(self, pairs: Sequence[tuple[str, str]], chunk_size: int = 0) -> list[ScoredPair]:  # type: ignore[override]
+        self.pairs += pairs
+        return [ScoredPair(-float(len(target)), target.split(), []) for _, target in pairs]
+
+
+def test_models_decide() -> None:
+    forwards, backwards = Asked(), Asked()
+    weighted = [WeightedScorer(forwards, 0.5, False), WeightedScorer(backwards, 2.0, True)]
+    judge = by_models(["s0", "s1", "s2"], weighted)
+    lists = list(rerank(read_lists(LINES, "x"), judge, 2))
+    assert forwards.pairs[0] == ("s0", "ein Hund")
+    assert backwards.pairs[-1] == ("ein Hund läuft", "s2")
+    by_text = {each.text: each.score for own in lists for each in own}
+    assert by_text["ein Hund"] == pytest.approx(-0.5 - 0.5 * 8 / 3 - 2.0 * 2 / 2)
+    assert lists[2][0].text == "ein Hund läuft"
+    equal = [[RerankCandidate(0, text, "", 1.0) for text in "ba"]]
+    assert [each.text for each in next(rerank(equal, lambda *_: [[2.0, 2.0]]))] == ["b", "a"]
+
+
+HYPOTHESES = [
+    "Ein Hund rennt über die Wiese.  ",
+    "Zwei Männer sitzen auf einer Bank",
+    "",
+    "Das ist ein Test.",
+]
+REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer sitzen auf der Bank. ", "", "Dies ist ein Test."]
+
+
+def test_bleu_is_that_of_the_stripped_lines() -> None:
+    found = bleu(HYPOTHESES, REFERENCES)
+    theirs = sacrebleu.BLEU()
+    ours, other = ([line.rstrip() for line in lines] for lines in (HYPOTHESES, REFERENCES))
+    expected = theirs.corpus_score(ours, [other])
+    assert found.value == expected.score
+    assert found.value == pytest.approx(49.0, abs=10)
+    assert found.signature == str(theirs.get_signature())
+    assert found.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert found.text == expected.format(2, signature=found.signature)
+    assert found.name == "BLEU"
+
+
+def test_counts_must_agree() -> None:
+    with pytest.raises(ValueError, match="3 hypotheses and 4 references"):
+        bleu(HYPOTHESES[:3], REFERENCES)
+    with pytest.raises(ValueError, match="0 hypotheses"):
+        bleu([], [])
+
+
+@pytest.mark.parametrize(
+    ("language", "name"),
+    [
+        *(("de", "13a"), ("vi", "13a"), ("trg", "13a"), ("txt", "13a")),
+        *(
+            ("zh", "zh"),
+            ("zh_CN", "zh"),
+            ("tok.zh", "zh"),
+            ("cmn-Hant", "zh"),
+            ("TOK.ZH", "zh"),
+            ("th", "char"),
+            ("khm", "char"),
+        ),
+    ],
+)
+def test_a_target_language_chooses_the_tokenizer(language: str, name: str) -> None:
+    assert tokenizer_of(language) == (name, "")
+
+
+@pytest.mark.parametrize(("language", "name"), [("ja", "ja-mecab"), ("ko", "ko-mecab")])
+def test_without_mecab_characters_count(monkeypatch: pytest.MonkeyPatch, language: str, name: str) -> None:
+    monkeypatch.setattr(metrics, "_is_installed", lambda _: True)
+    assert tokenizer_of(language) == (name, "")
+    monkeypatch.setattr(metrics, "_is_installed", lambda _: False)
+    found = tokenizer_of(language)
+    assert found.name == "char"
+    assert f"pip install 'sacrebleu[{language}]'" in found.note
+
+
+def test_a_run_keeps_its_tokenizer_and_the_recipe_may_name_it() -> None:
+    auto = load_recipe("quickstart", ["data.target=zh"])
+    assert recipe_tokenizer(auto).name == "zh"
+    assert recipe_tokenizer(auto, "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp").name == "13a"
+    named = load_recipe("quickstart", ["data.target=zh", "training.bleu_tokenizer=char"])
+    assert recipe_tokenizer(named, "nrefs:1|tok:13a|smooth:exp").name == "char"
+
+
+def test_a_tokenizer_that_is_not_installed_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing:
+        TOKENIZERS = ("ja-mecab",)
+
+        def __init__(self, **_: object) -> None:
+            raise RuntimeError
+
+    monkeypatch.setattr(metrics, "BLEU", Missing)
+    told = r"tokenizer 'ja-mecab': not installed; pip install 'sacrebleu\[ja\]'"
+    with pytest.raises(EconmtError, match=told):
+        make_metric("bleu", [["a"]], tokenize="ja-mecab")
+
+
+def test_scores_keep_no_lines() -> None:
+    """sacreBLEU's tokenizers remember the lines of every metric that there has been."""
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+    from sacrebleu.tokenizers.tokenizer_re import TokenizerRegexp
+
+    score = bleu(["a b c d e"] * 2, ["a b c d f"] * 2)
+    assert bleu(["a b c d e"] * 2, ["a b c d f"] * 2) == score
+    assert [kind.__call__.cache_info().currsize for kind in (Tokenizer13a, TokenizerRegexp)] == [0, 0]
+
+
+def test_a_system_is_better_in_the_direction_of_the_metric() -> None:
+    """An equal one is neither better nor worse; TER falls."""
+    lines = [f"the {word} dog runs home now" for word in ("red", "old", "big", "shy")]
+    half = [*lines[:2], "a", "b"]
+    systems = {"first": half, "same": half, "best": lines, "worst": ["x"] * 4}
+    found = paired_bootstrap(systems, {name: make_metric(name, [lines]) for name in ("ter", "bleu")}, 20)
+    assert [each.name for each in found] == ["TER", "BLEU"]
+    for significance in found:
+        assert [each.better for each in significance.systems] == [None, None, True, False]
+        assert significance.systems[0].p_value is None
+        assert significance.systems[1].p_value is not None
+
+
+def test_case_is_ignored_where_asked_for() -> None:
+    score = {
+        (name, lowercase): corpus_score(
+            make_metric(name, [["Ein Hund läuft sehr weit"]], lowercase=lowercase),
+            ["ein hund läuft sehr weit"],
+        ).value
+        for name in ("bleu", "chrf")
+        for lowercase in (False, True)
+    }
+    assert score["chrf", True] == pytest.approx(100.0)
+    assert score["chrf", False] < 90.0
+    assert score["bleu", False] < score["bleu", True]

@@ -1,12 +1,14 @@
-"""Tables and data say what the ledgers say."""
+"""Tables and data say what the ledgers say, and fit where they are printed."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from econmt.estimate.fit import Fit
 from econmt.estimate.report.data import fit_data, report_data
@@ -23,6 +25,7 @@ from econmt.estimate.report.report import (
 )
 from econmt_memory.measure.ledger import Ledger, Moment, OutsideMemory, TensorAtPeak
 from econmt_memory.report.data import downsample
+from econmt_memory.report.layout import fitted, print_table
 from econmt_memory.report.ledger_tables import grouped, largest_table, ledger_table, maker, peak_moment
 from econmt_memory.report.tables import ReportTable, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
@@ -220,3 +223,69 @@ def test_the_first_of_equal_peaks_counts() -> None:
     )
     assert peak_moment(ledger) == Moment(1.0, 9, "forward")
     assert str(SHAPE) == "4 x 30 x 20"
+
+
+def printed(table: Table, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    with console.capture() as captured:
+        print_table(console, table)
+    return captured.get().splitlines()
+
+
+def wide(columns: int, cell: str = "1,234.5 MB") -> Table:
+    table = Table(title="a table of many figures")
+    for number in range(columns):
+        table.add_column(f"column number {number}", justify="right")
+    for row in range(3):
+        table.add_row(*(f"{cell} {row}" for _ in range(columns)), end_section=row == 1)
+    return table
+
+
+def test_a_table_that_fits_is_left_alone() -> None:
+    table = wide(2)
+    assert fitted(table, 80) is table
+
+
+@pytest.mark.parametrize("columns", [2, 5, 6, 9, 14])
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_cell_and_head_is_there(columns: int, width: int) -> None:
+    lines = printed(wide(columns), width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "a table of many figures" in text
+    for row in range(3):
+        assert text.count(f"1,234.5 MB {row}") == columns
+    for number in range(1, columns):
+        assert str(number) in text
+
+
+def test_rows_that_are_too_wide_become_blocks() -> None:
+    table = Table(title="steps")
+    for name in ("step", "what it is", "empty", "seconds"):
+        table.add_column(name)
+    table.add_row("first", "word " * 20, "", "3")
+    lines = printed(table, 80)
+    assert lines[0] == "steps"
+    assert lines[1] == "first:"
+    assert lines[2].startswith("  what it is word word")
+    assert lines[-1] == "  seconds 3"
+    assert "empty" not in "".join(lines)
+
+
+def test_a_long_word_is_no_wider_than_the_console() -> None:
+    table = Table("path")
+    table.add_row("x" * 200)
+    assert max(map(len, printed(table, 80))) <= 80
+
+
+def test_what_all_rows_share_is_told_once() -> None:
+    table = Table(title="times")
+    for name in ("operation", "processor", "nothing", "milliseconds"):
+        table.add_column(name)
+    for number in range(2):
+        table.add_row(f"product {number}", "a processor with a name that is long " * 2, "", f"{number}.5")
+    lines = printed(table, 80)
+    text = " ".join(" ".join(lines).split())
+    assert text.startswith("times, processor a processor with a name that is long")
+    assert text.count("a processor with") == 2
+    assert lines[-1].split() == ["product", "1", "1.5"]

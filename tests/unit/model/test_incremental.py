@@ -12,6 +12,7 @@ from torch import Tensor
 from econmt.model import IncrementalModel, IncrementalState, TranslationModel
 from econmt.model.inference import layout
 from econmt.model.inference.attention import StepAttention
+from econmt.model.inference.encoder import PrepackedEncoder
 from econmt.model.inference.state import Sources
 from tests.unit.model.test_translation import log_probabilities, make_batch, make_config, make_model
 
@@ -195,3 +196,53 @@ def test_log_softmax_where_the_logits_were(dtype: torch.dtype, size: int) -> Non
 def test_a_model_that_trains_is_refused() -> None:
     with pytest.raises(AssertionError, match="evaluation mode"):
         begin(IncrementalModel(make_model(make_config()).train()))
+
+
+ENCODERS = pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"encoder__bidirectional": "none", "encoder__reverse_input": True, "decoder__state_init": "avg"},
+        {"encoder__bidirectional": "all", "encoder__layers": 3, "encoder__residual": True},
+        {"encoder__layers": 3, "encoder__rank": 3, "encoder__residual": True},
+        {"attention__type": "dot", "encoder__layers": 1},
+    ],
+    ids=["bottom", "reverse", "all", "rank", "dot"],
+)
+
+
+@ENCODERS
+def test_it_gives_what_the_model_gives(options: dict[str, object]) -> None:
+    model = make_model(make_config(**options)).float()
+    source, lengths, _, _ = make_batch()
+    with torch.no_grad():
+        expected = model.encode(source, lengths)
+        found = PrepackedEncoder(model, torch.float32)(source, lengths)
+    torch.testing.assert_close(found.summary, expected.summary)
+    torch.testing.assert_close(found.memory.values, expected.memory.values)
+    torch.testing.assert_close(found.memory.keys, expected.memory.keys)
+    assert found.memory.values[1, 2:].abs().max() == 0.0
+
+
+@ENCODERS
+def test_what_stands_in_the_padding_is_not_read(options: dict[str, object]) -> None:
+    encoder = PrepackedEncoder(make_model(make_config(**options)).float(), torch.float32)
+    source, lengths, _, _ = make_batch()
+    with torch.no_grad():
+        expected = encoder(source, lengths)
+        source[1, 2:] = torch.tensor([12, 4, 9])
+        found = encoder(source, lengths)
+    assert torch.equal(found.summary, expected.summary)
+    assert torch.equal(found.memory.values, expected.memory.values)
+
+
+def test_bfloat16_is_near_float32() -> None:
+    model = make_model(make_config()).float()
+    source, lengths, _, _ = make_batch()
+    with torch.no_grad():
+        expected = model.encode(source, lengths)
+        found = PrepackedEncoder(model, torch.bfloat16)(source, lengths)
+    assert found.memory.values.dtype == torch.bfloat16
+    assert not torch.equal(found.memory.values.float(), expected.memory.values)
+    torch.testing.assert_close(found.memory.values.float(), expected.memory.values, rtol=0.03, atol=0.01)
+    torch.testing.assert_close(found.summary.float(), expected.summary, rtol=0.03, atol=0.01)

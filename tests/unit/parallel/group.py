@@ -1,4 +1,7 @@
-"""Processes that stay for a whole session of tests and train together in worlds of one to four ranks."""
+"""Processes that stay for a whole session of tests and train together in worlds of one to four ranks.
+
+They are forks of one that has imported everything, since each import of torch takes two seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,6 +21,7 @@ import torch.distributed as dist
 from econmt.config.recipe import ParallelSection
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import RankEnvironment
+from tests.conftest import SOURCES
 
 Job = Callable[..., Any]
 """Called on each rank with its world first; what it returns goes to the test."""
@@ -30,7 +35,11 @@ class Group:
         self._workers: list[Any] = []
 
     def _start(self, ranks: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.unit.parallel.jobs"])
+        with pytest.MonkeyPatch.context() as patch:  # which is where the server looks for what it imports
+            patch.setenv("PYTHONPATH", SOURCES)
+            forkserver.ensure_running()
         for _ in range(len(self._workers), ranks):
             here, there = context.Pipe()
             self._pipes.append(here)

@@ -1,4 +1,4 @@
-"""Runs of ``parallel: {pipeline: N}`` learn, validate and save what runs of one process do."""
+"""Pipelines compute, learn, validate and save what one process does."""
 
 from __future__ import annotations
 
@@ -73,3 +73,27 @@ def test_there_may_be_as_many_stages_as_the_deeper_side_has_layers() -> None:
     assert load_recipe("quickstart", given).parallel.pipeline == 3
     with pytest.raises(InputError, match=r"model\.decoder\.layers: 3"):
         load_recipe("quickstart", [*given[:-1], "parallel.pipeline=4"])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pipeline_checks.language_model,
+        pipeline_checks.decoder_without_input_feeding,
+        pipeline_checks.decoder_with_input_feeding,
+        pipeline_checks.bfloat16,
+        pipeline_checks.float16,
+    ],
+)
+def test_a_pipeline_computes_what_one_process_does(
+    ranks: int, check: pipeline_checks.Check, group: Group
+) -> None:
+    group.run(ranks, check)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_a_table_is_looked_up_in_where_its_rows_are(ranks: int, group: Group) -> None:
+    group.run(ranks, pipeline_checks.divided_table)
+    group.run(ranks, pipeline_checks.tied_tables)

@@ -1,7 +1,8 @@
-"""Options of training that other toolkits have, each in a run from its beginning to its end."""
+"""Options of training, each in a run: those of other toolkits, smaller steps, and sparse gradients."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Callable
@@ -11,17 +12,24 @@ import pytest
 import sacrebleu
 import torch
 import yaml
+from torch._subclasses.fake_tensor import FakeTensor
 
+from econmt.budget.run_budget import divide
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
+from econmt.data.batching.batches import Batch
+from econmt.engine.parameters import in_float32
+from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
+from econmt.model import Implementations, layers
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.tiny import MakeRun, metrics
+from tests.unit.training.conftest import UseRows
+from tests.unit.training.tiny import MakeRun, metrics, watch_losses
 
 
 @pytest.mark.parametrize(
@@ -142,3 +150,141 @@ def test_a_folder_of_an_earlier_version_goes_on(make_run: MakeRun) -> None:
     message = r"recipe.yaml:\d+: model.lhuc is no longer supported; remove it, and train"
     with pytest.raises(InputError, match=message):
         load_model(parts.folder.path)
+
+
+JOINT = "data.subwords={type: bpe, size: 30, joint: true}"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "momentum": ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}",),
+    "embedding dropout": ("model.dropout={embedding: 0.3}",),
+    "several batches": ("training.update_interval=3",),
+    "micro-batches": ("training.memory_budget=1GiB",),
+    "src_trg": (JOINT, "model.weight_tying=src_trg"),
+    "trg_softmax": ("model.weight_tying=trg_softmax",),
+    "src_trg_softmax": (JOINT, "model.weight_tying=src_trg_softmax"),
+    "no input feeding": ("model.decoder={input_feeding: false, size: 8}",),
+}
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
+    """The layouts of the gradients from which updates are made, but for those of which memory is estimated."""
+    found: set[torch.layout] = set()
+    update = TrainingStep.update
+
+    def noted(step: TrainingStep) -> None:
+        gradients = [part.grad for part in step.model.parameters() if part.grad is not None]
+        found.update(each.layout for each in gradients if not isinstance(each, FakeTensor))
+        update(step)
+
+    monkeypatch.setattr(TrainingStep, "update", noted)
+    return found
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_run_learns_the_same(
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    use_rows: UseRows,
+    layouts: set[torch.layout],
+    name: str,
+) -> None:
+    use_rows(2)
+    rows, short = [], ("training.max_updates=4", "training.gradient_clipping.threshold=0.5")
+    for few in (0, 10**9):
+        monkeypatch.setattr(layers, "_FEW", few)
+        layouts.clear()
+        run = make_run(*VARIANTS[name], *short, name=str(few)).trained()
+        # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
+        dense = few > 0 or name in ("several batches", "micro-batches", "src_trg_softmax")
+        assert (torch.sparse_coo not in layouts) == dense
+        rows.append(metrics(run.folder))
+    for sparse, dense in zip(*rows, strict=True):
+        assert sparse["train_loss"] == pytest.approx(dense["train_loss"], rel=1e-5)
+        assert sparse["valid_perplexity"] == pytest.approx(dense["valid_perplexity"], rel=1e-5)
+
+
+def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, use_rows: UseRows
+) -> None:
+    """The second of two parts fails: both are computed again, in smaller parts."""
+    monkeypatch.setattr(layers, "_FEW", 0)
+    found = []
+    for rows in (1, 2):
+        use_rows(rows)
+        run = make_run("training.memory_budget=1GiB", "model.dropout=0.0", name=f"rows{rows}")
+        trainer = run.trainer()
+        parts: list[int] = []
+
+        def full(batch: Batch, _: object, rows: int = rows, parts: list[int] = parts) -> None:
+            parts.append(len(batch.indices))
+            if rows == 2 and parts == [2, 2]:
+                raise MemoryError
+
+        batch = next(trainer.batches)
+        assert len(divide(batch, trainer.budget.plan, Implementations())) == 4 // rows
+        with monkeypatch.context() as patch:
+            watch_losses(patch, full)
+            norm = trainer.gradient([batch]).norm
+        trainer.step.update()
+        assert parts == {1: [1, 1, 1, 1], 2: [2, 2, 1, 1, 1, 1]}[rows]
+        found.append([norm, *(parameter.detach() for parameter in trainer.parameters.values())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+NARROW = ("training.param_dtype=bfloat16", "training.precision=bfloat16")
+BY_VALUE = "training.gradient_clipping={type: value, threshold: 0.1}"
+
+
+def test_saved_parameters_are_float32_files_of_values_of_bfloat16(make_run: MakeRun) -> None:
+    run = make_run(*NARROW, "training.optimizer={name: adam8bit, learning_rate: 0.02}").trained()
+    tensors, _ = read_tensors(run.folder.parameters(8))
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    matrices = [tensor for tensor in tensors.values() if tensor.dim() > 1]
+    assert all(tensor.equal(tensor.bfloat16().float()) for tensor in matrices)
+
+
+def test_values_set_in_float32_are_rounded_in_place() -> None:
+    matrix = torch.nn.Parameter(torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16))
+    vector = torch.nn.Parameter(torch.tensor([1.0]))
+    address = matrix.data_ptr()
+    with in_float32([matrix, vector]):
+        assert matrix.dtype == torch.float32
+        assert matrix.tolist() == [[1.0, 3.0]]
+        with torch.no_grad():
+            matrix[0, 1] = 1.0 + 2.0**-10
+    assert matrix.dtype == torch.bfloat16
+    assert matrix.data_ptr() == address
+    assert matrix.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.slow
+def test_a_step_that_has_updated_parameters_is_not_repeated(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out in the backward pass: the plan would make parts, but some parameters have changed."""
+    monkeypatch.setattr("econmt_ops.optimizers.in_backward.GROUP_BYTES", 1)
+    budget = "training.memory_budget=1GiB"
+    for when, message in (("always", "out of memory"), ("never", "")):
+        trainer: Trainer = make_run(
+            BY_VALUE, budget, f"training.optimizer_in_backward={when}", name=when
+        ).trainer()
+        batches = [next(trainer.batches)]
+        failures = itertools.count()
+        first = next(iter(trainer.parameters.values()))
+
+        def fail(_gradient: torch.Tensor, failures: itertools.count[int] = failures) -> None:
+            if next(failures) == 0:
+                raise MemoryError
+
+        hook = first.register_hook(fail)
+        try:
+            if message:
+                with pytest.raises(Exception, match=message):
+                    trainer.gradient(batches, updates=True)
+            else:
+                trainer.gradient(batches, updates=True)
+        finally:
+            hook.remove()

@@ -132,7 +132,7 @@ class EncoderDecoder(nn.Module):
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
         self.words = nn.Embedding(words, width)
-        self.transformer = nn.Transformer(width, 4, 2, 2, 4 * width, 0.1, batch_first=True)
+        self.transformer = nn.Transformer(width, 4, 1, 1, 4 * width, 0.1, batch_first=True)
         self.head = nn.Linear(width, words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
