@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1941,
     "memory": 5589,
     "runtime": 2261,
-    "ops": 24187,
+    "ops": 23787,
     "scripts": 15011,
     "tests": 56000,
 }
