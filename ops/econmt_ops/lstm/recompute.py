@@ -129,7 +129,7 @@ def lstm(
         first, weights = state[directions], layers[directions]
         outputs, last_h, last_c = run_layer(_layer, read, weights, first, options, ways, stash, backend)
         last = []
-        for way, part in enumerate(outputs.chunk(count, 2)):
+        for way, part in enumerate(outputs.chunk(2, 2) if count == 2 else (outputs,)):
             ends = lengths is not None and not ways[way]
             last.append((last_of(part, first[way][0], lengths) if ends else last_h[way], last_c[way]))
         return outputs, tuple(last)
