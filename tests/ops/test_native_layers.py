@@ -126,35 +126,6 @@ def test_layers_equal_their_definition(
             assert int(last._base.isnan().logical_not().sum()) == last.numel()
 
 
-@each_size
-def test_steps_of_an_ssru(size: int, use: Use) -> None:
-    make = Random(torch.float32)
-    sums, before = make(3, 2 * size, scale=3.0), make(3, size)
-    u, f = sums.double().chunk(2, 1)
-    expected = f.sigmoid() * before.double() + (1 - f.sigmoid()) * u
-    for level in LEVELS:
-        use(level)
-        h, after = torch.empty_like(before), before.clone()
-        tensors = {"sums": framed(sums), "before": after, "after": after, "h": h}
-        native.call("ssru_forward", sums.numel(), rows=3, hidden=size, **tensors)
-        assert_near(after, expected, torch.float32)
-        assert h.equal(after.relu())
-
-
-@each_size
-def test_steps_of_a_gru(size: int, use: Use) -> None:
-    make = Random(torch.float32)
-    gates, before = make(3, 4 * size, scale=3.0), make(3, size)
-    r, z, read, recurrent = gates.double().chunk(4, 1)
-    n = (read + r.sigmoid() * recurrent).tanh()
-    expected = (1 - z.sigmoid()) * n + z.sigmoid() * before.double()
-    for level in LEVELS:
-        use(level)
-        h = before.clone()
-        native.call("gru_forward", gates.numel(), rows=3, hidden=size, gates=framed(gates), before=h, h=h)
-        assert_near(h, expected, torch.float32)
-
-
 def definition(left: Tensor, weight: Tensor, kind: torch.dtype) -> Tensor:
     """The product in float64 of the values as the kind of weight rounds them."""
     if kind != torch.int8:
