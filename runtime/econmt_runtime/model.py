@@ -157,11 +157,9 @@ class RuntimeModel:
         if self._decoder["average"]:
             # In float64, whose sum rounds to the same values in whichever order it is computed.
             summary = (values.sum(1, dtype=np.float64) / lengths[:, None]).astype(np.float32)
-        keys, summed, shares = (
-            None if product is None else product(values.reshape(batch * steps, -1)).reshape(batch, steps, -1)
-            for product in (self._keys, self._values, self._shares)
-        )
-        keys = values if keys is None else keys
+        flat = values.reshape(batch * steps, -1)
+        keys = values if self._keys is None else self._keys(flat).reshape(batch, steps, -1)
+        summed = self._values(flat).reshape(batch, steps, -1)
         if self._decoder["scale"] != 1.0:
             keys = keys * np.float32(self._decoder["scale"])
         if self._arguments["contexts"]:
@@ -174,7 +172,7 @@ class RuntimeModel:
             summed=summed.shape[2],
             keys=np.ascontiguousarray(keys),
             values=np.ascontiguousarray(summed),
-            coverage_shares=shares,
+            coverage_shares=None if self._shares is None else self._shares(flat),
             padding=np.ascontiguousarray(padding),
         )
         first = self._first(summary)

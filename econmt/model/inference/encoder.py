@@ -27,17 +27,17 @@ from econmt_ops.core.weights import LowRank
 def prepacks(model: TranslationModel, dtype: torch.dtype) -> bool:
     """Returns True if :class:`PrepackedEncoder` encodes for searches of a model on this device.
 
-    In 8 bits it has all cells of the exported runtime, whose arithmetic is the same.
+    Searches in 8 bits multiply factors of matrices together, as the exported runtime does.
     """
     encoder, output = model.encoder, model.output.weight
-    if not (native.serves(output) and SearchWeight.supports(dtype)):
+    if not (native.serves(output) and SearchWeight.supports(dtype) and encoder.config.cell in CELL_NUMBERS):
         return False
     weights = [*weights_of(encoder.forward_layers), *weights_of(encoder.upper_layers)]
-    if encoder.cell.prepacked:
-        return dtype == torch.int8 or not any(isinstance(each.hidden, LowRank) for each in weights)
-    # Then the last output includes the layer below.
+    if dtype != torch.int8 and any(isinstance(each.input, LowRank) for each in weights):
+        return False
+    # Then the last output includes the layer below, except of an LSTM.
     sums_last = encoder.config.residual and not encoder.forward_layers
-    return dtype == torch.int8 and encoder.config.cell in CELL_NUMBERS and not sums_last
+    return encoder.config.cell == "lstm" or not sums_last
 
 
 class _Share(NamedTuple):

@@ -4,7 +4,7 @@ Both use the same arithmetic, in which no row depends on others, so that a hypot
 the last bit in either search.
 
 Shapes: B sentences, S source positions, R rows (hypotheses), H decoder size, A attention size, E encoder size, V target
-vocabulary, N of its words, W width of the coverage, P parts of its update.
+vocabulary, N of its words, W width of the coverage.
 """
 
 from __future__ import annotations
@@ -31,33 +31,21 @@ OUTPUT = 4
 
 
 class NativeSources(NamedTuple):
-    """Sources of B sentences for the C search, in float32.
+    """Sources of B sentences for the C search.
 
     Attributes:
-        keys: (B, S, A). values: shares in the argument of tanh in o, (B, S, H), or of gate and o, (B, S, 2H), followed
-            by the values themselves if layers read contexts, (B, S, H + E).
-        padding: (B, S) uint8. first: h and c before the first step, (layers, 2, B, H).
-        shares: shares of the encoder's outputs in the update of the coverage, (B, S, P); or None.
+        tensors: those of the sentences by their names in kernels.h, float32 and ``padding`` uint8.
+        first: h and c before the first step, (layers, 2, B, H).
     """
 
-    keys: Tensor
-    values: Tensor
-    padding: Tensor
+    tensors: dict[str, Tensor]
     first: Tensor
-    shares: Tensor | None
 
     def keep(self, sentences: Tensor) -> NativeSources:
         """Selects the sentences with indices ``sentences`` (C,), cut to the longest of them."""
-        padding = self.padding.index_select(0, sentences)
-        size = int((padding == 0).sum(1).max())
-        keys, values, shares = (
-            None if part is None else part[:, :size].index_select(0, sentences).contiguous()
-            for part in (self.keys, self.values, self.shares)
-        )
-        assert keys is not None
-        assert values is not None
-        first = self.first.index_select(2, sentences)
-        return NativeSources(keys, values, padding[:, :size].contiguous(), first, shares)
+        size = int((self.tensors["padding"].index_select(0, sentences) == 0).sum(1).max())
+        tensors = {name: part[:, :size].index_select(0, sentences) for name, part in self.tensors.items()}
+        return NativeSources(tensors, self.first.index_select(2, sentences))
 
 
 class NativeState(NamedTuple):
@@ -89,7 +77,7 @@ class NativeState(NamedTuple):
         """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
         shortlist = None if self.shortlist is None else self.shortlist.keep(sentences)
         owners, sources = torch.searchsorted(sentences, self.owners), self.sources.keep(sentences)
-        coverage = self.coverage[:, : sources.keys.shape[1]].contiguous()
+        coverage = self.coverage[:, : sources.tensors["keys"].shape[1]].contiguous()
         return self._replace(sources=sources, owners=owners, coverage=coverage, shortlist=shortlist)
 
 
@@ -132,33 +120,31 @@ class NativeDecoder:
         """Returns True if the C library is installed and supports the model's decoder and the type of products."""
         if not SearchWeight.supports(precision):
             return False
-        decoder = model.decoder
-        if decoder.config.cell not in CELL_NUMBERS:
+        if model.decoder.config.cell not in CELL_NUMBERS:
             return False
         if not native.serves(model.output.weight):
             return False
         if model.output.weight.dtype != torch.float32:
             return False
         return precision == torch.int8 or not any(
-            isinstance(layer.input, LowRank) for layer in weights_of(decoder.layers)
+            isinstance(layer.input, LowRank) for layer in weights_of(model.decoder.layers)
         )
 
     def begin(self, memory: Memory, first: AttentionalLSTMState) -> NativeState:
         """Returns the state before the first target token, one row per sentence; ``first`` is that of the decoder."""
         keys, values, lengths = memory
         shares = {name: product(values) for name, product in self._sources.items()}
-        summed, covering = shares["values"], shares.get("coverage_shares")
         if self.sizes["contexts"]:
-            summed = torch.cat([summed, values.to(summed.dtype)], 2)
+            shares["values"] = torch.cat([shares["values"], values.to(shares["values"].dtype)], 2)
         keys = keys.float() if math.isclose(self._scale, 1.0) else keys.float() * self._scale
         padding = padding_mask(lengths, keys.shape[1], keys.device).to(torch.uint8)
+        tensors = {name: part.float().contiguous() for name, part in {**shares, "keys": keys}.items()}
         # The library does not read the c of a GRU, and writes the h of an SSRU before it reads it.
         pairs = [(parts[0], parts[-1]) for parts in first.layers]
         layers = torch.stack([torch.stack([part.float() for part in pair]) for pair in pairs])
-        covering = None if covering is None else covering.float().contiguous()
-        sources = NativeSources(keys.contiguous(), summed.float().contiguous(), padding, layers, covering)
         hidden, cells = (part.contiguous() for part in layers.unbind(1))
         output, coverage = torch.zeros_like(hidden[0]), torch.zeros(*padding.shape, self.sizes["width"])
+        sources = NativeSources({**tensors, "padding": padding}, layers)
         return NativeState(sources, torch.arange(len(output)), hidden, cells, output, coverage)
 
     def restrict(self, state: NativeState, words: Tensor, allowed: Tensor) -> NativeState:
@@ -172,22 +158,15 @@ class NativeDecoder:
         self, state: NativeState
     ) -> tuple[list[SearchWeight | None], dict[str, int], dict[str, Tensor | None]]:
         """Returns weights, and sizes and tensors by their names in kernels.h, for steps from a state."""
-        weights, masked, sources = [*self.weights], None, state.sources
+        weights, masked, sources = [*self.weights], None, state.sources.tensors
         if state.shortlist is not None:
             weights[OUTPUT], masked = state.shortlist
         sizes = {
             **self.sizes,
-            **dict(zip(("sentences", "positions", "compared"), sources.keys.shape, strict=True)),
-            "summed": sources.values.shape[2],
+            **dict(zip(("sentences", "positions", "compared"), sources["keys"].shape, strict=True)),
+            "summed": sources["values"].shape[2],
         }
-        tensors = {
-            "barred": masked,
-            "keys": sources.keys,
-            "values": sources.values,
-            "padding": sources.padding,
-            "coverage_shares": sources.shares,
-        }
-        return weights, sizes, {**self.tensors, **tensors}
+        return weights, sizes, {**self.tensors, **sources, "barred": masked}
 
     def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
         """See :meth:`econmt.decoding.search.model.SearchModel.step`."""

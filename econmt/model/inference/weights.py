@@ -14,7 +14,6 @@ from econmt.model.decoder import Decoder
 from econmt.model.inference.layout import dense
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
-from econmt_ops import GRUWeights, LSTMWeights
 from econmt_ops.backends.c.search import CELL_NUMBERS, COVERAGES
 from econmt_ops.cells.protocol import Split
 from econmt_ops.core.weights import Matrix
@@ -22,25 +21,6 @@ from econmt_ops.products.low_rank import columns
 
 Affine = tuple[Tensor, Tensor | None]
 """Weight (N, K) and bias (N,), or no bias, of a product."""
-
-
-def search_layers(decoder: Decoder) -> tuple[Any, ...]:
-    """Returns the weights of a decoder's layers, with four gates in GRUs, whose products of inputs and h are summed.
-
-    These are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The other rows are zero.
-    """
-    layers = weights_of(decoder.layers)
-    return tuple(map(_four_gates, layers)) if decoder.config.cell == "gru" else layers
-
-
-def _four_gates(layer: GRUWeights) -> LSTMWeights:
-    rz = 2 * layer.hidden.shape[1]
-    nothing = torch.zeros_like(layer.hidden[rz:])
-    return LSTMWeights(
-        torch.cat([layer.input, torch.zeros_like(layer.input[rz:])]),
-        torch.cat([layer.hidden[:rz], nothing, layer.hidden[rz:]]),
-        torch.cat([layer.bias[:rz] + layer.hidden_bias[:rz], layer.bias[rz:], layer.hidden_bias[rz:]]),
-    )
 
 
 class SearchWeights(NamedTuple):

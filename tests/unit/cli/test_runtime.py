@@ -44,7 +44,6 @@ from tests.unit.decoding.test_real_model import COMBINATIONS
 LINES = ["a b c", "h g", "", "d d d e a b c h g f e d c b a", "b", "zzz a"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "additive": {},
-    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
     "dot": {"attention": {"type": "scaled_dot"}, "decoder": {"size": 8, "state_init": "zero"}},
     "bilinear": {"attention": {"type": "bilinear"}, "decoder": {"size": 9, "state_init": "avg"}},
     "gnmt": {"decoder": {"size": 8, "layers": 3, "input_feeding": False, "residual": True}},
@@ -63,7 +62,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "decoder": {"cell": "ssru", "size": 7, "layers": 2, "input_feeding": False, "residual": True},
         "attention": {"type": "bilinear"},
     },
-    "gru": {"decoder": {"cell": "gru", "size": 8}},
     "gru-deep": {
         "encoder": {"cell": "gru", "size": 8},
         "decoder": {"cell": "gru", "size": 8, "layers": 2, "residual": True, "state_init": "avg"},

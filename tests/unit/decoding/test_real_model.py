@@ -40,8 +40,6 @@ VARIANTS: dict[str, dict[str, object]] = {
         "layer_normalization": True,
     },
 }
-ONLY_TENSORS = {"qrnn"}
-"""Variants that the C library does not search with."""
 COVERAGES = ("none", "count", "fertility", "tanh", "sigmoid", "relu", "softrelu", "gru")
 
 
