@@ -34,11 +34,10 @@ from econmt.errors import InputError
 from econmt.export.lexicon import read_lexicon
 from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.layout import dense
-from econmt.model.inference.weights import Affine, DecoderParts, split_weights
+from econmt.model.inference.weights import COVERAGES, Affine, DecoderParts, split_weights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.search import COVERAGES
 from econmt_ops.core.int8 import in_groups, rounded
 
 RUNTIME_FORMAT = "econmt-runtime-4"

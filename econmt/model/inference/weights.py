@@ -14,11 +14,13 @@ from econmt.model.decoder import Decoder
 from econmt.model.inference.layout import dense
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
-from econmt_ops.backends.c.search import CELL_NUMBERS, COVERAGES
+from econmt_ops.backends.c.search import CELL_NUMBERS
 from econmt_ops.cells.protocol import Split
 from econmt_ops.core.weights import Matrix
 from econmt_ops.products.low_rank import columns
 
+COVERAGES = ("none", "count", "fertility", "tanh", "sigmoid", "relu", "softrelu", "gru")
+"""Updates of the coverage in the order of kernels.h."""
 Affine = tuple[Tensor, Tensor | None]
 """Weight (N, K) and bias (N,), or no bias, of a product."""
 

@@ -25,8 +25,6 @@ _WATCHED = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 CELL_NUMBERS = {"lstm": 0, "gru": 1, "ssru": 2, "lnlstm": 3, "lnglstm": 4}
 """Cells that the library runs, with their numbers in kernels.h."""
-COVERAGES = ("none", "count", "fertility", "tanh", "sigmoid", "relu", "softrelu", "gru")
-"""Updates of the coverage in the order of kernels.h."""
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
@@ -208,9 +206,7 @@ def search_step(
 
     Args:
         weights, sizes, tensors: as there, without the fields that only a search needs.
-        rows: fields of the step's structure by name, contiguous: ``owners`` and ``tokens`` (R,) int64; ``h`` and ``c``
-            (layers, R, H), ``output`` (R, H) and ``coverage`` (R, S, W), which are overwritten; ``seen`` (R, S) and
-            ``log_probs`` (R, N), which are written.
+        rows: fields of the step's structure by name, contiguous; those of the state are overwritten.
     """
     array = _array(weights)
     addresses = {name: _address(part) for name, part in tensors.items()}
