@@ -47,10 +47,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dot": {"attention": {"type": "scaled_dot"}, "decoder": {"size": 8, "state_init": "zero"}},
     "bilinear": {"attention": {"type": "bilinear"}, "decoder": {"size": 9, "state_init": "avg"}},
     "gnmt": {"decoder": {"size": 8, "layers": 3, "input_feeding": False, "residual": True}},
-    "deep": {
-        "decoder": {"size": 8, "layers": 2, "residual": True},
-        "encoder": {"size": 8, "layers": 3, "residual": True},
-    },
     "reverse": {"encoder": {"size": 8, "layers": 2, "bidirectional": "none", "reverse_input": True}},
     "ranks": {
         "decoder": {"size": 8, "rank": 3},
@@ -78,7 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_normalization": True,
     },
     "best": {
-        "encoder": {"size": 8, "layers": 4},
+        "encoder": {"size": 8, "layers": 4, "residual": True},
         "decoder": {"size": 8, "layers": 4},
         "attention": {"size": 7, "layer_norm": True},
         "layer_normalization": True,

@@ -19,14 +19,11 @@ SIZE = 23
 SOURCES = [[5, 9, 4], [7], [4, 4, 8, 9, 10, 11, 22], [6, 5]]
 VARIANTS: dict[str, dict[str, object]] = {
     "additive": {},
-    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
     "dot": {"attention": {"type": "dot"}},
     "bilinear": {"attention": {"type": "bilinear"}},
     "gnmt": {"decoder": {"size": 8, "layers": 2, "input_feeding": False}},
     "deep": {"decoder": {"size": 8, "layers": 3, "residual": True}, "encoder": {"size": 8, "layers": 2}},
     "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
-    "average": {"decoder": {"size": 8, "state_init": "avg"}},
-    "gru": {"decoder": {"cell": "gru", "size": 8}},
     "gru-deep": {
         "decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True},
         "attention": {"type": "dot"},
