@@ -351,16 +351,13 @@ CONFLICTS = (
 )
 """Pairs of settings that cannot be combined."""
 
-_RUNTIME_CELLS = ("lstm", "gru", "ssru")
+_RUNTIME_CELLS = ("lstm", "gru", "ssru", "lnlstm", "lnglstm")
 MOST_RUNTIME_WORDS = 64
 """Largest beam size of econmt_runtime, equal to econmt_runtime.library.MOST_WORDS."""
 
 RUNTIME = (
     *(one_of(f"model.{part}.cell", *_RUNTIME_CELLS) for part in ("encoder", "decoder")),
     one_of("data.source_factors", []),
-    one_of("model.decoder.context_gating", False),
-    one_of("model.attention.coverage.type", "none"),
-    one_of("model.layer_normalization", False),
     other_than("data.subwords.type", "codes"),
     at_most("decoding.beam_size", MOST_RUNTIME_WORDS),
     *(

@@ -145,12 +145,6 @@ class Model(Section):
         return max(self.encoder.size, self.decoder.size)
 
     @property
-    def has_plain_decoder(self) -> bool:
-        """True if the decoder has no context gate, coverage and layer normalisation, which the C library lacks."""
-        has_coverage = self.attention.coverage.type != "none"
-        return not (self.decoder.context_gating or has_coverage or self.layer_normalization)
-
-    @property
     def dropouts(self) -> Dropout:
         """Dropout section; built from the single probability if the recipe gives one."""
         if isinstance(self.dropout, Dropout):

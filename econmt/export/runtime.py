@@ -34,14 +34,13 @@ from econmt.errors import InputError
 from econmt.export.lexicon import read_lexicon
 from econmt.export.model_folder import check_new, new_folder
 from econmt.model.inference.layout import dense
-from econmt.model.inference.weights import SearchWeights, search_layers
+from econmt.model.inference.weights import COVERAGES, Affine, DecoderParts, split_weights
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
-from econmt_ops import GRUWeights
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 
-RUNTIME_FORMAT = "econmt-runtime-3"
+RUNTIME_FORMAT = "econmt-runtime-4"
 FILE_SUFFIX = ".pyz"
 """End of the names of destinations that become one compressed file."""
 SHORT_IDS = 1 << 15
@@ -82,9 +81,8 @@ def export_runtime(
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
     library = _library()
-    bottom = search_layers(loaded.model.decoder)[0].input
-    search = SearchWeights.of(loaded.model.decoder, loaded.model.decoder.attention.query, bottom)
-    tensors = _tensors(loaded.model, search)
+    parts = DecoderParts.of(loaded.model)
+    tensors = _tensors(loaded.model, parts)
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
@@ -92,7 +90,7 @@ def export_runtime(
         kind = torch.int16 if loaded.vocabularies.target.size <= SHORT_IDS else torch.int32
         tensors["lexicon"] = table[:, :top].to(kind)
     files = vocabulary_files(folder)
-    config = _config(loaded.model, loaded.recipe, [path.name for path in files], search.asked)
+    config = _config(loaded.model, loaded.recipe, [path.name for path in files], parts.sizes)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
@@ -192,61 +190,41 @@ def check_supported(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def _layer(made: dict[str, Tensor], name: str, weights: Any) -> None:
-    """Adds a layer's weights: ``read`` multiplies its input, ``recur`` its state h."""
-    made[f"{name}.read.weight"], made[f"{name}.read.bias"] = dense(weights.input), weights.bias
-    if hasattr(weights, "hidden"):
-        made[f"{name}.recur.weight"] = dense(weights.hidden)
-    if isinstance(weights, GRUWeights):
-        made[f"{name}.recur.bias"] = weights.hidden_bias
-
-
 @torch.no_grad()
-def _tensors(model: TranslationModel, search: SearchWeights) -> dict[str, Tensor]:
+def _tensors(model: TranslationModel, parts: DecoderParts) -> dict[str, Tensor]:
     """Returns the weights under the runtime's names, in float32."""
-    made: dict[str, Tensor] = {}
-    encoder, decoder, attention = model.encoder, model.decoder, model.decoder.attention
-    made["source.weight"] = model.source_embedding.weight
+    encoder, decoder, key = model.encoder, model.decoder, model.decoder.attention.key
+    tensors: dict[str, Tensor | None] = {**parts.vectors, "source.weight": model.source_embedding.weight}
     if model.target_embedding.weight is not model.source_embedding.weight:
-        made["target.weight"] = model.target_embedding.weight
-    pairs = [weights_of(encoder.forward_layers), weights_of(encoder.backward_layers)]
-    for way, layers in enumerate(pairs):
-        for number, weights in enumerate(layers):
-            _layer(made, f"encoder.{number}.{way}", weights)
-    for number, weights in enumerate(weights_of(encoder.upper_layers), len(pairs[0])):
-        _layer(made, f"encoder.{number}.0", weights)
-    layers = search_layers(decoder)
-    for number, weights in enumerate(layers):
-        name = f"decoder.{number}"
-        if number > 0 and hasattr(weights, "hidden"):  # its input and h are multiplied in one product
-            made[f"{name}.recur.weight"] = torch.cat([dense(weights.input), dense(weights.hidden)], 1)
-            made[f"{name}.recur.bias"] = weights.bias
-        else:
-            _layer(made, name, weights)
-    if search.fed is not None:
-        made["decoder.0.read.weight"] = dense(search.word)
-        recurrent = torch.cat([dense(search.fed), made["decoder.0.recur.weight"]], 1)
-        made["decoder.0.recur.weight"] = recurrent
-    if attention.key is not None:
-        made["attention.key.weight"] = attention.key.weight
-        if attention.key.bias is not None:
-            made["attention.key.bias"] = attention.key.bias
-    for name in ("score", "gain", "shift"):
-        value = getattr(attention, name)
-        if value is not None:
-            made[f"attention.{name}"] = value
+        tensors["target.weight"] = model.target_embedding.weight
+    products: dict[str, Affine | None] = {**parts.products, **parts.sources}
+    below = weights_of(encoder.forward_layers)
+    layers = [(f"{number}.0", weights) for number, weights in enumerate(below)]
+    layers += [(f"{number}.1", weights) for number, weights in enumerate(weights_of(encoder.backward_layers))]
+    layers += [
+        (f"{number}.0", weights)
+        for number, weights in enumerate(weights_of(encoder.upper_layers), len(below))
+    ]
+    for name, weights in layers:
+        split = split_weights(encoder.cell.cell, weights)
+        products[f"encoder.{name}.read"] = dense(split.input), split.read_bias
+        if split.hidden is not None:
+            products[f"encoder.{name}.recur"] = dense(split.hidden), split.recurrent_bias
+        if split.extra:
+            tensors[f"encoder.{name}.vectors"] = torch.cat(split.extra)
+    if key is not None:
+        products["keys"] = key.weight, key.bias
     if decoder.start is not None:
-        made["start.weight"], made["start.bias"] = decoder.start.weight, decoder.start.bias
-    made["values.weight"] = search.values
-    if search.query is not None:
-        made["query.weight"] = search.query
-    made["own.weight"], made["own.bias"] = search.top, search.top_bias
-    if model.readout is not None:
-        made["readout.weight"], made["readout.bias"] = model.readout.weight, model.readout.bias
+        products["start"] = decoder.start.weight, decoder.start.bias
+        tensors |= {"start.gain": decoder.start_gain, "start.shift": decoder.start_shift}
+    del products["output"]  # it may be the matrix of the target's embeddings
     if model.output.weight is not model.target_embedding.weight:
-        made["output.weight"] = model.output.weight
-    made["output.bias"] = model.output.bias
-    return {name: tensor.detach().float().contiguous() for name, tensor in made.items()}
+        tensors["output.weight"] = model.output.weight
+    tensors["output.bias"] = model.output.bias
+    for name, product in products.items():
+        if product is not None:
+            tensors[f"{name}.weight"], tensors[f"{name}.bias"] = product
+    return {name: part.detach().float().contiguous() for name, part in tensors.items() if part is not None}
 
 
 def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -266,9 +244,11 @@ def _to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return quantized
 
 
-def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str], asked: int) -> dict[str, Any]:
-    """Returns the content of ``model.json``, without checksums."""
-    encoder, decoder, attention = model.encoder, model.decoder.config, model.decoder.attention
+def _config(
+    model: TranslationModel, recipe: Recipe, files: Sequence[str], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns the content of ``model.json``, without checksums; ``sizes``: those of the decoder."""
+    encoder, decoder = model.encoder, model.decoder.config
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,
@@ -282,15 +262,12 @@ def _config(model: TranslationModel, recipe: Recipe, files: Sequence[str], asked
             "reverse_input": encoder.config.reverse_input,
         },
         "decoder": {
+            **{name: sizes[name] for name in ("layers", "size", "fed", "residual", "asked", "width")},
             "cell": decoder.cell,
-            "layers": decoder.layers,
-            "size": decoder.size,
-            "feeding": decoder.input_feeding,
-            "residual": decoder.residual,
+            "coverage": COVERAGES[sizes["coverage"]],
             "average": decoder.state_init == "avg",
-            "asked": asked,
+            "scale": model.decoder.attention.scale,
         },
-        "attention": {"norm": attention.layer_norm is not None, "scale": attention.scale},
         "decoding": {
             name: getattr(recipe.decoding, name)
             for name in ("beam_size", "length_penalty_alpha", "length_penalty_beta", "max_output_factor")

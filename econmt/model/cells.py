@@ -27,9 +27,6 @@ _FALLBACK = "recompute"
 class RecipeCell:
     """Runs layers of a cell."""
 
-    prepacked = False
-    """True if searches run the cell with prepacked weights."""
-
     def __init__(self, cell: Cell, op: Any) -> None:
         self.cell, self.op = cell, op
 
@@ -65,8 +62,6 @@ class RecipeCell:
 
 class LSTMLayers(RecipeCell):
     """Runs LSTM layers; a bidirectional layer is one operation."""
-
-    prepacked = True
 
     def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
         """See :meth:`RecipeCell.last`; this is h of the top layer, without a residual sum."""

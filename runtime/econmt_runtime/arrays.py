@@ -176,6 +176,16 @@ class Table:
         embeddings = self._weight[words]
         return embeddings if self._steps is None else embeddings * self._steps[words][:, None]
 
+    @property
+    def width(self) -> int:
+        """K."""
+        return int(self._weight.shape[1])
+
+    def rows(self) -> dict[str, Any]:
+        """Returns the table by its names in a search of the library."""
+        name = "embedding" if self._steps is None else "bytes"
+        return {"embedded": self.width, name: self._weight, "scales": self._steps}
+
     def product(self, bias: Floats, words: Ids | None) -> RuntimeProduct:
         """Returns the product with the rows of the given words, or of all words."""
         chosen = slice(None) if words is None else words
@@ -188,4 +198,4 @@ class Table:
 
     def structure(self, bias: Floats, words: Ids) -> Any:
         """Returns the weight of the product with the rows of the given words, for `library.products_by_owner`."""
-        return self.product(bias, words).structure(self._weight.shape[1])
+        return self.product(bias, words).structure(self.width)

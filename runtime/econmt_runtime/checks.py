@@ -11,15 +11,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from econmt_runtime.cells import CELLS, DECODER_CELLS
+from econmt_runtime.cells import CELLS
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.files import AGAIN, FILE_NAME, checksum, read_file
+from econmt_runtime.shapes import COVERAGES
 
-FORMAT = "econmt-runtime-3"
+FORMAT = "econmt-runtime-4"
 _LARGEST = 1 << 20
 _COUNT, _WIDTH = range(1, 65), range(1, 65_537)
 _TOKENS = range(1, 1_000_001)
-_CELLS, _DECODER_CELLS = frozenset(CELLS), frozenset(DECODER_CELLS)
+_FLAG, _CELLS = range(2), frozenset(CELLS)
 
 KEYS: dict[str, Any] = {
     "name": str,
@@ -28,15 +29,17 @@ KEYS: dict[str, Any] = {
     "tied_output": bool,
     "encoder": {"cell": _CELLS, "directions": [range(1, 3)], "residual": bool, "reverse_input": bool},
     "decoder": {
-        "cell": _DECODER_CELLS,
+        "cell": _CELLS,
         "layers": _COUNT,
         "size": _WIDTH,
-        "feeding": bool,
-        "residual": bool,
-        "average": bool,
+        "fed": _FLAG,
+        "residual": _FLAG,
         "asked": range(_WIDTH.stop),
+        "coverage": frozenset(COVERAGES),
+        "width": range(_WIDTH.stop),
+        "average": bool,
+        "scale": (0.0, 1e3),
     },
-    "attention": {"norm": bool, "scale": (0.0, 1e3)},
     "decoding": {
         "beam_size": _COUNT,
         "length_penalty_alpha": (0.0, 10.0),
@@ -74,8 +77,6 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path}: changed since it was exported, its checksum does not match; {AGAIN}"
         )
     wrong = _wrong(config, KEYS, "") or _wrong_file(config["files"], config["vocabulary_files"])
-    if wrong is None and config["decoder"]["feeding"] and config["decoder"]["cell"] == "ssru":
-        wrong = "decoder.feeding: is not possible with decoder.cell ssru"
     if wrong is not None:
         raise RuntimeInputError(f"{path}: {wrong}; {AGAIN}")
     return config

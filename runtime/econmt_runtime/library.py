@@ -20,27 +20,24 @@ from econmt_runtime.errors import RuntimeInputError
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-VERSION = 10
+VERSION = 11
 """Version of the C interface, which equals econmt_version in kernels.c."""
 
 MOST_WORDS = 64
 """Largest number of words that `best_words` returns per row."""
 
 STRUCTURES = {
-    "lstm_forward": "rows hidden narrow *gates gates_stride *recurrent recurrent_stride *before before_stride *h "
-    "h_stride *after after_stride *kept kept_stride",
-    "attention_forward": "rows positions size narrow *query query_stride *keys *score *padding *weights *owners "
-    "*gain *shift",
-    "combine_forward": "rows positions size narrow *share share_stride *attention attention_stride *projected *output "
-    "output_stride *owners plain",
     "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
     "output_stride",
     "products_by_owner": "rows most *left left_stride *weights *owners *output output_stride",
-    "gru_forward": "rows hidden *gates gates_stride *before *h",
-    "ssru_forward": "rows hidden *sums sums_stride *before *after *h",
-    "layer_sequence": "rows positions hidden cell backwards *recurrent *table *places *lengths *outputs outputs_stride "
-    "*last last_stride",
+    "layer_sequence": "rows positions hidden cell backwards *recurrent *vectors *table *places *lengths *outputs "
+    "outputs_stride *last last_stride",
     "best_words": "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
+    "search_step": "rows *search *owners *tokens *h *c *output *coverage *seen *log_probs",
+    "beam_search": "sentences positions beam steps nbest layers size compared summed cell fed residual contexts asked "
+    "embedded watched coverage width *weights *vectors *embedding *bytes *scales *shares *known *ids *barred *keys "
+    "*score *gain *shift *coverage_key *coverage_shares *coverage_attention *coverage_recurrent *values *context_bias "
+    "*output_gain *output_shift *padding *first *limits *penalties *watch *stopped *ended *count *grown *seen",
 }
 """Fields of each kernel's argument structure, in order: sizes, and pointers with a star."""
 
@@ -152,6 +149,7 @@ def weight_structure(
 def layer_sequence(
     cell: int,
     recurrent: Any,
+    vectors: Floats | None,
     table: Floats,
     places: Ids,
     lengths: Ids,
@@ -165,6 +163,7 @@ def layer_sequence(
     Args:
         cell: Number of the cell in kernels.h.
         recurrent: Result of `weight_structure`, or None for a cell without such a product.
+        vectors: Vectors of the cell's layer normalization, or None.
         table: (M, G H), the inputs' share of the gates. places: (T, B), row of the table for each position.
         lengths: (B,), at least 1.
         outputs: (T, B, H), written at a sentence's own positions; may be columns of a wider array.
@@ -175,83 +174,34 @@ def layer_sequence(
     pointer = None if recurrent is None else ctypes.addressof(recurrent)
     _call(
         "layer_sequence",
-        rows, positions, hidden, cell, int(backwards), pointer, table, places, lengths,
+        rows, positions, hidden, cell, int(backwards), pointer, vectors, table, places, lengths,
         outputs, outputs.strides[1] // outputs.itemsize, last, _row(last),
     )  # fmt: skip
 
 
-def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:
-    """Returns h and c after a step, from the sums under the gates (R, 4H) and the c before it (R, H)."""
-    gates, before = _rows(gates), np.ascontiguousarray(before)
-    h, after = np.empty_like(before), np.empty_like(before)
-    rows, hidden = before.shape
-    tensors: list[Any] = []
-    for tensor in (gates, None, before, h, after, None):
-        tensors += [tensor, _row(tensor)]
-    _call("lstm_forward", rows, hidden, 0, *tensors)
-    return h, after
+def search_structure(**given: Any) -> Any:
+    """Returns the structure of a beam search, for `search_step`: sizes, arrays, and the result of `weight_array`."""
+    values = {
+        name: value.ctypes.data if isinstance(value, np.ndarray) else value for name, value in given.items()
+    }
+    structure = _functions["beam_search"][1](
+        **{**values, "weights": ctypes.addressof(given["weights"]), "beam": 1, "nbest": 1}
+    )
+    structure.given = given  # which it must not outlive
+    return structure
 
 
-def gru_step(gates: Floats, before: Floats) -> Floats:
-    """Returns h after a step, from the sums under r, z and n's two shares (R, 4H) and the h before it (R, H)."""
-    gates, before = _rows(gates), np.ascontiguousarray(before)
-    h = np.empty_like(before)
-    _call("gru_forward", *before.shape, gates, _row(gates), before, h)
-    return h
-
-
-def ssru_step(sums: Floats, before: Floats) -> tuple[Floats, Floats]:
-    """Returns h and c after a step, from the sums u and f (R, 2H) and the c before it (R, H)."""
-    sums, before = _rows(sums), np.ascontiguousarray(before)
-    h, after = np.empty_like(before), np.empty_like(before)
-    _call("ssru_forward", *before.shape, sums, _row(sums), before, after, h)
-    return h, after
-
-
-def attention_weights(
-    query: Floats,
-    keys: Floats,
-    score: Floats | None,
-    norm: tuple[Floats, Floats] | None,
-    padding: npt.NDArray[np.bool_],
-    owners: Ids,
-) -> Floats:
-    """Computes the attention weights (R, S) of rows, each of which belongs to a sentence.
+def search_step(search: Any, owners: Ids, tokens: Ids, state: Sequence[Floats]) -> None:
+    """Runs one step of the decoder.
 
     Args:
-        query: (R, A). keys: (B, S, A). score: (A,) for additive scores, or None for inner products.
-        norm: Gain and shift (A,) of the layer normalization of additive scores, or None.
-        padding: (B, S), True at padded positions. owners: Sentence of each row, (R,).
+        search: Result of `search_structure`.
+        owners: Sentence of each row, (R,). tokens: Its last word, (R,).
+        state: Contiguous arrays h and c (layers, R, H), o (R, H) and coverage (R, S, W), which are overwritten.
     """
-    query, keys = _rows(query), np.ascontiguousarray(keys)
-    padding, owners = np.ascontiguousarray(padding), np.ascontiguousarray(owners)
-    weights = np.empty((len(query), keys.shape[1]), np.float32)
-    _call(
-        "attention_forward",
-        len(query), *keys.shape[1:], 0, query, _row(query), keys, score, padding, weights, owners,
-        *(norm or (None, None)),
-    )  # fmt: skip
-    return weights
-
-
-def weighted_sums(share: Floats, weights: Floats, values: Floats, owners: Ids, *, squash: bool) -> Floats:
-    """Computes share (R, P) + sum_s weights_s values_s for values (B, S, P), followed by tanh if ``squash``."""
-    share, weights = _rows(share), _rows(weights)
-    values, owners = np.ascontiguousarray(values), np.ascontiguousarray(owners)
-    sums = np.empty((len(share), values.shape[2]), np.float32)
-    _call(
-        "combine_forward",
-        len(share), *values.shape[1:], 0, share, _row(share), weights, _row(weights), values, sums, _row(sums), owners,
-        int(not squash),
-    )  # fmt: skip
-    return sums
-
-
-def squashed(values: Floats) -> Floats:
-    """Returns the tanh of values (R, P) as the library computes it."""
-    nothing = np.empty((len(values), 0), np.float32)
-    positions = np.empty((len(values), 0, values.shape[1]), np.float32)
-    return weighted_sums(values, nothing, positions, np.arange(len(values)), squash=True)
+    owners, tokens = np.ascontiguousarray(owners), np.ascontiguousarray(tokens)
+    seen = np.empty((len(tokens), search.positions), np.float32)
+    _call("search_step", len(tokens), ctypes.addressof(search), owners, tokens, *state, seen, None)
 
 
 def int8_product(
@@ -274,8 +224,8 @@ def int8_product(
 
 
 def weight_array(weights: Sequence[Any]) -> Any:
-    """Returns an array of results of `weight_structure`."""
-    array = (_Weight * len(weights))(*weights)
+    """Returns an array of results of `weight_structure`; None is a missing one."""
+    array = (_Weight * len(weights))(*(_Weight() if weight is None else weight for weight in weights))
     array.weights = weights  # which it must not outlive
     return array
 

@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt_runtime.arrays import FILLED, GROUP, LANES, Arrays
-from econmt_runtime.cells import CELLS, DECODER_CELLS, RuntimeLayer, RuntimeSSRU
+from econmt_runtime.cells import CELLS
+
+COVERAGES = ("none", "count", "fertility", "tanh", "sigmoid", "relu", "softrelu", "gru")
+"""Updates of the coverage in the order of kernels.h."""
+VECTORS = (
+    *("score", "gain", "shift", "vectors", "context_bias", "output_gain", "output_shift"),
+    *("coverage_key", "coverage_attention", "coverage_recurrent"),
+)
+"""Arrays of a decoder step that are no products, by their names in kernels.h."""
 
 
 class ShapeError(ValueError):
@@ -47,14 +55,17 @@ def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, targ
 
 def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
     """Checks the encoder's arrays and returns the size of its outputs."""
-    kind = CELLS[config["cell"]]
+    cell = CELLS[config["cell"]]
     for layer, ways in enumerate(config["directions"]):
         below, width = width, 0
         for way in range(ways):
             name = f"encoder.{layer}.{way}"
-            gates = checker.product(f"{name}.read", below)
-            size = gates // kind.gates
-            checker.layer(name, kind, below, size, size)
+            size = checker.product(f"{name}.read", below) // cell.gates
+            checker.product(f"{name}.read", below, cell.gates * size)
+            if cell.hidden:
+                checker.product(f"{name}.recur", size, cell.gates * size)
+            if cell.vectors:
+                checker.vector(f"{name}.vectors", cell.vectors * size)
             width += size
         if config["residual"] and layer > 0 and width != below:
             raise ShapeError(f"'encoder.{layer}' has {width} outputs instead of {below}")
@@ -63,34 +74,87 @@ def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
 
 def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embedded: int, read: int) -> None:
     """Checks the arrays of attention, decoder and output layer for encoder outputs of size ``encoded``."""
-    decoder = config["decoder"]
-    size, layers, asked = decoder["size"], decoder["layers"], decoder["asked"]
-    cell, feeding = DECODER_CELLS[decoder["cell"]], decoder["feeding"]
-    checker.layer("decoder.0", cell, embedded, size, 2 * size if feeding else size)
-    for layer in range(1, layers):
-        below = size if feeding else size + encoded
-        if cell is RuntimeSSRU:
-            checker.layer(f"decoder.{layer}", cell, below, size, size)
-        else:
-            checker.product(f"decoder.{layer}.recur", below + size, cell.gates * size)
-    if "start.weight" in checker.arrays:
-        checker.product("start", encoded, layers * cell.states * size)
-    keys = checker.product("attention.key", encoded) if "attention.key.weight" in checker.arrays else encoded
-    queries = asked or size
-    if layers > 1 and not feeding:
-        queries = checker.product("query", size) if "query.weight" in checker.arrays else size
-    if asked not in (0, queries) or asked < 0:
-        raise ShapeError(f"'own' gives {asked} values of queries, not {queries}")
+    decoder, arrays = config["decoder"], checker.arrays
+    size, asked, cell = decoder["size"], decoder["asked"], CELLS[decoder["cell"]]
+    if "start.weight" in arrays:
+        checker.product("start", encoded, decoder["layers"] * cell.states * size)
+        if "start.gain" in arrays or "start.shift" in arrays:
+            for name in ("start.gain", "start.shift"):
+                checker.expect(name, (decoder["layers"] * cell.states, size))
+    keys = checker.product("keys", encoded) if "keys.weight" in arrays else encoded
+    for name, (inputs, outputs) in decoder_products(arrays, decoder, encoded, embedded).items():
+        checker.product(name, inputs, outputs)
+    queries = asked or (checker.product("query", size) if "query.weight" in arrays else size)
     if queries != keys:
         raise ShapeError(f"queries have {queries} values, keys {keys}")
-    for name in ("score", *(("gain", "shift") if config["attention"]["norm"] else ())):
-        if name != "score" or f"attention.{name}" in checker.arrays:
-            checker.vector(f"attention.{name}", keys)
-    checker.product("own", size, asked + size)
-    checker.product("values", encoded, size)
-    output_size = checker.product("readout", size) if "readout.weight" in checker.arrays else size
+    if cell.vectors:
+        checker.vector("vectors", decoder["layers"] * cell.vectors * size)
+    for names, width in (
+        (("score",), keys),
+        (("gain", "shift"), keys),
+        (("output_gain", "output_shift"), size),
+    ):
+        for name in names if any(name in arrays for name in names) else ():
+            checker.vector(name, width)
+    width, parts = decoder["width"], coverage_parts(decoder)
+    if (width > 0) != (decoder["coverage"] != "none") or (width > 0 and "score" not in arrays):
+        raise ShapeError(
+            f"coverage {decoder['coverage']} of {width} values is not possible with these scores"
+        )
+    if width:
+        checker.expect("coverage_key", (width, keys))
+    if parts:
+        checker.vector("coverage_attention", parts)
+        checker.expect("coverage_recurrent", (parts, width))
+    if "context_bias" in arrays:
+        checker.vector("context_bias", size)
+    output_size = checker.product("readout", size) if "readout.weight" in arrays else size
     if output_size != read:
         raise ShapeError(f"the output layer expects {read} inputs but gets {output_size}")
+
+
+def coverage_parts(decoder: dict[str, Any]) -> int:
+    """Returns the values that state and position add in the update of the coverage; 0 for sums of attention."""
+    kind = COVERAGES.index(decoder["coverage"])
+    return 0 if kind < 3 else int(decoder["width"]) * (3 if decoder["coverage"] == "gru" else 1)
+
+
+def reads_contexts(decoder: dict[str, Any]) -> bool:
+    """Returns True if the bottom layer attends and the upper layers read its context."""
+    return not decoder["fed"] and decoder["layers"] > 1
+
+
+def decoder_products(
+    arrays: Arrays, decoder: dict[str, Any], encoded: int, embedded: int
+) -> dict[str, tuple[int, int | None]]:
+    """Returns K and N, if it is given, of the decoder's products by name, without the output layer.
+
+    Args:
+        arrays: Arrays of the model, which decide what it has.
+        decoder: Section of model.json.
+        encoded: Values of an encoder output. embedded: Values of a target embedding.
+    """
+    size, cell, contexts = decoder["size"], CELLS[decoder["cell"]], reads_contexts(decoder)
+    gates, combined = cell.gates * size, 2 * size if "context_bias" in arrays else size
+    products: dict[str, tuple[int, int | None]] = {
+        "words": (embedded, gates),
+        "own": (size, decoder["asked"] + combined),
+        "values": (encoded, combined),
+    }
+    if contexts and "query.weight" in arrays:
+        products["query"] = size, None
+    if parts := coverage_parts(decoder):
+        products["coverage"] = size, parts
+    if parts or decoder["coverage"] == "fertility":
+        products["coverage_shares"] = encoded, parts or 1
+    for layer in range(decoder["layers"]):
+        inputs = size if layer or decoder["fed"] else 0
+        inputs += (encoded if layer and contexts else 0) + (size if cell.adds else 0)
+        if inputs:
+            products[f"layers.{layer}.read"] = inputs, gates
+        if cell.hidden and not cell.adds:
+            products[f"layers.{layer}.recur"] = size, gates
+    return products
 
 
 class _Arrays:
@@ -138,10 +202,3 @@ class _Arrays:
         if f"{name}.bias" in self.arrays:
             self.vector(f"{name}.bias", outputs)
         return outputs
-
-    def layer(self, name: str, cell: type[RuntimeLayer], inputs: int, size: int, recurrent: int) -> None:
-        """Checks a layer's products with its input and with its ``recurrent`` values."""
-        gates = cell.gates * size
-        self.product(f"{name}.read", inputs, gates)
-        if cell is not RuntimeSSRU:
-            self.product(f"{name}.recur", recurrent, gates)

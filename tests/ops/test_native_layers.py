@@ -1,6 +1,4 @@
-"""Kernels of the C library for searches, at every instruction set: scores of dots, whole layers, steps of an SSRU, and
-products with the weights of the rows' sentences.
-"""
+"""Kernels of the C library for searches, at every instruction set: scores of dots, layers, products by owner."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from econmt_ops import GateWeights, GRUWeights, LSTMWeights
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.search import SearchWeight
 from econmt_ops.core.int8 import rounded
+from econmt_ops.core.weights import LayerNormLSTMWeights, LayerNormPerGateLSTMWeights
 from tests.ops import definitions
 from tests.ops.test_native import (  # noqa: F401
     LEVELS,
@@ -33,7 +32,7 @@ from tests.ops.test_native import (  # noqa: F401
 pytestmark = pytest.mark.skipif(
     native.library_path() is None, reason="econmt_ops was installed without its C library"
 )
-CELLS = {"lstm": 4, "gru": 3, "ssru": 2}
+CELLS = {"lstm": 4, "gru": 3, "ssru": 2, "lnlstm": 4, "lnglstm": 4}
 """Gates of the cells, in the order of kernels.h."""
 COUNTS = [17, 100, 1, 16, 33, 64]
 """Outputs of each owner's weight."""
@@ -66,16 +65,20 @@ def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch
             assert not beside[:, positions:].any()
 
 
-def steps_of(cell: str, reads: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
+def steps_of(cell: str, reads: Tensor, recurrent: Tensor, bias: Tensor, vectors: Tensor) -> Tensor:
     """The outputs (T, H) of one row's steps, from the inputs' shares (T, G H)."""
+    hidden = recurrent.shape[1]
+    parts = vectors.split([*[4 * hidden] * (len(vectors) // hidden // 4), hidden, hidden])
     one, zero = torch.eye(reads.shape[1]).double(), reads.new_zeros(reads.shape[1])
     weights = {
         "lstm": LSTMWeights(one, recurrent, zero),
         "gru": GRUWeights(one, recurrent, zero, bias),
         "ssru": GateWeights(one, zero),
+        "lnlstm": LayerNormLSTMWeights(one, recurrent, *parts) if cell == "lnlstm" else None,
+        "lnglstm": LayerNormPerGateLSTMWeights(one, recurrent, zero, *parts) if cell == "lnglstm" else None,
     }[cell]
-    step: definitions.Step = getattr(definitions, f"{cell}_step")
-    state: definitions.State = (reads.new_zeros(recurrent.shape[1]),) * (1 + (cell == "lstm"))
+    step: definitions.Step = getattr(definitions, f"{cell.replace('lng', 'ln')}_step")
+    state: definitions.State = (reads.new_zeros(hidden),) * (1 + ("lstm" in cell))
     outputs = []
     for read in reads:
         h, state = step(read, weights, state)
@@ -104,55 +107,29 @@ def test_layers_equal_their_definition(
             width = CELLS[cell] * hidden
             table, places = make(40, width), torch.randint(0, 40, (5, 5), generator=make.generator)
             recurrent, bias = make(width, hidden, scale=1.0 / math.sqrt(hidden)), make(width)
+            vectors = make((14 if cell == "lnlstm" else 10) * hidden)
             weight = SearchWeight(recurrent, bias if cell == "gru" else None, kind)
             structure = weight.structure()
             outputs, last = poison(torch.float32, 25, hidden), poison(torch.float32, 5, hidden)
             native.call(
                 "layer_sequence", 10_000, rows=5, positions=5, hidden=hidden, cell=list(CELLS).index(cell),
                 backwards=backwards, recurrent=None if cell == "ssru" else ctypes.addressof(structure),
-                table=table, places=places, lengths=lengths, outputs=outputs, last=last,
+                vectors=vectors, table=table, places=places, lengths=lengths, outputs=outputs, last=last,
             )  # fmt: skip
             for row, length in enumerate(lengths.tolist()):
                 order = range(length - 1, -1, -1) if backwards else range(length)
                 reads = torch.stack([table[places[t, row]] for t in order]).double()
-                expected = steps_of(cell, reads, recurrent.double(), bias.double())
+                expected = steps_of(cell, reads, recurrent.double(), bias.double(), vectors.double())
                 found = torch.stack([outputs[t * 5 + row] for t in order])
                 # In 8 bits weights and h are rounded by 1 in 127 of their largest values.
-                tolerance = 2e-6 if kind == torch.float32 or cell == "ssru" else 0.05
+                tolerance = (
+                    (1e-5 if "ln" in cell else 2e-6) if kind == torch.float32 or cell == "ssru" else 0.05
+                )
                 torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
                 assert last[row].equal(found[-1])
                 assert outputs.view(5, 5, hidden)[length:, row].isnan().all()
             assert last._base is not None
             assert int(last._base.isnan().logical_not().sum()) == last.numel()
-
-
-@each_size
-def test_steps_of_an_ssru(size: int, use: Use) -> None:
-    make = Random(torch.float32)
-    sums, before = make(3, 2 * size, scale=3.0), make(3, size)
-    u, f = sums.double().chunk(2, 1)
-    expected = f.sigmoid() * before.double() + (1 - f.sigmoid()) * u
-    for level in LEVELS:
-        use(level)
-        h, after = torch.empty_like(before), before.clone()
-        tensors = {"sums": framed(sums), "before": after, "after": after, "h": h}
-        native.call("ssru_forward", sums.numel(), rows=3, hidden=size, **tensors)
-        assert_near(after, expected, torch.float32)
-        assert h.equal(after.relu())
-
-
-@each_size
-def test_steps_of_a_gru(size: int, use: Use) -> None:
-    make = Random(torch.float32)
-    gates, before = make(3, 4 * size, scale=3.0), make(3, size)
-    r, z, read, recurrent = gates.double().chunk(4, 1)
-    n = (read + r.sigmoid() * recurrent).tanh()
-    expected = (1 - z.sigmoid()) * n + z.sigmoid() * before.double()
-    for level in LEVELS:
-        use(level)
-        h = before.clone()
-        native.call("gru_forward", gates.numel(), rows=3, hidden=size, gates=framed(gates), before=h, h=h)
-        assert_near(h, expected, torch.float32)
 
 
 def definition(left: Tensor, weight: Tensor, kind: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ from econmt.model.inference.encoder import PrepackedEncoder, prepacks
 from econmt.model.inference.layout import EmbeddingRows, Gates, WordShares, prepacked, value_type
 from econmt.model.inference.native import NativeDecoder, NativeState
 from econmt.model.inference.state import IncrementalState, Shortlist, Sources
-from econmt.model.inference.weights import SearchWeights, search_layers
+from econmt.model.inference.weights import SearchWeights
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import c as c_library
@@ -67,7 +67,7 @@ class IncrementalModel:
     @torch.no_grad()
     def _decoder(self) -> _StepDecoder:
         decoder = self.model.decoder
-        kind = {"lstm": _StepDecoder, "gru": _GRUStepDecoder}.get(decoder.config.cell, _CellStepDecoder)
+        kind = _StepDecoder if decoder.config.cell == "lstm" else _CellStepDecoder
         return kind(decoder, self.model.target_embedding.weight.detach(), self.precision)
 
     @functools.cached_property
@@ -201,7 +201,7 @@ class _StepDecoder:
         config = decoder.config
         self.feeding, self.residual, self.layers = config.input_feeding, config.residual, config.layers
         self.attention = StepAttention(decoder.attention, dtype, embedding.device)
-        layers = self.layers_of(decoder)
+        layers = weights_of(decoder.layers)
         weights = SearchWeights.of(decoder, self.attention.query, layers[0].input)
         self.pack(decoder.cell.cell, layers, weights, embedding, dtype)
         self.from_values = prepacked(weights.values, None, dtype)
@@ -213,10 +213,6 @@ class _StepDecoder:
         kept += [None, None] if decoder.norm is None else [decoder.norm.weight, decoder.norm.bias]
         self.context_bias, *norm = (None if part is None else part.detach().to(self.dtype) for part in kept)
         self.norm = None if norm[0] is None or norm[1] is None else (norm[0], norm[1])
-
-    def layers_of(self, decoder: Decoder) -> tuple[Any, ...]:
-        """Returns the weights of the layers."""
-        return search_layers(decoder)
 
     def pack(
         self,
@@ -304,26 +300,8 @@ class _StepDecoder:
         return h, (h, after)
 
 
-class _GRUStepDecoder(_StepDecoder):
-    """One step of a decoder of GRU layers, as one of LSTM layers without c."""
-
-    def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return tuple(h.to(self.dtype) for (h,) in layers), ()
-
-    def advance(
-        self, gates: Tensor, layer: int, state: IncrementalState
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        r, z, read, recurrent = gates.to(self.attention.accumulate).chunk(4, 1)
-        n = tanh_(torch.addcmul(read, r.sigmoid(), recurrent))
-        h = torch.lerp(n, state.hidden[layer].to(n.dtype), z.sigmoid()).to(self.dtype)
-        return h, (h,)
-
-
 class _CellStepDecoder(_StepDecoder):
     """One step of a decoder whose layers have any other cell."""
-
-    def layers_of(self, decoder: Decoder) -> tuple[Any, ...]:
-        return weights_of(decoder.layers)
 
     def pack(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 from econmt.model.decoder import Memory
 from econmt.model.encoder import Encoder
 from econmt.model.inference.layout import EmbeddingRows, Gates, dense, prepacked, value_type
+from econmt.model.inference.weights import split_weights
 from econmt.model.layers import mean_of_valid, weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import c as native
@@ -26,17 +27,17 @@ from econmt_ops.core.weights import LowRank
 def prepacks(model: TranslationModel, dtype: torch.dtype) -> bool:
     """Returns True if :class:`PrepackedEncoder` encodes for searches of a model on this device.
 
-    In 8 bits it has all cells of the exported runtime, whose arithmetic is the same.
+    Searches in 8 bits multiply factors of matrices together, as the exported runtime does.
     """
     encoder, output = model.encoder, model.output.weight
-    if not (native.serves(output) and SearchWeight.supports(dtype)):
+    if not (native.serves(output) and SearchWeight.supports(dtype) and encoder.config.cell in CELL_NUMBERS):
         return False
     weights = [*weights_of(encoder.forward_layers), *weights_of(encoder.upper_layers)]
-    if encoder.cell.prepacked:
-        return dtype == torch.int8 or not any(isinstance(each.hidden, LowRank) for each in weights)
-    # Then the last output includes the layer below.
+    if dtype != torch.int8 and any(isinstance(each.input, LowRank) for each in weights):
+        return False
+    # Then the last output includes the layer below, except of an LSTM.
     sums_last = encoder.config.residual and not encoder.forward_layers
-    return dtype == torch.int8 and encoder.config.cell in CELL_NUMBERS and not sums_last
+    return encoder.config.cell == "lstm" or not sums_last
 
 
 class _Share(NamedTuple):
@@ -56,16 +57,18 @@ class _Direction:
     Attributes:
         number: number of the cell for the C library.
         recurrent: weight of the product with h; None for SSRU.
+        vectors: those of the cell, as in kernels.h, or None.
     """
 
-    def __init__(self, cell: str, weights: Any, dtype: torch.dtype, reverse: bool) -> None:
-        self.read = Gates([weights.input], weights.bias, dtype)
-        self.reverse, self.number = reverse, CELL_NUMBERS[cell]
-        hidden = getattr(weights, "hidden", None)
-        self.size = len(weights.bias) // 2 if hidden is None else hidden.shape[1]
+    def __init__(self, encoder: Encoder, weights: Any, dtype: torch.dtype, reverse: bool) -> None:
+        parts = split_weights(encoder.cell.cell, weights)
+        self.read = Gates([parts.input], parts.read_bias, dtype)
+        self.reverse, self.number = reverse, CELL_NUMBERS[encoder.config.cell]
+        self.size = len(weights.bias) // 2 if parts.hidden is None else parts.hidden.shape[1]
         self.recurrent: SearchWeight | None = None
-        if hidden is not None:
-            self.recurrent = SearchWeight(dense(hidden), getattr(weights, "hidden_bias", None), dtype)
+        if parts.hidden is not None:
+            self.recurrent = SearchWeight(dense(parts.hidden), parts.recurrent_bias, dtype)
+        self.vectors = torch.cat(parts.extra).detach() if parts.extra else None
 
     def share_of_words(self, embedded: Tensor, rows: Tensor) -> _Share:
         """Computes shares from embeddings (N, I) of distinct words; ``rows`` (S, B) are their numbers."""
@@ -123,6 +126,7 @@ class PrepackedEncoder:
             layer_sequence(
                 direction.number,
                 direction.recurrent,
+                direction.vectors,
                 share.table.float(),
                 share.rows,
                 lengths,
@@ -136,9 +140,10 @@ class PrepackedEncoder:
 def _layers(encoder: Encoder, dtype: torch.dtype) -> list[list[_Direction]]:
     """Returns the directions of each layer, bottom first."""
     pairs = zip(weights_of(encoder.forward_layers), weights_of(encoder.backward_layers), strict=True)
-    cell, reverse = encoder.config.cell, encoder.config.reverse_input
     both = [
-        [_Direction(cell, ahead, dtype, False), _Direction(cell, back, dtype, True)] for ahead, back in pairs
+        [_Direction(encoder, ahead, dtype, False), _Direction(encoder, back, dtype, True)]
+        for ahead, back in pairs
     ]
-    alone = [[_Direction(cell, weights, dtype, reverse)] for weights in weights_of(encoder.upper_layers)]
+    reverse = encoder.config.reverse_input
+    alone = [[_Direction(encoder, weights, dtype, reverse)] for weights in weights_of(encoder.upper_layers)]
     return [*both, *alone]

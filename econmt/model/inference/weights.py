@@ -1,4 +1,7 @@
-"""Joined decoder weights for searches with tensor operations, the C library and the exported runtime."""
+"""Joined decoder weights for searches with tensor operations, the C library and the exported runtime.
+
+Shapes: G gates, H decoder size, I embedding width, A attention size, E encoder size, W width of the coverage.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,22 @@ import torch
 from torch import Tensor
 
 from econmt.model.decoder import Decoder
+from econmt.model.inference.layout import dense
 from econmt.model.layers import weights_of
-from econmt_ops import GRUWeights, LSTMWeights
+from econmt.model.translation import TranslationModel
+from econmt_ops.backends.c.search import CELL_NUMBERS
+from econmt_ops.cells.protocol import Split
 from econmt_ops.core.weights import Matrix
 from econmt_ops.products.low_rank import columns
 
-
-def search_layers(decoder: Decoder) -> tuple[Any, ...]:
-    """Returns the weights of a decoder's layers, with four gates in GRUs, whose products of inputs and h are summed.
-
-    These are r, z, and n twice: its share of the inputs, and that of h, which r multiplies. The other rows are zero.
-    """
-    layers = weights_of(decoder.layers)
-    return tuple(map(_four_gates, layers)) if decoder.config.cell == "gru" else layers
-
-
-def _four_gates(layer: GRUWeights) -> LSTMWeights:
-    rz = 2 * layer.hidden.shape[1]
-    nothing = torch.zeros_like(layer.hidden[rz:])
-    return LSTMWeights(
-        torch.cat([layer.input, torch.zeros_like(layer.input[rz:])]),
-        torch.cat([layer.hidden[:rz], nothing, layer.hidden[rz:]]),
-        torch.cat([layer.bias[:rz] + layer.hidden_bias[:rz], layer.bias[rz:], layer.hidden_bias[rz:]]),
-    )
+COVERAGES = ("none", "count", "fertility", "tanh", "sigmoid", "relu", "softrelu", "gru")
+"""Updates of the coverage in the order of kernels.h."""
+Affine = tuple[Tensor, Tensor | None]
+"""Weight (N, K) and bias (N,), or no bias, of a product."""
 
 
 class SearchWeights(NamedTuple):
     """Weights of one decoder step, in which products with the same input are joined.
-
-    Shapes: G gates, H decoder size, I embedding width, A attention size, E encoder size.
 
     Attributes:
         word: columns of the bottom layer's input weight for the word, (G H, I).
@@ -94,3 +84,95 @@ class SearchWeights(NamedTuple):
             None if gate is None else gate.context_bias.detach(),
             contexts,
         )
+
+
+def split_weights(cell: Any, weights: Any) -> Split:
+    """Separates a layer's weights by the operation that reads them; SSRU has no ``hidden``."""
+    if hasattr(cell, "split"):
+        split: Split = cell.split(weights)
+        return split
+    return Split(weights.input, getattr(weights, "hidden", None), weights.bias, None, ())
+
+
+class DecoderParts(NamedTuple):
+    """Decoder as the C library computes its steps, in ``econmt translate`` as in the exported runtime.
+
+    Attributes:
+        sizes: sizes by their names in kernels.h.
+        products: products of a step by name, in the order of kernels.h; None for missing ones.
+        sources: products with the encoder's outputs (B, S, E), once for each sentence, named after their results.
+        vectors: other tensors by their names in kernels.h.
+    """
+
+    sizes: dict[str, int]
+    products: dict[str, Affine | None]
+    sources: dict[str, Affine]
+    vectors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: TranslationModel) -> DecoderParts:
+        """Derives the parts of a decoder of one of :data:`~econmt_ops.backends.c.search.CELL_NUMBERS`."""
+        decoder, attention = model.decoder, model.decoder.attention
+        config, coverage = decoder.config, attention.coverage
+        bottom, *upper = [split_weights(decoder.cell.cell, each) for each in weights_of(decoder.layers)]
+        search = SearchWeights.of(decoder, attention.query, bottom.input)
+        readout = model.readout
+        products: dict[str, Affine | None] = {
+            "words": (dense(search.word), bottom.read_bias),
+            "own": (search.top, search.top_bias),
+            "query": None if search.query is None else (search.query, None),
+            "readout": None if readout is None else (readout.weight, readout.bias),
+            "output": (model.output.weight, model.output.bias),
+            "coverage": None,
+        }
+        sources: dict[str, Affine] = {"values": (search.values, None)}
+        tensors = {
+            "score": attention.score,
+            "gain": attention.gain,
+            "shift": attention.shift,
+            "context_bias": search.context_bias,
+        }
+        if coverage is not None:
+            tensors["coverage_key"] = coverage.key.weight.t()
+            if coverage.read is not None:
+                attended, values, state = coverage.split(coverage.read.weight)
+                sources["coverage_shares"] = values, coverage.read.bias
+                tensors["coverage_attention"] = attended
+                products["coverage"] = None if state is None else (state, None)
+            if coverage.recur is not None:
+                tensors["coverage_recurrent"] = coverage.recur.weight
+        if decoder.norm is not None:
+            tensors |= {"output_gain": decoder.norm.weight, "output_shift": decoder.norm.bias}
+        if bottom.extra:
+            tensors["vectors"] = torch.cat([part for layer in (bottom, *upper) for part in layer.extra])
+        below = bottom._replace(input=search.fed, read_bias=None)
+        for number, layer in enumerate((below, *upper)):
+            products |= _layer_products(f"layers.{number}", layer, adds=config.cell in ("lstm", "lnglstm"))
+        sizes = {
+            "layers": config.layers,
+            "size": config.size,
+            "cell": CELL_NUMBERS[config.cell],
+            "fed": int(config.input_feeding),
+            "residual": int(config.residual),
+            "contexts": int(search.contexts),
+            "asked": search.asked,
+            "embedded": model.target_embedding.weight.shape[1],
+            "coverage": 0 if coverage is None else COVERAGES.index(coverage.kind),
+            "width": 0 if coverage is None else coverage.key.weight.shape[1],
+        }
+        vectors = {
+            name: part.detach().float().clone(memory_format=torch.contiguous_format)
+            for name, part in tensors.items()
+            if part is not None
+        }
+        return cls(sizes, products, sources, vectors)
+
+
+def _layer_products(name: str, layer: Split, *, adds: bool) -> dict[str, Affine | None]:
+    """Returns the two products of a layer, whose input weight may be None; ``adds``: True if their sum is needed."""
+    parts = [dense(part) for part in (layer.input, layer.hidden if adds else None) if part is not None]
+    recur = None if adds or layer.hidden is None else (dense(layer.hidden), layer.recurrent_bias)
+    return {
+        f"{name}.read": (torch.cat(parts, 1), layer.read_bias) if parts else None,
+        f"{name}.recur": recur,
+    }

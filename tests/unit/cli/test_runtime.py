@@ -39,18 +39,14 @@ from econmt_runtime.translator import RuntimeTranslation
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
+from tests.unit.decoding.test_real_model import COMBINATIONS
 
 LINES = ["a b c", "h g", "", "d d d e a b c h g f e d c b a", "b", "zzz a"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "additive": {},
-    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
     "dot": {"attention": {"type": "scaled_dot"}, "decoder": {"size": 8, "state_init": "zero"}},
     "bilinear": {"attention": {"type": "bilinear"}, "decoder": {"size": 9, "state_init": "avg"}},
     "gnmt": {"decoder": {"size": 8, "layers": 3, "input_feeding": False, "residual": True}},
-    "deep": {
-        "decoder": {"size": 8, "layers": 2, "residual": True},
-        "encoder": {"size": 8, "layers": 3, "residual": True},
-    },
     "reverse": {"encoder": {"size": 8, "layers": 2, "bidirectional": "none", "reverse_input": True}},
     "ranks": {
         "decoder": {"size": 8, "rank": 3},
@@ -62,7 +58,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "decoder": {"cell": "ssru", "size": 7, "layers": 2, "input_feeding": False, "residual": True},
         "attention": {"type": "bilinear"},
     },
-    "gru": {"decoder": {"cell": "gru", "size": 8}},
     "gru-deep": {
         "encoder": {"cell": "gru", "size": 8},
         "decoder": {"cell": "gru", "size": 8, "layers": 2, "residual": True, "state_init": "avg"},
@@ -73,6 +68,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "encoder": {"cell": "ssru", "size": 6},
         "decoder": {"cell": "ssru", "size": 7, "layers": 1, "input_feeding": False},
     },
+    "groundhog": {
+        "decoder": {"size": 8, "state_init": "zero"},
+        "attention": {"size": 7, "layer_norm": True, "coverage": {"type": "count"}},
+        "layer_normalization": True,
+    },
+    "best": {
+        "encoder": {"size": 8, "layers": 4, "residual": True},
+        "decoder": {"size": 8, "layers": 4},
+        "attention": {"size": 7, "layer_norm": True},
+        "layer_normalization": True,
+    },
+    "normalized": {
+        "encoder": {"cell": "lnlstm", "size": 8, "layers": 2},
+        "decoder": {"cell": "lnglstm", "size": 8, "layers": 2, "input_feeding": False},
+    },
+    "normalized-both": {
+        "encoder": {"cell": "lnglstm", "size": 8, "layers": 2, "bidirectional": "all"},
+        "decoder": {"cell": "lnlstm", "size": 8, "layers": 2, "input_feeding": False, "residual": True},
+    },
+    **COMBINATIONS,
 }
 
 
@@ -230,11 +245,10 @@ def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path
 
 def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Path, tmp_path: Path) -> None:
     qrnn = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
-    gated: dict[str, Any] = {"decoder": {"size": 8, "context_gating": True}}
+    needed = "lstm or gru or ssru or lnlstm or lnglstm"
     for number, (variant, decoding, message) in enumerate(
         (
-            (qrnn, {}, "model.decoder.cell: qrnn; it needs model.decoder.cell: lstm or gru or ssru"),
-            (gated, {}, "does not support model.decoder.context_gating: true"),
+            (qrnn, {}, f"model.decoder.cell: qrnn; it needs model.decoder.cell: {needed}"),
             ({}, {"beam_prune": 1.0}, "decoding.beam_prune: 1.0; it needs decoding.beam_prune: 0"),
             ({}, {"min_output_length": 2}, "does not support decoding.min_output_length: 2"),
             ({}, {"word_penalty": 0.5}, "does not support decoding.word_penalty: 0.5"),
@@ -268,12 +282,17 @@ def rewritten(whole: Path, made: Path, **changed: torch.Tensor | None) -> Path:
     return made
 
 
-OPTIONAL = ("attention.score", "attention.key.weight", "query.weight", "readout.weight", "start.weight")
+OPTIONAL = ("score", "keys.weight", "query.weight", "readout.weight", "start.weight")
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_every_array_is_compared_with_the_rest(word_model: Path, tmp_path: Path, precision: str) -> None:
-    folder = random_model(word_model, tmp_path / "model", "gnmt")
+@pytest.mark.parametrize(
+    ("precision", "variant"),
+    [("float32", "gnmt"), ("int8", "gnmt"), ("float32", "lnlstm, gru"), ("int8", "best")],
+)
+def test_every_array_is_compared_with_the_rest(
+    word_model: Path, tmp_path: Path, precision: str, variant: str
+) -> None:
+    folder = random_model(word_model, tmp_path / "model", variant)
     made = export_runtime(folder, tmp_path / "runtime", precision)
     config, arrays = json.loads((made / "model.json").read_text()), read_arrays(made / "arrays.safetensors")
     sizes = [vocabulary.size for vocabulary in load_vocabularies(folder).sides]
@@ -406,27 +425,6 @@ def test_errors_count_all_lines_of_the_input(
     monkeypatch.setattr(sys, "argv", ["runtime", "-i", str(text)])
     assert main(str(made)) == 2
     assert "line 140001: the model gives no finite probability" in capsys.readouterr().err
-
-
-def test_no_thread_replaces_what_another_has_computed(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = econmt_runtime.load(whole)._model
-    words = np.array([4, 5, 4])
-    expected = econmt_runtime.load(whole)._model._share(words)
-    read = type(model._layers[0].read)
-    outputs = model._layers[0].read.outputs
-
-    def interrupted(_: object) -> int:
-        """Another thread's turn while this one makes the array."""
-        monkeypatch.delattr(read, "outputs")
-        model._layers[0].read.outputs = outputs
-        model._share(words)
-        return outputs
-
-    del model._layers[0].read.outputs
-    monkeypatch.setattr(read, "outputs", property(interrupted), raising=False)
-    made = np.empty
-    monkeypatch.setattr(np, "empty", lambda *given: made(*given) * np.float32(math.nan))
-    np.testing.assert_array_equal(model._share(words), expected)
 
 
 def test_structures_are_those_of_the_library() -> None:

@@ -167,7 +167,7 @@ def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: st
 
 
 def test_slots_have_their_own_coverage() -> None:
-    compare_in_slots("covered", "cpu")
+    compare_in_slots("together", "cpu")
 
 
 def compare_in_slots(variant: str, device: str) -> None:

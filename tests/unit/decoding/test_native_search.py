@@ -18,10 +18,10 @@ from econmt.decoding.search.native import has_native_search, native_search
 from econmt.decoding.search.shortlist import Restricted
 from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native
-from tests.unit.decoding.test_real_model import ONLY_TENSORS, SIZE, SOURCES, VARIANTS, make_model
+from tests.unit.decoding.test_real_model import COMBINATIONS, SIZE, SOURCES, VARIANTS, make_model
 from tests.unit.decoding.toy import assert_same
 
-KNOWN = sorted(VARIANTS.keys() - ONLY_TENSORS)
+KNOWN = sorted(VARIANTS.keys() - {"qrnn"})
 LIMITS = torch.tensor([4, 9, 12, 2])
 OPTIONS = [
     {"beam_size": 4, "nbest_size": 4},
@@ -61,6 +61,19 @@ def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str
     model, options = make_model(variant), SearchOptions(**given)
     assert has_native_search(IncrementalModel(model), options)
     agree(native_search(IncrementalModel(model), *BATCH, options), by_tensors(model, options), 1e-4)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.int8])
+@pytest.mark.parametrize("variant", COMBINATIONS)
+def test_options_of_decoders_in_pairs(variant: str, precision: torch.dtype) -> None:
+    """As in the search of tensors, with beams of 1, 2 and 5; in 8 bits, as steps in C, to the last bit."""
+    for beam_size in (1, 2, 5):
+        model = IncrementalModel(make_model(variant), precision)
+        options = SearchOptions(beam_size=beam_size, nbest_size=beam_size)
+        found = native_search(model, *BATCH, options)
+        assert_same(beam_search(model, *BATCH, options.changed(beam_prune=100.0)), found)
+        if precision == torch.float32:
+            agree(found, by_tensors(model.model, options), 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +297,7 @@ def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
 
 
 def test_other_models_are_not_its() -> None:
-    for variant in ONLY_TENSORS:
-        assert not has_native_search(IncrementalModel(make_model(variant)), SearchOptions())
+    assert not has_native_search(IncrementalModel(make_model("qrnn")), SearchOptions())
     model = make_model("additive")
     assert not has_native_search(IncrementalModel(model.double()), SearchOptions())
     with native.without():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -22,45 +23,63 @@ SIZE = 23
 SOURCES = [[5, 9, 4], [7], [4, 4, 8, 9, 10, 11, 22], [6, 5]]
 VARIANTS: dict[str, dict[str, object]] = {
     "additive": {},
-    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
     "dot": {"attention": {"type": "dot"}},
     "bilinear": {"attention": {"type": "bilinear"}},
     "gnmt": {"decoder": {"size": 8, "layers": 2, "input_feeding": False}},
     "deep": {"decoder": {"size": 8, "layers": 3, "residual": True}, "encoder": {"size": 8, "layers": 2}},
     "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
-    "average": {"decoder": {"size": 8, "state_init": "avg"}},
-    "gru": {"decoder": {"cell": "gru", "size": 8}},
     "gru-deep": {
         "decoder": {"cell": "gru", "size": 8, "layers": 3, "residual": True},
         "attention": {"type": "dot"},
     },
     "ssru": {"decoder": {"cell": "ssru", "size": 8, "layers": 2, "input_feeding": False, "residual": True}},
-    "lnlstm": {"decoder": {"cell": "lnlstm", "size": 8, "layers": 2}},
-    "lnglstm": {"decoder": {"cell": "lnglstm", "size": 8}},
-    "normalized": {"layer_normalization": True},
-    "gated": {"decoder": {"size": 8, "context_gating": True}},
-    "count": {"attention": {"size": 8, "coverage": {"type": "count"}}},
-    "fertility": {"attention": {"size": 8, "layer_norm": True, "coverage": {"type": "fertility"}}},
-    "covered": {"attention": {"size": 8, "coverage": {"type": "tanh", "num_hidden": 3}}},
+    "normalized-gnmt": {"decoder": {"cell": "lnlstm", "size": 8, "layers": 2, "input_feeding": False}},
+    "qrnn": {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}},
     "together": {
         "decoder": {"cell": "gru", "size": 8, "context_gating": True, "layers": 2},
         "attention": {"size": 8, "layer_norm": True, "coverage": {"type": "gru", "num_hidden": 2}},
         "layer_normalization": True,
     },
 }
-ONLY_TENSORS = {*("lnlstm", "lnglstm", "normalized", "gated"), *("count", "fertility", "covered", "together")}
-"""Variants that the C library does not search with."""
+COVERAGES = ("none", "count", "fertility", "tanh", "sigmoid", "relu", "softrelu", "gru")
+
+
+def combination(cell: int, coverage: int) -> dict[str, Any]:
+    """A cell with an update of the coverage; of all of these, some have any two settings of any two options."""
+    layers, attention = 1 + (cell * coverage) % 3, {"size": 7, "layer_norm": bool((cell // 2 + coverage) % 2)}
+    kind, width = COVERAGES[coverage], 1 if coverage < 3 else 1 + coverage % 3
+    return {
+        "decoder": {
+            "cell": ("lstm", "gru", "lnlstm", "lnglstm")[cell],
+            "size": 8,
+            "layers": layers,
+            "residual": layers == 3,
+            "context_gating": bool((cell + coverage) % 2),
+            "state_init": ("last", "avg", "zero")[(cell + coverage) % 3],
+        },
+        "attention": {**attention, "coverage": {"type": kind, "num_hidden": width}},
+        "layer_normalization": bool((cell + coverage // 2) % 2),
+    }
+
+
+COMBINATIONS = {
+    f"{('lstm', 'gru', 'lnlstm', 'lnglstm')[cell]}, {COVERAGES[coverage]}": combination(cell, coverage)
+    for cell in range(4)
+    for coverage in range(8)
+}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def make_model(variant: str, seed: int = 1, device: str = "cpu") -> TranslationModel:
     sections = {"embedding": 8, "encoder": {"size": 8}, "decoder": {"size": 8}, "attention": {"size": 8}}
     torch.manual_seed(seed)
-    model = TranslationModel(recipe.Model.model_validate({**sections, **VARIANTS[variant]}), SIZE, SIZE)
+    changes = {**VARIANTS, **COMBINATIONS}[variant]
+    model = TranslationModel(recipe.Model.model_validate({**sections, **changes}), SIZE, SIZE)
+    # First values make all words alike; a trained model is not indifferent. One with normalised layers is at once.
+    normalised = model.config.layer_normalization or "ln" in model.config.decoder.cell
     with torch.no_grad():
-        # First values make all words alike; a trained model is not indifferent.
         for parameter in model.parameters():
-            parameter.mul_(3.0)
+            parameter.mul_(1.2 if normalised else 3.0)
     return model.to(device).eval()
 
 

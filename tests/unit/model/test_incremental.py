@@ -206,8 +206,11 @@ ENCODERS = pytest.mark.parametrize(
         {"encoder__bidirectional": "all", "encoder__layers": 3, "encoder__residual": True},
         {"encoder__layers": 3, "encoder__rank": 3, "encoder__residual": True},
         {"attention__type": "dot", "encoder__layers": 1},
+        {"encoder__cell": "gru", "encoder__layers": 2},
+        {"encoder__cell": "lnlstm", "encoder__layers": 2, "encoder__bidirectional": "all"},
+        {"encoder__cell": "lnglstm", "encoder__bidirectional": "none", "encoder__residual": False},
     ],
-    ids=["bottom", "reverse", "all", "rank", "dot"],
+    ids=["bottom", "reverse", "all", "rank", "dot", "gru", "lnlstm", "lnglstm"],
 )
 
 

@@ -149,7 +149,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Incremented here, in library.py and in econmt_runtime when the meaning of a function or field changes, so that a library built
  * earlier is not called. */
-EXPORT int econmt_version(void) { return 10; }
+EXPORT int econmt_version(void) { return 11; }
 
 /* Returns the bytes of a structure, 0 for an unknown name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -170,8 +170,6 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(pack_weight);
   SIZE(product_tiles);
   SIZE(layer_sequence);
-  SIZE(gru_forward);
-  SIZE(ssru_forward);
   SIZE(beam_search);
   SIZE(search_step);
   SIZE(losses);
@@ -332,16 +330,8 @@ EXPORT int econmt_layer_sequence(const struct layer_sequence *a, int64_t threads
   if (!parallel || threads < 1) threads = 1;
   if (threads > a->rows) threads = a->rows;
   int64_t rows = a->rows / threads + 1, wide = a->recurrent ? WIDE(a->recurrent->kind, a->recurrent->inputs) : 0;
-  int64_t floats = rows * (9 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
+  int64_t floats = rows * (10 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* 2048: so that it is not on the stack */
   return spread(PICK(layer_sequence), a, a->rows, threads, 0, floats, NULL);
-}
-
-EXPORT int econmt_gru_forward(const struct gru_forward *a, int64_t threads) {
-  return spread(PICK(gru_forward), a, a->rows, threads, 0, 0, NULL);
-}
-
-EXPORT int econmt_ssru_forward(const struct ssru_forward *a, int64_t threads) {
-  return spread(PICK(ssru_forward), a, a->rows, threads, 0, 0, NULL);
 }
 
 /* Each thread translates some sentences. */

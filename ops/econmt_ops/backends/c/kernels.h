@@ -89,12 +89,15 @@ struct attention_forward {
   float *weights;         /* (B, S), is written; zero at padded positions */
   const int64_t *owners;  /* (B) index of a row's keys and padding, if rows share them; or NULL */
   const float *gain, *shift; /* (A) of the layer normalization of query + key in additive attention; or NULL */
+  int64_t width;             /* W, numbers of the coverage of a position */
+  const float *coverage;     /* (B, S, W), whose product with its key is added to query + key; or NULL */
+  const float *coverage_key; /* (W, A) */
 };
 
 /* tanh(share + sum_s weight_s projected_s). */
 struct combine_forward {
   int64_t rows, positions, size, narrow;
-  const void *share; /* any (B, H) */
+  const void *share; /* any (B, H); or NULL: zeros */
   int64_t share_stride;
   const void *attention; /* any (B, S) */
   int64_t attention_stride;
@@ -210,11 +213,12 @@ struct products_by_owner {
   int64_t output_stride;
 };
 
-/* All steps of a layer in one direction, over B rows of T steps at most; G gates of its cell: 4, 3 and 2. */
+/* All steps of a layer in one direction, over B rows of T steps at most; G gates of its cell: 4, 3 and 2, then 4 and 4. */
 struct layer_sequence {
   int64_t rows, positions, hidden, cell; /* cell: of the enum below */
   int64_t backwards;              /* 1: from a row's last position to its first */
-  const struct weight *recurrent; /* (G H, H), of an LSTM without bias; NULL for SSRU */
+  const struct weight *recurrent; /* (G H, H), without bias where its product is added to the table's; NULL for SSRU */
+  const float *vectors;           /* of the cell, see the enum; or NULL */
   const float *table;             /* (M, G H) the inputs' share of the gates */
   const int64_t *places;          /* (T, B) row index into table of each position */
   const int64_t *lengths;         /* (B), at least 1 */
@@ -224,40 +228,28 @@ struct layer_sequence {
   int64_t last_stride;
 };
 
-enum { LSTM, GRU, SSRU };
+/* Cells of layers. The products with inputs and h are added in LSTM and LNGLSTM, and separate in GRU and LNLSTM, whose layers
+ * are normalized (econmt_ops.cells.lnlstm). Their vectors, one after the other: LNLSTM (4H) bias, gains of inputs and of h;
+ * LNGLSTM (4H) gain and shift of the gates; then (H) gain and shift of c. */
+enum { LSTM, GRU, SSRU, LNLSTM, LNGLSTM };
 
-/* One step of a GRU, whose n has two pre-activations: the share of the inputs, and that of h, which r multiplies. */
-struct gru_forward {
-  int64_t rows, hidden;
-  const float *gates; /* (B, 4H), before their nonlinearities: r, z, and the two of n */
-  int64_t gates_stride;
-  const float *before; /* (B, H) the state h before the step */
-  float *h;            /* (B, H), is written; may be before */
-};
+/* Updates of the coverage of a position, in econmt_ops.cells.coverage; FERTILITY divides the attention by 2 sigmoid(share). */
+enum { NO_COVERAGE, COVER_COUNT, COVER_FERTILITY, COVER_TANH, COVER_SIGMOID, COVER_RELU, COVER_SOFTRELU, COVER_GRU };
 
-/* One step of an SSRU. */
-struct ssru_forward {
-  int64_t rows, hidden;
-  const float *sums; /* (B, 2H), u and f before its sigmoid */
-  int64_t sums_stride;
-  const float *before; /* (B, H) the state c before the step */
-  float *after;        /* (B, H), is written; may be before */
-  float *h;            /* (B, H), is written */
-};
-
-/* Beam search of B sentences with a decoder of LSTM, GRU or SSRU layers: all steps, until no growing hypothesis can exceed the
- * finished ones. A GRU has the pre-activations of gru_forward, and no c; the h of an SSRU is not read by the next step.
- * K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.
+/* Beam search of B sentences with a decoder of layers, attention and output: all steps, until no growing hypothesis can exceed
+ * the finished ones. A GRU has no c; the h of an SSRU is not read by the next step. K beam size, T maximum steps, N words of the output layer, V words of the vocabulary; a word is a number below N.
  */
 struct beam_search {
   int64_t sentences, positions, beam, steps, nbest;
-  int64_t layers, size, compared, summed; /* layers, H and A; values per position that the attention sums: H, or H + E */
-  int64_t cell;               /* LSTM, GRU or SSRU */
+  int64_t layers, size, compared, summed; /* layers, H and A; values per position that the attention sums, see values */
+  int64_t cell;               /* of the layers */
   int64_t fed, residual;      /* 1: the bottom layer reads o; an upper layer adds its input */
   int64_t contexts;           /* 1: upper layers read the context of the bottom layer's attention */
   int64_t asked;              /* query values before the state's share of o in one product; 0: none */
   int64_t embedded, watched;  /* embedding size; steps between two calls of watch */
+  int64_t coverage, width;    /* update of the coverage; W, its numbers for a position */
   const struct weight *weights; /* in the order below */
+  const float *vectors;         /* (layers, .) of the cells; or NULL */
   const float *embedding;       /* (V, I); or NULL */
   const int8_t *bytes;          /* (V, I), the embedding in 8 bits instead */
   const float *scales;          /* (V) their scales */
@@ -268,7 +260,12 @@ struct beam_search {
   const float *keys;            /* (B, S, A) */
   const float *score;           /* (A); or NULL: dot attention */
   const float *gain, *shift;    /* (A) of the attention's layer normalization; or NULL */
-  const float *values;          /* (B, S, summed): their share of o, followed by the context if upper layers read it */
+  const float *coverage_key;    /* (W, A); of the coverage, or NULL, as the next three */
+  const float *coverage_shares; /* (B, S, P) shares of the encoder's outputs in the update; P: 1, W or 3W */
+  const float *coverage_attention, *coverage_recurrent; /* (P) and (P, W) factors of attention and coverage in the update */
+  const float *values; /* (B, S, summed): their share of o (H), or of gate and o (2H); then the context if upper layers read it */
+  const float *context_bias; /* (H) of the context in the output, if a gate weighs context and state; or NULL */
+  const float *output_gain, *output_shift; /* (H) of the layer normalization before the tanh of o; or NULL */
   const uint8_t *padding;       /* (B, S) */
   const float *first;           /* (layers, 2, B, H) h and c before the first step */
   const int64_t *limits;        /* (B) maximum words before the end */
@@ -286,12 +283,14 @@ struct search_step {
   int64_t rows;
   const struct beam_search *search; /* sizes, with a beam of 1, weights, and sentences */
   const int64_t *owners, *tokens;   /* (R) sentence and last word of each row */
-  float *h, *c, *output;            /* (layers, R, H), (layers, R, H) and (R, H), are read and written */
+  float *h, *c, *output, *coverage; /* (layers, R, H) twice, (R, H), and (R, S, W) or NULL, are read and written */
   float *seen;                      /* (R, S), the attention, is written */
-  float *log_probs;                 /* (R, N), of the next word, is written */
+  float *log_probs;                 /* (R, N), of the next word, is written; or NULL */
 };
 
-enum { WORDS, LOWEST, OWN, QUERY, READOUT, OUTPUT, UPPER }; /* UPPER is the first of the upper layers' weights */
+/* The weights of a decoder. COVERAGE multiplies the top layer's output in the update of the coverage. From LAYERS on each layer
+ * has two, bottom first: of its inputs without the word, followed by h where both are added; and of h, where they are not. */
+enum { WORDS, OWN, QUERY, READOUT, OUTPUT, COVERAGE, LAYERS };
 
 /* Cross entropies of logits with smoothed labels. */
 struct losses {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_VERSION = 10
+_VERSION = 11
 """Version that econmt_version in kernels.c returns."""
 
 _HEADER = Path(__file__).with_name("kernels.h")

@@ -11,44 +11,54 @@ static INLINE void NAME(apply)(const struct weight *w, const float *left, int64_
   NAME(multiply)(w, left, w->inputs, rows, start, w->outputs, output, w->outputs, scratch);
 }
 
-static void NAME(gru_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
-  const struct gru_forward *a = given;
-  (void)scratch;
-  int64_t size = a->hidden;
-  for (int64_t row = begin; row < end; row++) {
-    const float *gates = a->gates + row * a->gates_stride, *before = a->before + row * size;
-    float *h = a->h + row * size;
-    SIMD for (int64_t k = 0; k < size; k++) {
-      float r = NAME(sigmoid)(gates[k]), z = NAME(sigmoid)(gates[size + k]);
-      float n = NAME(squash)(gates[2 * size + k] + r * gates[3 * size + k]);
-      h[k] = n + z * (before[k] - n);
-    }
+/* Runs a step of a layer. gates: (R, G H), of GRU and LNLSTM without the product of h, which is in recurrent (R, G H). Both may
+ * be overwritten. */
+static void NAME(advance)(int64_t cell, int64_t size, const float *vectors, float *gates, float *recurrent, float *h, float *c,
+                          int64_t rows) {
+  if (cell == SSRU) {
+    for (int64_t row = 0; row < rows; row++, gates += 2 * size, c += size, h += size)
+      SIMD for (int64_t k = 0; k < size; k++) {
+        c[k] = gates[k] + NAME(sigmoid)(gates[size + k]) * (c[k] - gates[k]);
+        h[k] = c[k] < 0.0f ? 0.0f : c[k];
+      }
+    return;
+  }
+  if (cell == GRU) {
+    struct gru_cell_forward step = {rows, size, 0, gates, recurrent, 3 * size, 3 * size, NULL, h, size, h, size, h, size};
+    NAME(gru_cell_forward)(&step, 0, rows, NULL);
+    return;
+  }
+  int64_t wide = 4 * size;
+  for (int64_t row = 0; row < rows && cell != LSTM; row++) {
+    float *sums = gates + row * wide;
+    for (int64_t gate = 0; cell == LNGLSTM && gate < 4; gate++)
+      NAME(normalize)(sums + gate * size, size, vectors + gate * size, vectors + wide + gate * size);
+    if (cell == LNGLSTM) continue;
+    NAME(normalize)(sums, wide, vectors + wide, vectors);
+    NAME(normalize)(recurrent + row * wide, wide, vectors + 2 * wide, sums);
+  }
+  if (cell == LNLSTM) gates = recurrent;
+  float *kept = cell == LSTM ? NULL : gates;
+  struct lstm_forward step = {rows, size, 0, gates, wide, NULL, 0, c, size, h, size, c, size, kept, wide};
+  NAME(lstm_forward)(&step, 0, rows, NULL);
+  const float *gain = vectors + (cell == LNLSTM ? 3 : 2) * wide;
+  for (int64_t row = 0; row < rows && kept; row++, h += size) {
+    const float *o = kept + row * wide + 3 * size;
+    memcpy(h, c + row * size, (size_t)size * sizeof *h);
+    NAME(normalize)(h, size, gain, gain + size);
+    SIMD for (int64_t k = 0; k < size; k++) h[k] = o[k] * NAME(squash)(h[k]);
   }
 }
 
-static void NAME(ssru_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
-  const struct ssru_forward *a = given;
-  (void)scratch;
-  int64_t size = a->hidden;
-  for (int64_t row = begin; row < end; row++) {
-    const float *u = a->sums + row * a->sums_stride, *f = u + size, *before = a->before + row * size;
-    float *after = a->after + row * size, *restrict h = a->h + row * size;
-    SIMD for (int64_t k = 0; k < size; k++) {
-      float c = u[k] + NAME(sigmoid)(f[k]) * (before[k] - u[k]);
-      after[k] = c;
-      h[k] = c < 0.0f ? 0.0f : c;
-    }
-  }
-}
-
-/* Rows are sorted by length, longest first, so that active rows are contiguous. scratch: 9 H + 2 floats per row, and that of
+/* Rows are sorted by length, longest first, so that active rows are contiguous. scratch: 10 H + 2 floats per row, and that of
  * products. */
 static void NAME(layer_sequence)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct layer_sequence *a = given;
   int64_t rows = end - begin, size = a->hidden, *order = (int64_t *)scratch;
-  int64_t width = size * (a->cell == LSTM ? 4 : a->cell == GRU ? 3 : 2);
+  int64_t width = size * (a->cell == GRU ? 3 : a->cell == SSRU ? 2 : 4);
+  int adds = a->cell == LSTM || a->cell == LNGLSTM;
   float *h = scratch + 2 * rows, *c = h + rows * size, *gates = c + rows * size;
-  float *recurrent = gates + 4 * rows * size, *product = recurrent + 3 * rows * size;
+  float *recurrent = gates + 4 * rows * size, *product = recurrent + 4 * rows * size;
   for (int64_t row = 0; row < rows; row++) {
     int64_t place = row;
     for (; place > 0 && a->lengths[begin + row] > a->lengths[order[place - 1]]; place--) order[place] = order[place - 1];
@@ -60,18 +70,9 @@ static void NAME(layer_sequence)(const void *given, int64_t begin, int64_t end, 
       int64_t row = order[k], t = a->backwards ? a->lengths[row] - 1 - step : step;
       memcpy(gates + k * width, a->table + a->places[t * a->rows + row] * width, (size_t)width * sizeof *gates);
     }
-    if (a->cell == LSTM) {
-      if (step) NAME(apply)(a->recurrent, h, rows, gates, gates, product);
-      struct lstm_forward next = {rows, size, 0, gates, width, NULL, 0, c, size, h, size, c, size, NULL, 0};
-      NAME(lstm_forward)(&next, 0, rows, NULL);
-    } else if (a->cell == GRU) {
-      NAME(apply)(a->recurrent, h, rows, NULL, recurrent, product);
-      struct gru_cell_forward next = {rows, size, 0, gates, recurrent, width, width, NULL, h, size, h, size, h, size};
-      NAME(gru_cell_forward)(&next, 0, rows, NULL);
-    } else {
-      struct ssru_forward next = {rows, size, gates, width, c, c, h};
-      NAME(ssru_forward)(&next, 0, rows, NULL);
-    }
+    if (a->recurrent && (step || !adds)) /* h is zero in the first step */
+      NAME(apply)(a->recurrent, h, rows, adds ? gates : NULL, adds ? gates : recurrent, product);
+    NAME(advance)(a->cell, size, a->vectors, gates, recurrent, h, c, rows);
     for (int64_t k = 0; k < rows; k++) {
       int64_t row = order[k], t = a->backwards ? a->lengths[row] - 1 - step : step;
       memcpy(a->outputs + (t * a->rows + row) * a->outputs_stride, h + k * size, (size_t)size * sizeof *h);
@@ -97,7 +98,7 @@ static void NAME(embed)(const struct beam_search *a, const int64_t *words, int64
 /* Computes the words' shares of the bottom layer's gates. Threads may cache the same word at once, with the same values. */
 static void NAME(read_words)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
   const struct weight *w = a->weights + WORDS;
-  int64_t gates = (a->cell == SSRU ? 2 : 4) * a->size, *words = m->parents, unknown = 0;
+  int64_t gates = w->outputs, *words = m->parents, unknown = 0;
   for (int64_t row = 0; row < rows; row++) {
     int64_t word = a->ids ? a->ids[m->now.tokens[row]] : m->now.tokens[row], at = 0;
     if (a->shares) {
@@ -124,89 +125,114 @@ static void NAME(read_words)(const struct beam_search *a, const struct search_ro
   }
 }
 
-/* Concatenates the rows of two matrices. */
-static void NAME(join)(float *to, const float *one, int64_t wide, const float *two, int64_t stride, int64_t other, int64_t rows) {
-  for (int64_t row = 0; row < rows; row++) {
-    memcpy(to + row * (wide + other), one + row * wide, (size_t)wide * sizeof *to);
-    memcpy(to + row * (wide + other) + wide, two + row * stride, (size_t)other * sizeof *to);
+/* First part of a step: updates the h and c of a layer and the top. The words' share of the bottom layer is in the gates. */
+static void NAME(run_layer)(const struct beam_search *a, const struct search_room *m, int64_t layer, int64_t rows) {
+  const struct weight *read = a->weights + LAYERS + 2 * layer, *recur = read + 1;
+  int64_t size = a->size, most = rows * size, wide = read->inputs;
+  float *h = m->h + layer * most, *c = m->c + layer * most;
+  const float *below = layer ? m->top : a->fed ? m->output : NULL;
+  int64_t context = layer && a->contexts ? a->summed - size : 0, other = (below ? size : 0) + context;
+  for (int64_t row = 0; row < rows && wide; row++) {
+    float *to = m->joined + row * wide;
+    if (below) memcpy(to, below + row * size, (size_t)size * sizeof *to);
+    if (context) memcpy(to + size, m->sums + row * a->summed + size, (size_t)context * sizeof *to);
+    if (wide > other) memcpy(to + other, h + row * size, (size_t)size * sizeof *to);
   }
-}
-
-static void NAME(advance)(const struct beam_search *a, float *gates, float *h, float *c, int64_t rows) {
-  if (a->cell == LSTM) {
-    struct lstm_forward step = {rows, a->size, 0, gates, 4 * a->size, NULL, 0, c, a->size, h, a->size, c, a->size, NULL, 0};
-    NAME(lstm_forward)(&step, 0, rows, NULL);
-  } else if (a->cell == GRU) {
-    struct gru_forward step = {rows, a->size, gates, 4 * a->size, h, h};
-    NAME(gru_forward)(&step, 0, rows, NULL);
+  if (wide) NAME(apply)(read, m->joined, rows, layer ? NULL : m->gates, m->gates, m->product);
+  if (recur->outputs) NAME(apply)(recur, h, rows, NULL, m->recurrent, m->product);
+  const float *vectors = a->vectors ? a->vectors + layer * (a->cell == LNLSTM ? 14 : 10) * size : NULL;
+  NAME(advance)(a->cell, size, vectors, m->gates, m->recurrent, h, c, rows);
+  if (layer && a->residual) {
+    SIMD for (int64_t k = 0; k < most; k++) m->top[k] += h[k];
   } else {
-    struct ssru_forward step = {rows, a->size, gates, 2 * a->size, c, c, h};
-    NAME(ssru_forward)(&step, 0, rows, NULL);
+    memcpy(m->top, h, (size_t)most * sizeof(float));
   }
 }
 
-/* Attends with the rows' queries and adds the weighted values to the rows' share, followed by tanh unless plain. */
-static void NAME(look)(const struct beam_search *a, const struct search_room *m, const float *query, int64_t query_stride,
-                       const float *share, int64_t share_stride, float *output, int64_t plain, int64_t rows) {
-  struct attention_forward attention = {rows,    a->positions, a->compared, 0,          query,    query_stride,
-                                        a->keys, a->score,     a->padding,  m->weights, m->now.owners, a->gain, a->shift};
+/* Updates the coverage of all positions, given their attention. */
+static void NAME(cover)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
+  const struct weight *w = a->weights + COVERAGE;
+  int64_t width = a->width, parts = w->outputs, shared = a->coverage == COVER_FERTILITY ? 1 : parts;
+  float *u = m->product, *v = u + parts;
+  if (parts) NAME(apply)(w, m->top, rows, NULL, m->covered, m->product);
+  for (int64_t at = 0; at < rows * a->positions; at++) {
+    int64_t row = at / a->positions, place = m->now.owners[row] * a->positions + at % a->positions;
+    float seen = m->weights[at], *to = m->coverage + at * width;
+    const float *shares = a->coverage_shares + place * shared;
+    if (a->padding[place]) continue;
+    if (a->coverage == COVER_FERTILITY) seen /= 2.0f * NAME(sigmoid)(*shares);
+    if (!parts) {
+      for (int64_t k = 0; k < width; k++) to[k] += seen;
+      continue;
+    }
+    for (int64_t k = 0; k < parts; k++) {
+      u[k] = shares[k] + a->coverage_attention[k] * seen + m->covered[row * parts + k];
+      v[k] = 0.0f;
+      for (int64_t n = 0; n < width; n++) v[k] += to[n] * a->coverage_recurrent[k * width + n];
+    }
+    if (a->coverage == COVER_GRU) {
+      struct gru_cell_forward step = {1, width, 0, u, v, parts, parts, NULL, to, width, to, width, to, width};
+      NAME(gru_cell_forward)(&step, 0, 1, NULL);
+      continue;
+    }
+    for (int64_t k = 0; k < width; k++) {
+      float x = u[k] + v[k];
+      to[k] = a->coverage == COVER_TANH      ? NAME(squash)(x)
+              : a->coverage == COVER_SIGMOID ? NAME(sigmoid)(x)
+              : a->coverage == COVER_RELU    ? (x > 0.0f ? x : 0.0f)
+                                             : (x > 20.0f ? x : log1pf(NAME(exponential)(x)));
+    }
+  }
+}
+
+/* Second part: attends with the rows' queries, sums the weighted values, and updates the coverage. */
+static void NAME(look)(const struct beam_search *a, const struct search_room *m, const float *query, int64_t stride, int64_t rows) {
+  struct attention_forward attention = {rows,     a->positions, a->compared, 0, query,   stride,     a->keys,     a->score, a->padding,
+                                        m->weights, m->now.owners, a->gain,  a->shift, a->width, a->coverage ? m->coverage : NULL,
+                                        a->coverage_key};
   NAME(attention_forward)(&attention, 0, rows, m->product);
-  struct combine_forward combine = {rows,         a->positions, a->summed, 0,         share,     share_stride, m->weights,
-                                    a->positions, a->values,    output,    a->summed, m->now.owners, plain};
+  struct combine_forward combine = {rows,         a->positions, a->summed, 0,         NULL,           0, m->weights,
+                                    a->positions, a->values,    m->sums,   a->summed, m->now.owners, 1};
   NAME(combine_forward)(&combine, 0, rows, m->product);
+  if (a->coverage) NAME(cover)(a, m, rows);
 }
 
-/* One decoder step: updates the rows' h, c and o, given their last words, and writes the attention weights. */
-static void NAME(decode)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
-  int64_t size = a->size, most = rows * size, asked = a->asked;
-  NAME(read_words)(a, m, rows);
-  const float *read = m->h;
-  if (a->fed) {
-    NAME(join)(m->joined, m->output, size, m->h, size, size, rows);
-    read = m->joined;
+/* Third part: computes o from the state's shares and the sums of the values. */
+static void NAME(combine)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
+  int64_t size = a->size;
+  for (int64_t row = 0; row < rows; row++) {
+    const float *share = m->own + row * a->weights[OWN].outputs + a->asked, *sums = m->sums + row * a->summed;
+    float *to = m->output + row * size;
+    if (a->context_bias) {
+      SIMD for (int64_t k = 0; k < size; k++) {
+        float context = sums[size + k] + a->context_bias[k];
+        to[k] = context + NAME(sigmoid)(share[k] + sums[k]) * (share[size + k] - context);
+      }
+    } else {
+      SIMD for (int64_t k = 0; k < size; k++) to[k] = share[k] + sums[k];
+    }
+    if (a->output_gain) NAME(normalize)(to, size, a->output_gain, a->output_shift);
+    SIMD for (int64_t k = 0; k < size; k++) to[k] = NAME(squash)(to[k]);
   }
-  if (a->cell != SSRU) NAME(apply)(a->weights + LOWEST, read, rows, m->gates, m->gates, m->product);
-  NAME(advance)(a, m->gates, m->h, m->c, rows);
-  memcpy(m->top, m->h, (size_t)most * sizeof(float));
-  if (a->contexts) {
+}
+
+/* One decoder step: updates the rows' h, c, o and coverage, given their last words, and writes the attention weights. */
+static void NAME(decode)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
+  int64_t size = a->size;
+  NAME(read_words)(a, m, rows);
+  for (int64_t layer = 0; layer < a->layers; layer++) {
+    NAME(run_layer)(a, m, layer, rows);
+    if (layer || !a->contexts) continue;
     const float *query = m->top;
     if (a->weights[QUERY].outputs) {
       NAME(apply)(a->weights + QUERY, m->top, rows, NULL, m->query, m->product);
       query = m->query;
     }
-    memset(m->sums, 0, (size_t)(rows * a->summed) * sizeof(float));
-    NAME(look)(a, m, query, a->compared, m->sums, a->summed, m->sums, 1, rows);
-  }
-  for (int64_t layer = 1; layer < a->layers; layer++) {
-    const struct weight *w = a->weights + UPPER + layer - 1;
-    float *h = m->h + layer * most, *c = m->c + layer * most;
-    int64_t context = a->contexts ? a->summed - size : 0, wide = w->inputs;
-    for (int64_t row = 0; row < rows; row++) {
-      float *to = m->joined + row * wide;
-      memcpy(to, m->top + row * size, (size_t)size * sizeof *to);
-      if (context) memcpy(to + size, m->sums + row * a->summed + size, (size_t)context * sizeof *to);
-      if (a->cell != SSRU) memcpy(to + size + context, h + row * size, (size_t)size * sizeof *to);
-    }
-    NAME(apply)(w, m->joined, rows, NULL, m->gates, m->product);
-    NAME(advance)(a, m->gates, h, c, rows);
-    if (a->residual) {
-      SIMD for (int64_t k = 0; k < most; k++) m->top[k] += h[k];
-    } else {
-      memcpy(m->top, h, (size_t)most * sizeof(float));
-    }
+    NAME(look)(a, m, query, a->compared, rows);
   }
   NAME(apply)(a->weights + OWN, m->top, rows, NULL, m->own, m->product);
-  if (!a->contexts) {
-    const float *query = asked ? m->own : m->top;
-    int64_t stride = asked + size;
-    NAME(look)(a, m, query, asked ? stride : size, m->own + asked, stride, m->output, 0, rows);
-    return;
-  }
-  for (int64_t row = 0; row < rows; row++) {
-    float *to = m->output + row * size;
-    const float *own = m->own + row * size, *sums = m->sums + row * a->summed;
-    SIMD for (int64_t k = 0; k < size; k++) to[k] = NAME(squash)(own[k] + sums[k]);
-  }
+  if (!a->contexts) NAME(look)(a, m, a->asked ? m->own : m->top, a->asked ? a->weights[OWN].outputs : size, rows);
+  NAME(combine)(a, m, rows);
 }
 
 /* Returns the rows' inputs of the output layer. */
@@ -299,11 +325,16 @@ static int64_t NAME(grow)(const struct beam_search *a, const struct search_room 
   return made;
 }
 
+/* Copies the rows with the given numbers. */
+static void NAME(move)(float *to, const float *from, const int64_t *places, int64_t rows, int64_t size) {
+  for (int64_t row = 0; row < rows; row++) memcpy(to + row * size, from + places[row] * size, (size_t)size * sizeof *to);
+}
+
 /* Searches sentences begin to end, with all memory in the scratch. */
 static void NAME(beam_search)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct beam_search *a = given;
   int64_t rows = end - begin, size = a->size, vocabulary = a->weights[OUTPUT].outputs;
-  int64_t width = a->beam < vocabulary ? a->beam : vocabulary;
+  int64_t width = a->beam < vocabulary ? a->beam : vocabulary, covered = a->positions * a->width;
   struct search_room m;
   if (!rows) return;
   make_search_room(a, &m, rows, (char *)(((uintptr_t)scratch + 63) / 64 * 64));
@@ -322,6 +353,7 @@ static void NAME(beam_search)(const void *given, int64_t begin, int64_t end, flo
     memcpy(m.c + layer * rows * size, first + a->sentences * size, (size_t)(rows * size) * sizeof *first);
   }
   memset(m.output, 0, (size_t)(rows * size) * sizeof(float));
+  memset(m.coverage, 0, (size_t)(rows * covered) * sizeof(float));
   for (int64_t position = 1; rows; position++) {
     if (a->watch && begin == 0 && position % a->watched == 1 % a->watched && a->watch())
       __atomic_store_n(a->stopped, 1, __ATOMIC_RELAXED);
@@ -342,17 +374,14 @@ static void NAME(beam_search)(const void *given, int64_t begin, int64_t end, flo
     struct hypotheses before = m.now;
     m.now = m.next, m.next = before;
     for (int64_t layer = 0; layer < a->layers; layer++) {
-      for (int64_t row = 0; row < made; row++) {
-        int64_t from = (layer * rows + m.parents[row]) * size, to = (layer * made + row) * size;
-        memcpy(m.next_h + to, m.h + from, (size_t)size * sizeof(float));
-        memcpy(m.next_c + to, m.c + from, (size_t)size * sizeof(float));
-      }
+      NAME(move)(m.next_h + layer * made * size, m.h + layer * rows * size, m.parents, made, size);
+      NAME(move)(m.next_c + layer * made * size, m.c + layer * rows * size, m.parents, made, size);
     }
-    for (int64_t row = 0; row < made; row++)
-      memcpy(m.next_output + row * size, m.output + m.parents[row] * size, (size_t)size * sizeof(float));
-    float *h = m.h, *c = m.c, *output = m.output;
-    m.h = m.next_h, m.c = m.next_c, m.output = m.next_output;
-    m.next_h = h, m.next_c = c, m.next_output = output;
+    NAME(move)(m.next_output, m.output, m.parents, made, size);
+    NAME(move)(m.next_coverage, m.coverage, m.parents, made, covered);
+    float *h = m.h, *c = m.c, *output = m.output, *coverage = m.coverage;
+    m.h = m.next_h, m.c = m.next_c, m.output = m.next_output, m.coverage = m.next_coverage;
+    m.next_h = h, m.next_c = c, m.next_output = output, m.next_coverage = coverage;
     rows = made;
   }
 }
@@ -362,7 +391,7 @@ static void NAME(search_step)(const void *given, int64_t begin, int64_t end, flo
   const struct search_step *s = given;
   const struct beam_search *a = s->search;
   const struct weight *w = a->weights + OUTPUT;
-  int64_t rows = end - begin, size = a->size, words = w->outputs;
+  int64_t rows = end - begin, size = a->size, words = w->outputs, covered = a->positions * a->width;
   struct search_room m;
   if (!rows) return;
   make_search_room(a, &m, rows, (char *)(((uintptr_t)scratch + 63) / 64 * 64));
@@ -373,13 +402,16 @@ static void NAME(search_step)(const void *given, int64_t begin, int64_t end, flo
     memcpy(m.c + layer * rows * size, s->c + (layer * s->rows + begin) * size, (size_t)(rows * size) * sizeof *s->c);
   }
   memcpy(m.output, s->output + begin * size, (size_t)(rows * size) * sizeof *s->output);
+  if (covered) memcpy(m.coverage, s->coverage + begin * covered, (size_t)(rows * covered) * sizeof *s->coverage);
   NAME(decode)(a, &m, rows);
   for (int64_t layer = 0; layer < a->layers; layer++) {
     memcpy(s->h + (layer * s->rows + begin) * size, m.h + layer * rows * size, (size_t)(rows * size) * sizeof *s->h);
     memcpy(s->c + (layer * s->rows + begin) * size, m.c + layer * rows * size, (size_t)(rows * size) * sizeof *s->c);
   }
   memcpy(s->output + begin * size, m.output, (size_t)(rows * size) * sizeof *s->output);
+  if (covered) memcpy(s->coverage + begin * covered, m.coverage, (size_t)(rows * covered) * sizeof *s->coverage);
   memcpy(s->seen + begin * a->positions, m.weights, (size_t)(rows * a->positions) * sizeof *s->seen);
+  if (!s->log_probs) return;
   const float *read = NAME(read_out)(a, &m, rows);
   for (int64_t row = 0; row < rows; row++) {
     float *logits = s->log_probs + (begin + row) * words;

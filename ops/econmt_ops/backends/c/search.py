@@ -23,7 +23,7 @@ MOST_PLACES = 64
 
 _WATCHED = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-CELL_NUMBERS = {"lstm": 0, "gru": 1, "ssru": 2}
+CELL_NUMBERS = {"lstm": 0, "gru": 1, "ssru": 2, "lnlstm": 3, "lnglstm": 4}
 """Cells that the library runs, with their numbers in kernels.h."""
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int64)
 
@@ -90,6 +90,7 @@ def _array(weights: Sequence[SearchWeight | None]) -> Any:
 def layer_sequence(
     cell: int,
     recurrent: SearchWeight | None,
+    vectors: Tensor | None,
     table: Tensor,
     places: Tensor,
     lengths: Tensor,
@@ -101,7 +102,8 @@ def layer_sequence(
     """Runs all steps of a layer with G gates in one direction.
 
     Args:
-        cell: number of the cell. recurrent: (G H, H); None for SSRU. table: (M, G H), the inputs' share of the gates.
+        cell: number of the cell. recurrent: (G H, H); None for SSRU. vectors: as in kernels.h.
+        table: (M, G H), the inputs' share of the gates.
         places: (T, B), row index into ``table`` of each position. lengths: (B,), at least 1.
         outputs: (T, B, H), written at a row's own positions; may be columns of a wider tensor. last: (B, H), h after
             the last step.
@@ -117,6 +119,7 @@ def layer_sequence(
         cell=cell,
         backwards=backwards,
         recurrent=None if structure is None else ctypes.addressof(structure),
+        vectors=vectors,
         table=table,
         places=places,
         lengths=lengths,
@@ -203,9 +206,7 @@ def search_step(
 
     Args:
         weights, sizes, tensors: as there, without the fields that only a search needs.
-        rows: fields of the step's structure by name, contiguous: ``owners`` and ``tokens`` (R,) int64; ``h`` and ``c``
-            (layers, R, H) and ``output`` (R, H), which are overwritten; ``seen`` (R, S) and ``log_probs`` (R, N), which
-            are written.
+        rows: fields of the step's structure by name, contiguous; those of the state are overwritten.
     """
     array = _array(weights)
     addresses = {name: _address(part) for name, part in tensors.items()}

@@ -260,25 +260,41 @@ static INLINE void NAME(dot_scores)(const float *restrict query, const float *re
   }
 }
 
+/* Subtracts the mean of values from them, given their sum; returns the reciprocal of their standard deviation. */
+static INLINE float NAME(center)(float *values, int64_t size, float sum) {
+  float mean = sum / (float)size, square = 0.0f;
+  SUM(square) for (int64_t k = 0; k < size; k++) {
+    values[k] -= mean;
+    square += values[k] * values[k];
+  }
+  return 1.0f / sqrtf(square / (float)size + 1e-5f); /* as LAYER_NORM_EPSILON */
+}
+
+/* Normalizes values to mean 0 and variance 1, then multiplies by the gain and adds the shift. */
+static INLINE void NAME(normalize)(float *values, int64_t size, const float *gain, const float *shift) {
+  float sum = 0.0f;
+  SUM(sum) for (int64_t k = 0; k < size; k++) sum += values[k];
+  float inverse = NAME(center)(values, size, sum);
+  SIMD for (int64_t k = 0; k < size; k++) values[k] = values[k] * inverse * gain[k] + shift[k];
+}
+
 /* Returns the score of query + key after layer normalization. sums: A floats, which may be the keys. */
 static INLINE float NAME(normalized_score)(const struct attention_forward *a, const float *query, const float *keys, float *sums) {
   const float *score = a->score, *gain = a->gain, *shift = a->shift;
-  float mean = 0.0f, square = 0.0f, sum = 0.0f;
-  SUM(mean) for (int64_t k = 0; k < a->size; k++) {
+  float total = 0.0f, sum = 0.0f;
+  SUM(total) for (int64_t k = 0; k < a->size; k++) {
     sums[k] = query[k] + keys[k];
-    mean += sums[k];
+    total += sums[k];
   }
-  mean /= (float)a->size;
-  SUM(square) for (int64_t k = 0; k < a->size; k++) square += (sums[k] - mean) * (sums[k] - mean);
-  float inverse = 1.0f / sqrtf(square / (float)a->size + 1e-5f); /* as LAYER_NORM_EPSILON */
-  SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += score[k] * NAME(squash)((sums[k] - mean) * inverse * gain[k] + shift[k]);
+  float inverse = NAME(center)(sums, a->size, total);
+  SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += score[k] * NAME(squash)(sums[k] * inverse * gain[k] + shift[k]);
   return sum;
 }
 
-/* scratch: A floats, and A more with a layer normalization or 4 A if values are narrow. */
+/* scratch: A floats, and A more with a layer normalization or coverage or 4 A if values are narrow. */
 static void NAME(attention_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct attention_forward *a = given;
-  float *restrict query = scratch, *restrict wide = scratch + a->size;
+  float *restrict query = scratch, *wide = scratch + a->size;
   const float *restrict score = a->score;
   int64_t at_once = score ? 1 : a->narrow ? 4 : a->positions;
   for (int64_t row = begin; row < end; row++) {
@@ -290,7 +306,7 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
       some = a->positions - s < at_once ? a->positions - s : at_once;
       if (score && padding && padding[s]) continue;
       int64_t place = (owner * a->positions + s) * a->size;
-      const float *restrict keys = wide;
+      const float *keys = wide;
       if (a->narrow)
         NAME(load)(wide, a->keys, place, some * a->size, 1);
       else
@@ -298,6 +314,11 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
       if (!score) {
         NAME(dot_scores)(query, keys, some, a->size, weights + s);
         continue;
+      }
+      const float *covered = a->coverage_key;
+      for (int64_t w = 0; a->coverage && w < a->width; w++, covered += a->size, keys = wide) {
+        float share = a->coverage[(row * a->positions + s) * a->width + w];
+        SIMD for (int64_t k = 0; k < a->size; k++) wide[k] = keys[k] + share * covered[k];
       }
       if (a->gain) {
         weights[s] = NAME(normalized_score)(a, query, keys, wide);
@@ -329,7 +350,10 @@ static void NAME(combine_forward)(const void *given, int64_t begin, int64_t end,
   int64_t size = a->size;
   for (int64_t row = begin; row < end; row++) {
     int64_t owner = a->owners ? a->owners[row] : row;
-    NAME(load)(sum, a->share, row * a->share_stride, size, a->narrow);
+    if (a->share)
+      NAME(load)(sum, a->share, row * a->share_stride, size, a->narrow);
+    else
+      memset(sum, 0, (size_t)size * sizeof *sum);
     for (int64_t s = 0; s < a->positions; s += 4) {
       int64_t place = (owner * a->positions + s) * size, some = a->positions - s < 4 ? a->positions - s : 4;
       float w[4];
