@@ -85,7 +85,7 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
 def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_MOST_WEIGHTS", 10)
     said = client.post("/translate", q="a b c", details=True)
-    assert (said.status, said.json["error"].endswith("send parts, or ask for no details")) == (413, True)
+    assert (said.status, said.json["error"].endswith("send parts, or set attention to false")) == (413, True)
     streamed = client.post("/translate", q="a b c", details=True, stream=True)
     assert "send parts" in json.loads(streamed.content)["error"]
 
