@@ -212,14 +212,12 @@ def comparison_table(profiles: Sequence[Profile]) -> ReportTable:
 
 
 def stash_table(profiles: Sequence[Profile]) -> ReportTable:
-    """Lists the bytes that each layer keeps for the backward pass, with their share, one row per technique."""
+    """Lists the bytes that each layer keeps for the backward pass, one row per technique."""
     layers = [layer for layer in LAYERS if any(profile.bytes.stash.get(layer) for profile in profiles)]
-    rows = []
-    for profile in profiles:
-        stash, total = profile.bytes.stash, profile.bytes.stashed
-        sizes = [stash.get(layer, 0) for layer in layers]
-        cells = [f"{format_bytes(size)}  {format_share(size, total):>5}" for size in sizes]
-        rows.append([profile.technique.name, *cells])
+    rows: list[list[Cell]] = [
+        [profile.technique.name, *(profile.bytes.stash.get(layer, 0) for layer in layers)]
+        for profile in profiles
+    ]
     return ReportTable("kept for the backward pass, by layer", ("technique", *layers), rows)
 
 

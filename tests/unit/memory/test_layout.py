@@ -39,23 +39,38 @@ def test_every_cell_and_head_is_there(columns: int, width: int) -> None:
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert "a table of many figures" in text
+    parts = text.count("1,234.5 MB 0") - columns  # each further part begins with the first column again
+    assert parts == {(9, 80): 1, (14, 80): 2, (14, 120): 1}.get((columns, width), 0)
     for row in range(3):
-        assert text.count(f"1,234.5 MB {row}") == columns
+        assert text.count(f"1,234.5 MB {row}") == columns + parts
     for number in range(1, columns):
         assert str(number) in text
 
 
-def test_rows_that_are_too_wide_become_blocks() -> None:
+@pytest.mark.parametrize(("names", "key"), [(("a", "b", "c"), "a b c"), (("a", "a", "b"), "1 2 3")])
+def test_columns_that_do_not_fit_stand_below(names: tuple[str, ...], key: str) -> None:
+    table = wide(8)
+    table.columns[0].justify = "left"
+    table.columns[0]._cells[:] = names
+    for column in table.columns[1:]:  # so that only numbers tell rows with one name apart
+        column._cells[:] = ["1.5 " + "x" * 12, "1.5 " + "x" * 12, "2.5 " + "x" * 12]
+    lines = printed(table, 80)
+    assert lines[0] == "a table of many figures"
+    gap = lines.index("")
+    for part in (lines[:gap], lines[gap:]):
+        assert [line.split()[0] for line in part if line.strip()][-3:] == key.split()
+    assert "".join(lines).count("1.5 xxx") == 2 * 7
+
+
+def test_long_texts_are_wrapped_inside_their_column() -> None:
     table = Table(title="steps")
-    for name in ("step", "what it is", "empty", "seconds"):
+    for name in ("step", "what it is", "seconds"):
         table.add_column(name)
-    table.add_row("first", "word " * 20, "", "3")
+    table.add_row("first", "word " * 20, "3")
     lines = printed(table, 80)
     assert lines[0] == "steps"
-    assert lines[1] == "first:"
-    assert lines[2].startswith("  what it is word word")
-    assert lines[-1] == "  seconds 3"
-    assert "empty" not in "".join(lines)
+    assert lines[-2].split() == ["first", *["word"] * 13, "3"]
+    assert lines[-1].split() == ["word"] * 7
 
 
 def test_a_long_word_is_no_wider_than_the_console() -> None:
