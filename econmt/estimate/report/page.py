@@ -20,7 +20,7 @@ from econmt.estimate.report.report import (
     size_of,
     speed_text,
 )
-from econmt_memory.measure.ledger import CATEGORIES
+from econmt_memory.measure.ledger import CATEGORIES, Ledger
 from econmt_memory.report.charts import Bar, Part, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
 from econmt_memory.report.page import (
@@ -37,6 +37,17 @@ from econmt_memory.report.tables import format_bytes
 
 _STASH_ORDER = ("attention", "decoder", "encoder", "output", "embedding", "loss", "other")
 """Layers of a comparison's bars: those that usually save most come first, where a difference is seen best."""
+_TERMS = {
+    "reference": "plain PyTorch, in which autograd keeps all feature maps",
+    "+ decoder": "the reference, but decoder and attention compute their feature maps again in the backward pass",
+    "+ encoder": "the reference, but the encoder computes its feature maps again",
+    "+ output": "the reference, but the output layer computes its logits again, chunk by chunk",
+    "all": "decoder, attention, encoder and output layer compute theirs again",
+    "bfloat16": "matrix products in bfloat16, otherwise in float32",
+    "recompute": "in PyTorch, without kernels of econmt's own",
+    "compiled": "in PyTorch, with steps that are compiled",
+}
+"""Meaning of each part of a technique's name."""
 
 
 def page(report: Report) -> str:
@@ -124,10 +135,8 @@ def _panel(report: Report, number: int) -> str:
     profile = report.profiles[number]
     ledger, times = profile.bytes, profile.times
     name = f": {escape(profile.technique.name)}" if len(report.profiles) > 1 else ""
-    reference = reference_of(profile, report.profiles)
-    before = None if reference is None else reference.bytes.peak
     highest = max(each.bytes.peak for each in report.profiles)
-    chart = live_chart(ledger, before, highest, timed=bool(ledger.milliseconds))
+    chart = live_chart(ledger, _before(profile, report.profiles), highest, timed=bool(ledger.milliseconds))
     live = f"{chart}<h3>The largest tensors at the peak</h3>"
     live += html_table("largest", largest_table(ledger))
     if times is not None and times.milliseconds:
@@ -141,11 +150,33 @@ def _panel(report: Report, number: int) -> str:
     return f'<div class="panel" data-technique="{number}">{sections}</div>'
 
 
+def _before(profile: Profile, profiles: Sequence[Profile]) -> Ledger | None:
+    """Returns the reference's ledger; None for a reference."""
+    reference = reference_of(profile, profiles)
+    return None if reference is None else reference.bytes
+
+
+def _terms(profiles: Sequence[Profile]) -> str:
+    """Explains the names of techniques, and what the memory of a step consists of."""
+    named = {part for profile in profiles for part in profile.technique.name.split(", ")}
+    terms = {name: words for name, words in _TERMS.items() if name in named}
+    terms["feature maps"] = "results of the forward pass that the backward pass needs"
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{words}</dd>" for name, words in terms.items())
+    return f'<dl class="terms">{items}</dl>'
+
+
 def _comparison(profiles: Sequence[Profile]) -> str:
-    """Returns the section that compares techniques: stash, peak and speed as bars, and all figures as a table."""
+    """Returns the section that compares techniques.
+
+    It has live memory before and after, beside what the names mean; stash, peak and speed as bars; and a table.
+    """
+    best = best_of(profiles)
+    chart = live_chart(best.bytes, _before(best, profiles), timed=bool(best.bytes.milliseconds), slider=False)
+    title = f"Live memory of a step: {escape(best.technique.name)}, and the reference as a line"
+    content = f'<h3>{title}</h3><div class="compared"><div>{chart}</div>{_terms(profiles)}</div>'
     stashes = [{layer: profile.bytes.stash.get(layer, 0) for layer in _STASH_ORDER} for profile in profiles]
     peaks = [{category: profile.bytes.category(category) for category in CATEGORIES} for profile in profiles]
-    content = _technique_bars("Kept for the backward pass, by layer", profiles, stashes)
+    content += _technique_bars("Kept for the backward pass, by layer", profiles, stashes)
     content += _technique_bars("Peak of the whole step, by category", profiles, peaks)
     content += _speeds(profiles) + html_table("comparison", comparison_table(profiles))
     return section("Before and after", content)

@@ -88,7 +88,9 @@ def _compact(columns: Sequence[_TextColumn], ends: Sequence[bool]) -> Table:
     result = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in columns:
         justify: JustifyMethod = "right" if column.figures else "left"
-        result.add_column(column.head.replace(" ", "\n"), justify=justify, overflow="fold", no_wrap=column.figures)
+        result.add_column(
+            column.head.replace(" ", "\n"), justify=justify, overflow="fold", no_wrap=column.figures
+        )
     for cells, end in zip(zip(*(column.cells for column in columns), strict=True), ends, strict=True):
         result.add_row(*map(Text, cells), end_section=end)
     return result

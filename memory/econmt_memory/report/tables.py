@@ -38,7 +38,9 @@ class ReportTable(NamedTuple):
         result = Table(title=self.title)
         for number, column in enumerate(self.columns):
             sizes = any(isinstance(row[number], int) for row in lines)
-            result.add_column(f"{column} {unit}" if sizes else column, justify="left" if number in self.left else "right")
+            result.add_column(
+                f"{column} {unit}" if sizes else column, justify="left" if number in self.left else "right"
+            )
         for number, row in enumerate(lines, 1):
             result.add_row(*(_shown(cell, unit) for cell in row), end_section=number == len(self.rows))
         return result

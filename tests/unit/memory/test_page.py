@@ -40,14 +40,14 @@ class Page(HTMLParser):
         assert len(names) == len(set(names)), f"{tag} says {names}"
         element = {"tag": tag, "text": "", "above": [*self.open], **dict(attributes)}
         self.elements.append(element)
-        if tag not in VOID and tag not in ("rect", "line", "circle", "path"):
+        if tag not in VOID and tag not in ("line", "circle", "path"):
             self.open.append(element)
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append({"tag": tag, "text": "", "above": [*self.open], **dict(attributes)})
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("rect", "path"):
+        if tag == "path":
             return
         assert self.open, f"</{tag}> closes nothing"
         assert self.open[-1]["tag"] == tag, f"</{tag}> closes {self.open[-1]['tag']}"
@@ -117,7 +117,7 @@ def test_every_panel_shows_its_ledger(parsed: Page) -> None:
     for panel, profile in zip(panels, PROFILES, strict=True):
         ledger = profile.bytes
         drawn = Counter[str]()
-        for rect in parsed.find("rect", inside=panel):
+        for rect in parsed.find("span", "segment", panel):
             drawn[rect["data-kind"]] += int(rect["data-amount"])
         assert drawn == {name: ledger.category(name) for name in CATEGORIES if ledger.category(name)}
         *layers, sums = parsed.rows("ledger", panel)
@@ -150,7 +150,7 @@ def test_techniques_stand_against_the_reference(parsed: Page) -> None:
     assert rows[3][-1]["text"] == "estimated"
     (section,) = (s for s in parsed.find("section") if s["text"].startswith("Before and after"))
     drawn = Counter[str]()
-    for rect in parsed.find("rect", inside=section):
+    for rect in parsed.find("span", "segment", section):
         drawn[rect["data-kind"]] += float(rect["data-amount"])
     for layer in ("attention", "decoder"):
         assert drawn[layer] == sum(profile.bytes.stash[layer] for profile in PROFILES)
@@ -159,6 +159,18 @@ def test_techniques_stand_against_the_reference(parsed: Page) -> None:
     assert drawn["speed"] == pytest.approx(2000 + 2666.7 + 8000 + 4000)
     figures = [tile["text"] for tile in parsed.find("span", "figure")]
     assert figures == ["4.00x less", "3.18x less", "4.00x"]
+    terms = [term["text"] for term in parsed.find("dt", inside=section)]
+    assert terms == ["reference", "all", "feature maps"]
+
+
+def test_live_memory_before_and_after_is_one_plot(parsed: Page) -> None:
+    (chart,) = parsed.find("svg", "timeline", parsed.find("div", "compared")[0])
+    assert [text["text"] for text in parsed.find("text", "before-label", chart)] == ["reference: 35.0 MB"]
+    assert [text["text"] for text in parsed.find("text", "peak-label", chart)] == ["peak 11.0 MB"]
+    (outline,) = parsed.find("path", "before", chart)
+    assert float(chart["data-span"]) == max(each.bytes.timeline[-1].milliseconds for each in PROFILES)
+    assert outline["d"].startswith(f"M{charts.PLOT_LEFT:.1f} ")
+    assert outline["d"].count("V") == len(PROFILES[0].bytes.timeline) + 1
 
 
 def test_one_technique_has_no_comparison() -> None:
@@ -199,7 +211,7 @@ def test_can_be_used_without_a_mouse(parsed: Page) -> None:
     for field in parsed.find("input"):
         assert any(id(above) in labelled for above in field["above"])
     assert len(parsed.find("legend")) == 1
-    for chart in parsed.find("svg"):
+    for chart in (*parsed.find("svg"), *parsed.find("div", "bars")):
         assert chart["role"] == "img"
         assert len(chart["aria-label"]) > 20
     for region in parsed.find("div", "wide"):
@@ -225,7 +237,7 @@ def test_ticks_are_few_and_round(largest: float) -> None:
 
 def test_a_timeline_is_drawn_to_scale() -> None:
     ledger = make_ledger(2)
-    drawn = Page(charts.timeline(ledger.timeline, "words", largest=25_000_000, timed=True, before=None))
+    drawn = Page(charts.timeline(ledger.timeline, "words", largest=25_000_000, unit="milliseconds"))
     (peak,) = drawn.find("circle", "peak")
     assert float(peak["cx"]) == pytest.approx(charts.PLOT_LEFT + 0.6 * charts.PLOT_WIDTH, abs=0.1)
     ticks = {t["text"]: float(t["y"]) for t in drawn.find("text", "tick") if "B" in t["text"]}
@@ -238,8 +250,9 @@ def test_a_timeline_is_drawn_to_scale() -> None:
 def test_words_stand_in_a_segment_only_if_they_fit() -> None:
     parts = [Part("weights", 900, "w"), Part("gradients", 95, "g"), Part("other", 5, "o")]
     drawn = Page(charts.bars([Bar("layer", parts, "1.0 kB", "2x")], "words", largest=1000))
-    assert [t["text"] for t in drawn.find("text", "inside")] == ["weights 90 %", "10 %"]
-    assert drawn.find("tspan", "remark")[0]["text"] == "2x"
+    assert [t["text"] for t in drawn.find("i", "inside")] == ["weights 90 %", "10 %", ""]
+    assert drawn.find("b", "remark")[0]["text"] == "2x"
+    assert [float(t["style"].split()[1]) for t in drawn.find("span", "segment")] == [0.9, 0.095, 0.005]
 
 
 @pytest.mark.parametrize("theme", [0, 1])

@@ -130,7 +130,10 @@ def test_a_glossary_line_counts_when_it_is_left(page: sync_api.Page) -> None:
     expect(page.locator("#others-card")).to_be_visible()
     bodies: list[str] = []
     page.on("request", lambda request: bodies.append(request.post_data or ""))
-    glossary, avoid = page.get_by_label(re.compile("Glossary")), page.get_by_label(re.compile("Words to avoid"))
+    glossary, avoid = (
+        page.get_by_label(re.compile("Glossary")),
+        page.get_by_label(re.compile("Words to avoid")),
+    )
     glossary.click()
     place = glossary.bounding_box()
     page.keyboard.type("b = G", delay=20)
