@@ -136,6 +136,9 @@ def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: R
     return improved
 
 
+TWENTY_BLEU = 600, 1800
+"""Fewest and most updates after which shipped recipes had 20 BLEU on validation; docs/results has their runs."""
+
 RECENT = 180.0
 """Seconds over which the pace is measured for the remaining time, since the load of machines changes."""
 
@@ -179,6 +182,31 @@ def seconds_left(
         elif limit is not None and done > 0:
             estimates.append((limit / done - 1) * state.update * seconds_per_update)
     return max(0.0, min(estimates)) if estimates else None
+
+
+def outlook(settings: recipe.Recipe, updates_an_epoch: float, seconds: float) -> str:
+    """Describes how long a run takes if an update takes ``seconds``, as the first ones did; validation comes on top."""
+    training = settings.training
+    interval, last = training.checkpoint_interval, training.max_updates
+    text = f"at the speed of the first updates, without validation: an epoch takes {_about(seconds * updates_an_epoch)}"
+    if settings.task != "translation" or not training.decode_and_evaluate:
+        return text
+    text += f", the first BLEU comes at update {interval:,} after {_about(seconds * interval)}"
+    few, many = TWENTY_BLEU
+    if last is not None and last < many:
+        return text
+    times = f"{_about(seconds * few)} to {_about(seconds * many)} here"
+    return (
+        f"{text}; 20 BLEU took recipes multi30k, tatoeba and laws-en-fr {few:,} to {many:,} updates, {times}"
+    )
+
+
+def _about(seconds: float) -> str:
+    """Formats seconds roughly, since they are a guess."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    return f"about {seconds:.0f} s"
 
 
 def _done(state: TrainingState, epochs: float) -> dict[str, float]:

@@ -44,6 +44,7 @@ from econmt.training.decisions import (
     Schedule,
     end_reason,
     judge_checkpoint,
+    outlook,
     seconds_left,
     share_done,
 )
@@ -260,6 +261,11 @@ class Trainer:
         if update % training.log_interval == 0:
             self._flush()
             progress.updates(self._figures(update))
+            if update == training.log_interval:
+                pace = self._pace.seconds_per_update(self.state.seconds, update)
+                progress.note(
+                    outlook(self.recipe, self.batches.batches_per_epoch / training.update_interval, pace)
+                )
             self._ranks.report_slow(progress)
             self.state.since_log = Meter()
         elif progress.is_live:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 WIDTH = 80
 """Width in columns of output without a terminal."""
-_NARROWEST = 24
-"""Width to which a column of text may be wrapped."""
+_WRAPPED = 24, 40
+"""Widths to which a column of text may be wrapped: between words, and within a word."""
 
 
 def fitted(table: Table, width: int = WIDTH) -> RenderableType:
@@ -61,9 +61,10 @@ class _TextColumn(NamedTuple):
         """Columns of a terminal that this one needs, with the gap before the next."""
         texts = [self.head.replace(" ", "\n"), *self.cells]
         longest = max(cell_len(line) for text in texts for line in text.split("\n"))
-        if self.figures or longest <= _NARROWEST:
+        if self.figures:
             return longest + 1
-        return max(_NARROWEST, *(cell_len(word) for text in texts for word in text.split())) + 1
+        least = max(_WRAPPED[0], *(cell_len(word) for text in texts for word in text.split()))
+        return min(longest, least, _WRAPPED[1]) + 1
 
 
 def _divided(columns: Sequence[_TextColumn], width: int) -> list[list[_TextColumn]]:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from econmt.api import TrainedModel
+from econmt.estimate.report.page import page as memory_page
 from econmt_serve.files import WORD
+from tests.unit.memory.samples import make_profile, make_report
 from tests.unit.serving.conftest import Client
 from tests.unit.serving.test_files import document
 
@@ -322,6 +324,19 @@ def test_text_is_never_read_as_html(page: sync_api.Page) -> None:
     page.get_by_role("textbox", name="src").fill("<b>a</b> <img src=x onerror=alert(1)>")
     expect(page.locator("#attention thead th").first).to_contain_text("<unk>b<unk>a")
     expect(page.locator("main img, main b")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_of_memory_fits(browser: sync_api.Browser, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    opened = context.new_page()
+    opened.set_content(memory_page(make_report(make_profile("reference", 900), make_profile("all", 100))))
+    wider = "parts => parts.filter(part => part.scrollWidth > part.clientWidth).length"
+    assert opened.locator("html, .bars, .bars .line, .compared, svg").evaluate_all(wider) == 0
+    assert width < 1000 or opened.locator(".wide:visible").evaluate_all(wider) == 0
+    before = opened.locator(".compared .before")
+    assert before.bounding_box()["width"] > 0.7 * opened.locator(".compared svg").bounding_box()["width"]  # type: ignore[index]
+    context.close()
 
 
 def test_fits_a_phone_in_both_colours(page: sync_api.Page) -> None:

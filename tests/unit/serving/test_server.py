@@ -88,6 +88,9 @@ def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch
     assert (said.status, said.json["error"].endswith("send parts, or set attention to false")) == (413, True)
     streamed = client.post("/translate", q="a b c", details=True, stream=True)
     assert "send parts" in json.loads(streamed.content)["error"]
+    (details,) = client.post("/translate", q="a b c", details=True, attention=False).json["details"]
+    assert details["tokens"]
+    assert not {"attention", "alignment"} & {*details, *details["nbest"][0]}
 
 
 def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
