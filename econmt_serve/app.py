@@ -222,9 +222,8 @@ class Service:
             raise Refused(400, f"alternatives {body.alternatives}: {most}")
         texts = queries.texts_of(body, self._settings.most_characters, served.division, served.source)
         lines = [line for text in texts for line in text.sentences]
-        shown = body.details and body.attention
         marked = [bool(each.marks) for text in texts for each in text.passage.sentences]
-        tasks = [TranslationJob(nbest, shown or needed) for needed in marked]
+        tasks = [TranslationJob(nbest, (body.details and body.attention) or needed) for needed in marked]
         futures = self._submit(served, lines, tasks)
         if body.stream:
             stream, kind = self._streamed(texts, futures, body, begun), "application/x-ndjson"
@@ -397,8 +396,7 @@ def _streamed_fields(
     if body.alternatives:
         fields["alternatives"] = [other.text for other in translation.hypotheses[1:]]
     if body.details:
-        if body.attention:
-            answers.check_details([translation])
+        answers.check_details([translation] if body.attention else [])
         fields["details"] = answers.sentence(translation, line.passed, attention=body.attention)
     return fields
 

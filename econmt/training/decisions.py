@@ -12,6 +12,7 @@ from econmt.checkpoint.state import TrainingState
 from econmt.config import recipe
 from econmt.config.optimizer import METRICS
 from econmt.engine.parameters import ParameterAverage, begins, in_float32
+from econmt.training.progress import duration
 from econmt_ops.optimizers.fused import FusedOptimizer
 
 
@@ -186,27 +187,16 @@ def seconds_left(
 
 def outlook(settings: recipe.Recipe, updates_an_epoch: float, seconds: float) -> str:
     """Describes how long a run takes if an update takes ``seconds``, as the first ones did; validation comes on top."""
-    training = settings.training
-    interval, last = training.checkpoint_interval, training.max_updates
-    text = f"at the speed of the first updates, without validation: an epoch takes {_about(seconds * updates_an_epoch)}"
-    if settings.task != "translation" or not training.decode_and_evaluate:
-        return text
-    text += f", the first BLEU comes at update {interval:,} after {_about(seconds * interval)}"
-    few, many = TWENTY_BLEU
-    if last is not None and last < many:
-        return text
-    times = f"{_about(seconds * few)} to {_about(seconds * many)} here"
-    return (
-        f"{text}; 20 BLEU took recipes multi30k, tatoeba and laws-en-fr {few:,} to {many:,} updates, {times}"
-    )
-
-
-def _about(seconds: float) -> str:
-    """Formats seconds roughly, since they are a guess."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"about {seconds / size:.0f} {unit}"
-    return f"about {seconds:.0f} s"
+    interval, last = settings.training.checkpoint_interval, settings.training.max_updates
+    text = "at the speed of the first updates, without validation: an epoch takes about "
+    text += duration(seconds * updates_an_epoch)
+    if settings.task == "translation" and settings.training.decode_and_evaluate:
+        text += f", the first BLEU comes at update {interval:,} after about {duration(seconds * interval)}"
+        few, many = TWENTY_BLEU
+        if last is None or last >= many:
+            text += f"; 20 BLEU took recipes multi30k, tatoeba and laws-en-fr {few:,} to {many:,} updates, "
+            text += f"about {duration(seconds * few)} to {duration(seconds * many)} here"
+    return text
 
 
 def _done(state: TrainingState, epochs: float) -> dict[str, float]:

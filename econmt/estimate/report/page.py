@@ -12,7 +12,6 @@ from econmt.estimate.report.report import (
     Report,
     comparison_table,
     faster_text,
-    format_precision,
     layers_table,
     less,
     ranks_table,
@@ -20,7 +19,7 @@ from econmt.estimate.report.report import (
     size_of,
     speed_text,
 )
-from econmt_memory.measure.ledger import CATEGORIES, Ledger
+from econmt_memory.measure.ledger import CATEGORIES
 from econmt_memory.report.charts import Bar, Part, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
 from econmt_memory.report.page import (
@@ -46,6 +45,7 @@ _TERMS = {
     "bfloat16": "matrix products in bfloat16, otherwise in float32",
     "recompute": "in PyTorch, without kernels of econmt's own",
     "compiled": "in PyTorch, with steps that are compiled",
+    "feature maps": "results of the forward pass that the backward pass needs",
 }
 """Meaning of each part of a technique's name."""
 
@@ -59,9 +59,8 @@ def page(report: Report) -> str:
     several = len(report.profiles) > 1
     content = []
     if report.ranks:
-        content.append(
-            section("What each rank holds at its peak", html_table("ranks", ranks_table(report.ranks)))
-        )
+        ranks = html_table("ranks", ranks_table(report.ranks))
+        content.append(section("What each rank holds at its peak", ranks))
     content += [_comparison(report.profiles), _chooser(report.profiles)] if several else []
     content += [_panel(report, number) for number in range(len(report.profiles))]
     content += [kernel_section(report.kernels), _provenance(report)]
@@ -72,9 +71,7 @@ def page(report: Report) -> str:
 
 def best_of(profiles: Sequence[Profile]) -> Profile:
     """Returns the profile that the headline compares with the reference: the smallest, and of equals the fastest."""
-    alike = [
-        each for each in profiles if each.technique.precision.name == profiles[0].technique.precision.name
-    ]
+    alike = [each for each in profiles if each.technique.precision == profiles[0].technique.precision]
     return min(alike, key=lambda each: (each.bytes.peak, -(each.tokens_per_second or 0.0)))
 
 
@@ -88,7 +85,7 @@ def _subtitle(report: Report) -> str:
         escape(device),
     ]
     if len(report.profiles) == 1:
-        parts.append(format_precision(report.profiles[0]))
+        parts.append(report.profiles[0].technique.precision.name)
     return f"<p class='what'>{' · '.join(parts)}</p><p class='note'>{escape(report.how)}</p>"
 
 
@@ -136,7 +133,9 @@ def _panel(report: Report, number: int) -> str:
     ledger, times = profile.bytes, profile.times
     name = f": {escape(profile.technique.name)}" if len(report.profiles) > 1 else ""
     highest = max(each.bytes.peak for each in report.profiles)
-    chart = live_chart(ledger, _before(profile, report.profiles), highest, timed=bool(ledger.milliseconds))
+    reference = reference_of(profile, report.profiles)
+    before = None if reference is None else reference.bytes
+    chart = live_chart(ledger, before, highest)
     live = f"{chart}<h3>The largest tensors at the peak</h3>"
     live += html_table("largest", largest_table(ledger))
     if times is not None and times.milliseconds:
@@ -150,19 +149,11 @@ def _panel(report: Report, number: int) -> str:
     return f'<div class="panel" data-technique="{number}">{sections}</div>'
 
 
-def _before(profile: Profile, profiles: Sequence[Profile]) -> Ledger | None:
-    """Returns the reference's ledger; None for a reference."""
-    reference = reference_of(profile, profiles)
-    return None if reference is None else reference.bytes
-
-
 def _terms(profiles: Sequence[Profile]) -> str:
     """Explains the names of techniques, and what the memory of a step consists of."""
-    named = {part for profile in profiles for part in profile.technique.name.split(", ")}
-    terms = {name: words for name, words in _TERMS.items() if name in named}
-    terms["feature maps"] = "results of the forward pass that the backward pass needs"
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{words}</dd>" for name, words in terms.items())
-    return f'<dl class="terms">{items}</dl>'
+    named = {"feature maps", *(part for each in profiles for part in each.technique.name.split(", "))}
+    terms = (f"<dt>{name}</dt><dd>{words}</dd>" for name, words in _TERMS.items() if name in named)
+    return f'<dl class="terms">{"".join(terms)}</dl>'
 
 
 def _comparison(profiles: Sequence[Profile]) -> str:
@@ -171,7 +162,9 @@ def _comparison(profiles: Sequence[Profile]) -> str:
     It has live memory before and after, beside what the names mean; stash, peak and speed as bars; and a table.
     """
     best = best_of(profiles)
-    chart = live_chart(best.bytes, _before(best, profiles), timed=bool(best.bytes.milliseconds), slider=False)
+    reference = reference_of(best, profiles)
+    before = None if reference is None else reference.bytes
+    chart = live_chart(best.bytes, before, slider=False)
     title = f"Live memory of a step: {escape(best.technique.name)}, and the reference as a line"
     content = f'<h3>{title}</h3><div class="compared"><div>{chart}</div>{_terms(profiles)}</div>'
     stashes = [{layer: profile.bytes.stash.get(layer, 0) for layer in _STASH_ORDER} for profile in profiles]

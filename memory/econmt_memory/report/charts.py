@@ -144,21 +144,16 @@ def timeline(
     pieces.append(f'<text class="axis" x="{right}" y="{_PLOT_BOTTOM + 78}" text-anchor="end">{unit}</text>')
     if before:
         pieces.append(f'<path class="before" d="{_area(before, before[-1], plot)}"/>')
-        pieces.append(_label("before-label", before, "reference:", plot))
+        pieces.append(_label("before-label", max(before, key=attrgetter("bytes")), "reference:", plot))
     pieces.append(f'<line class="cursor" y1="{_PLOT_TOP}" y2="{_PLOT_BOTTOM}" visibility="hidden"/>')
-    peak = _highest(moments)
+    peak = max(moments, key=attrgetter("bytes"))
     x, y = plot.across(peak.milliseconds), plot.up(peak.bytes)
     pieces.append(f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="8" data-bytes="{peak.bytes}"/>')
-    return "".join([*pieces, _label("peak-label", moments, "peak", plot), "</svg>"])
+    return "".join([*pieces, _label("peak-label", peak, "peak", plot), "</svg>"])
 
 
-def _highest(moments: Sequence[Moment]) -> Moment:
-    return max(moments, key=lambda moment: moment.bytes)
-
-
-def _label(kind: str, moments: Sequence[Moment], words: str, plot: Plot) -> str:
+def _label(kind: str, peak: Moment, words: str, plot: Plot) -> str:
     """Returns the text that names a peak, above it and towards the middle of the plot."""
-    peak = _highest(moments)
     x, y = plot.across(peak.milliseconds), plot.up(peak.bytes) - 24
     gap, anchor = (12, "start") if x < PLOT_LEFT + PLOT_WIDTH / 2 else (-12, "end")
     text = f"{words} {format_bytes(peak.bytes)}"

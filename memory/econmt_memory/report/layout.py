@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -30,71 +29,56 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
     """
     if _width_of(table) <= width:
         return table
-    columns = [_TextColumn.of(column) for column in table.columns]
+    columns = [_narrow(column) for column in table.columns]
     title = [str(table.title or "")]
     if len(table.rows) > 1:  # shared values go into the title
-        shared = [column for column in columns if len({*column.cells}) == 1]
-        title += [f"{column.head} {column.cells[0]}" for column in shared if column.cells[0]]
+        shared = [column for column in columns if len({*map(str, column.cells)}) == 1]
+        named = [(str(column.header).replace("\n", " "), str(next(iter(column.cells)))) for column in shared]
+        title += [f"{head} {value}" for head, value in named if value]
         columns = [column for column in columns if column not in shared] or columns[:1]
-    ends = [row.end_section for row in table.rows]
-    parts = [_compact(part, ends) for part in _divided(columns, width)]
     # Text, since names in square brackets or between colons would be taken for markup.
-    heading = Text(", ".join(filter(None, title)), style="table.title")
-    return Group(*[heading] * bool(heading), parts[0], *(line for part in parts[1:] for line in ("", part)))
+    parts: list[RenderableType] = (
+        [Text(", ".join(filter(None, title)), style="table.title")] if any(title) else []
+    )
+    for number, part in enumerate(_divided(columns, len(table.rows), width)):
+        below = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+        below.columns, below.rows = part, table.rows
+        parts += ["", below] if number else [below]
+    return Group(*parts)
 
 
-class _TextColumn(NamedTuple):
-    """Column of a table: its heading, its cells, and True if they are figures, which are never wrapped."""
-
-    head: str
-    cells: tuple[str, ...]
-    figures: bool
-
-    @classmethod
-    def of(cls, column: Column) -> _TextColumn:
-        """Returns a column's texts; parts of a cell that are separated by several spaces get lines of their own."""
-        cells = tuple(re.sub(" {2,}", "\n", str(cell)) for cell in column.cells)
-        return cls(str(column.header), cells, column.justify == "right")
-
-    @property
-    def width(self) -> int:
-        """Columns of a terminal that this one needs, with the gap before the next."""
-        texts = [self.head.replace(" ", "\n"), *self.cells]
-        longest = max(cell_len(line) for text in texts for line in text.split("\n"))
-        if self.figures:
-            return longest + 1
-        least = max(_WRAPPED[0], *(cell_len(word) for text in texts for word in text.split()))
-        return min(longest, least, _WRAPPED[1]) + 1
+def _narrow(column: Column) -> Column:
+    """Returns a column with a word of the heading a line; of texts, parts between several spaces get lines, too."""
+    cells: list[RenderableType] = [Text(re.sub(" {2,}", "\n", str(cell))) for cell in column.cells]
+    head, figures = str(column.header).replace(" ", "\n"), column.justify == "right"
+    return replace(column, header=head, overflow="fold", no_wrap=figures, _cells=cells)
 
 
-def _divided(columns: Sequence[_TextColumn], width: int) -> list[list[_TextColumn]]:
+def _least(column: Column) -> int:
+    """Returns the columns of a terminal that a column of a table needs, with the gap before the next."""
+    texts = [str(column.header), *map(str, column.cells)]
+    longest = max(cell_len(line) for text in texts for line in text.split("\n"))
+    if column.no_wrap:
+        return longest + 1
+    wrapped = max(_WRAPPED[0], *(cell_len(word) for text in texts for word in text.split()))
+    return min(longest, wrapped, _WRAPPED[1]) + 1
+
+
+def _divided(columns: list[Column], count: int, width: int) -> list[list[Column]]:
     """Divides columns over tables of ``width`` columns; each begins with the first ones, as many as tell rows apart."""
-    count = len(columns[0].cells)
     prefixes = [columns[:number] for number in range(1, len(columns) + 1)]
-    unique = (keys for keys in prefixes if len({*zip(*(key.cells for key in keys), strict=True)}) == count)
-    keys = next(unique, columns)
-    if sum(key.width for key in keys) > width // 2 and sum(column.width for column in columns) > width + 1:
-        keys = [_TextColumn("row", tuple(map(str, range(1, count + 1))), figures=True)]
+    rows = ({*zip(*(map(str, key.cells) for key in keys), strict=True)} for keys in prefixes)
+    keys = next((keys for keys, names in zip(prefixes, rows, strict=True) if len(names) == count), columns)
+    if sum(map(_least, keys)) > width // 2 and sum(map(_least, columns)) > width + 1:
+        numbers: list[RenderableType] = [str(number) for number in range(1, count + 1)]
+        keys = [Column(header="row", justify="right", no_wrap=True, _cells=numbers)]
         columns = [*keys, *columns]
     parts = [[*keys]]
     for column in columns[len(keys) :]:
-        if len(parts[-1]) > len(keys) and sum(each.width for each in [*parts[-1], column]) > width + 1:
+        if len(parts[-1]) > len(keys) and sum(map(_least, [*parts[-1], column])) > width + 1:
             parts.append([*keys])
         parts[-1].append(column)
     return parts
-
-
-def _compact(columns: Sequence[_TextColumn], ends: Sequence[bool]) -> Table:
-    """Makes a table without a frame; a line follows a row whose entry in ``ends`` is true."""
-    result = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in columns:
-        justify: JustifyMethod = "right" if column.figures else "left"
-        result.add_column(
-            column.head.replace(" ", "\n"), justify=justify, overflow="fold", no_wrap=column.figures
-        )
-    for cells, end in zip(zip(*(column.cells for column in columns), strict=True), ends, strict=True):
-        result.add_row(*map(Text, cells), end_section=end)
-    return result
 
 
 def table_console() -> Console:

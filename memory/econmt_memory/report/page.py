@@ -31,8 +31,7 @@ def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], 
         for kind, table in tables.items()
         if kind != "ledger"
     )
-    timed = bool(ledger.milliseconds)
-    live = live_chart(ledger, timed=timed) if ledger.timeline else ""
+    live = live_chart(ledger) if ledger.timeline else ""
     cells = html_table("ledger", tables["ledger"]) if "ledger" in tables else ""  # of a block without memory
     sections = section("Where the bytes are", at_peak + cells)
     sections += section("Live memory over the step", live + others)
@@ -107,13 +106,12 @@ def labelled_bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest
     return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
 
 
-def live_chart(
-    ledger: Ledger, before: Ledger | None = None, largest: int = 0, *, timed: bool, slider: bool = True
-) -> str:
+def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *, slider: bool = True) -> str:
     """Returns the chart of live bytes; ``before``: the reference's ledger, ``largest``: bytes of the full height."""
     peak = peak_moment(ledger)
     words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
     moments, others = downsample(ledger.timeline), [] if before is None else downsample(before.timeline)
+    timed = bool(ledger.milliseconds)
     unit = "milliseconds" if timed else "allocations and releases, one after the other"
     if before is not None and not (timed and before.milliseconds):  # numbers of changes differ
         unit += ", the reference's over the same width"

@@ -59,7 +59,7 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
     title = " ".join(" ".join(ended.lines[:2]).split())
-    assert title.startswith("reverse: 8 x 6 x 5 (sentence pairs x source x target positions), ")
+    assert title.startswith("reverse: 8 sentence pairs, 6 source x 5 target positions, ")
     assert title.endswith("vocabulary 50 and 50, cpu, float32")
     assert "Bytes and times: measured." in ended.lines
     for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
@@ -357,7 +357,7 @@ def test_what_changed_between_two_profiles_or_accounts(call: Call, tmp_path: Pat
     ended = call("profile", "--diff", one, two)
     assert ended.code == 0, ended.err
     cells = [" ".join(re.sub("[│┃]", " ", line).split()) for line in ended.lines]
-    assert "head weights 4.0 kB 9.0 kB +5.0 kB" in cells
-    assert "outside of modules workspace 500 B 0 B -500 B" in cells
-    assert "all 4.5 kB 9.7 kB +5.2 kB" in cells
+    assert "head weights 4,000 9,000 5,000" in cells
+    assert "outside of modules workspace 500 -500" in cells
+    assert "all 4,500 9,700 5,200" in cells
     assert "No such file" in call("profile", "--diff", one, tmp_path / "c.json").err

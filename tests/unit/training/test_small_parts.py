@@ -65,14 +65,15 @@ def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
 def test_the_outlook_says_what_it_is_based_on() -> None:
     told = outlook(load_recipe("multi30k"), 453, 0.5)
     assert told.startswith(
-        "at the speed of the first updates, without validation: an epoch takes about 4 min, "
+        "at the speed of the first updates, without validation: an epoch takes about 0:03:46, "
     )
     assert (
-        "the first BLEU comes at update 450 after about 4 min; 20 BLEU took recipes multi30k, tatoeba" in told
+        "the first BLEU comes at update 450 after about 0:03:45; 20 BLEU took recipes multi30k, tatoeba"
+        in told
     )
-    assert told.endswith("600 to 1,800 updates, about 5 min to about 15 min here")
-    assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 5 s")
-    assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 4 h")
+    assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
+    assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
+    assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
 
 
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
