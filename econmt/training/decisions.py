@@ -185,11 +185,11 @@ def seconds_left(
     return max(0.0, min(estimates)) if estimates else None
 
 
-def outlook(settings: recipe.Recipe, updates_an_epoch: float, seconds: float) -> str:
+def outlook(settings: recipe.Recipe, batches_per_epoch: int, seconds: float) -> str:
     """Describes how long a run takes if an update takes ``seconds``, as the first ones did; validation comes on top."""
     interval, last = settings.training.checkpoint_interval, settings.training.max_updates
     text = "at the speed of the first updates, without validation: an epoch takes about "
-    text += duration(seconds * updates_an_epoch)
+    text += duration(seconds * batches_per_epoch / settings.training.update_interval)
     if settings.task == "translation" and settings.training.decode_and_evaluate:
         text += f", the first BLEU comes at update {interval:,} after about {duration(seconds * interval)}"
         few, many = TWENTY_BLEU

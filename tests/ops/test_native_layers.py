@@ -50,8 +50,7 @@ KINDS = [torch.float32, torch.bfloat16, torch.int8]
 def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:
     make = Random(dtype)
     query, keys = make(3, size, scale=1.0 / math.sqrt(size)), make(3, 9, size)
-    for level in LEVELS:
-        use(level)
+    for _ in map(use, LEVELS):
         for positions in range(1, 10):
             padding = torch.arange(9).expand(3, 9) >= positions
             expected = torch.softmax(
@@ -132,8 +131,7 @@ def test_steps_of_an_ssru(size: int, use: Use) -> None:
     sums, before = make(3, 2 * size, scale=3.0), make(3, size)
     u, f = sums.double().chunk(2, 1)
     expected = f.sigmoid() * before.double() + (1 - f.sigmoid()) * u
-    for level in LEVELS:
-        use(level)
+    for _ in map(use, LEVELS):
         h, after = torch.empty_like(before), before.clone()
         tensors = {"sums": framed(sums), "before": after, "after": after, "h": h}
         native.call("ssru_forward", sums.numel(), rows=3, hidden=size, **tensors)
@@ -148,8 +146,7 @@ def test_steps_of_a_gru(size: int, use: Use) -> None:
     r, z, read, recurrent = gates.double().chunk(4, 1)
     n = (read + r.sigmoid() * recurrent).tanh()
     expected = (1 - z.sigmoid()) * n + z.sigmoid() * before.double()
-    for level in LEVELS:
-        use(level)
+    for _ in map(use, LEVELS):
         h = before.clone()
         native.call("gru_forward", gates.numel(), rows=3, hidden=size, gates=framed(gates), before=h, h=h)
         assert_near(h, expected, torch.float32)
@@ -182,8 +179,7 @@ def test_each_row_is_multiplied_with_its_owners_weight(
         pieces = [SearchWeight(*pair, kind) for pair in zip(weights, biases, strict=True)]
         structures = [piece.structure() for piece in pieces]
         array = (type(structures[0]) * len(structures))(*structures)
-        for level in LEVELS:
-            use(level)
+        for _ in map(use, LEVELS):
             threads(count)
             found = poison(torch.float32, len(owners), most)
             native.call(

@@ -36,6 +36,7 @@ from econmt_memory.report.tables import format_bytes
 
 _STASH_ORDER = ("attention", "decoder", "encoder", "output", "embedding", "loss", "other")
 """Layers of a comparison's bars: those that usually save most come first, where a difference is seen best."""
+_CHECKED = ' checked="checked"'
 _TERMS = {
     "reference": "plain PyTorch, in which autograd keeps all feature maps",
     "+ decoder": "the reference, but decoder and attention compute their feature maps again in the backward pass",
@@ -120,7 +121,7 @@ def _timed(profile: Profile) -> str:
 
 def _chooser(profiles: Sequence[Profile]) -> str:
     choices = "".join(
-        f'<label><input type="radio" name="technique" value="{number}"{" checked" if number == 0 else ""}>'
+        f'<label><input type="radio" name="technique" value="{number}"{"" if number else _CHECKED} />'
         f"<span>{escape(profile.technique.name)}</span></label>"
         for number, profile in enumerate(profiles)
     )

@@ -119,10 +119,10 @@ def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *
         others = [moment._replace(milliseconds=scale * moment.milliseconds) for moment in others]
     largest = max([largest, *(moment.bytes for moment in (*moments, *others))])
     chart = charts.timeline(moments, words, largest=largest, unit=unit, before=others)
-    marked = " data-timed" if timed else ""
+    marked = ' data-timed=""' if timed else ""
     chooser = (
         f'<label class="moment"{marked}><span>Moment</span>'
-        '<input type="range" min="0" max="1000" value="0" step="1"><output></output></label>'
+        '<input type="range" min="0" max="1000" value="0" step="1" /><output></output></label>'
     )
     return charts.legend(PHASES) + chart + (chooser if slider else "")
 

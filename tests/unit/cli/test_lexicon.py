@@ -22,8 +22,7 @@ def test_a_lexicon_is_learnt_and_restricts(call: Call, word_model: Path, text: P
     assert not table[3].any()
     lines = "a b c\nh g\n"
     options = "--restrict-lexicon", made, "--restrict-lexicon-topk", 1, "--beam-size", 3
-    found = call("translate", "-m", word_model, *options, text=lines)
-    assert found.code == 0, found.err
+    found = call("translate", "-m", word_model, *options, text=lines).succeeded()
     for line, translation in zip(lines.split("\n"), found.lines, strict=False):
         ids = [*vocabularies.source.encode(line), 2, 3]
         assert {*vocabularies.target.encode(translation)} <= {*table[ids, :1].flatten().tolist(), 1}

@@ -80,8 +80,7 @@ def test_logits_are_those_of_float64(made: Path, use: Use) -> None:
     allowed = random.random((5, 77)) < [[0.1], [1.0], [0.3], [0.5], [0.0]]
     allowed[:, :4] = True
     owners = np.array([0, 0, 0, 1, 3, 4])
-    for level in LEVELS:
-        use(level)
+    for _ in map(use, LEVELS):
         output = model.output_layer(allowed)
         assert output.size == 77
         found = output.product(left, owners)

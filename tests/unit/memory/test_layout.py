@@ -63,14 +63,11 @@ def test_columns_that_do_not_fit_stand_below(names: tuple[str, ...], key: str) -
 
 
 def test_long_texts_are_wrapped_inside_their_column() -> None:
-    table = Table(title="steps")
-    for name in ("step", "what it is", "seconds"):
-        table.add_column(name)
+    table = Table("step", "what it is", "seconds", title="steps")
     table.add_row("first", "word " * 20, "3")
     lines = printed(table, 80)
     assert lines[0] == "steps"
-    assert lines[-2].split() == ["first", *["word"] * 13, "3"]
-    assert lines[-1].split() == ["word"] * 7
+    assert [line.split() for line in lines[-2:]] == [["first", *["word"] * 13, "3"], ["word"] * 7]
 
 
 def test_a_long_word_is_no_wider_than_the_console() -> None:
@@ -80,9 +77,7 @@ def test_a_long_word_is_no_wider_than_the_console() -> None:
 
 
 def test_what_all_rows_share_is_told_once() -> None:
-    table = Table(title="times")
-    for name in ("operation", "processor", "nothing", "milliseconds"):
-        table.add_column(name)
+    table = Table("operation", "processor", "nothing", "milliseconds", title="times")
     for number in range(2):
         table.add_row(f"product {number}", "a processor with a name that is long " * 2, "", f"{number}.5")
     lines = printed(table, 80)

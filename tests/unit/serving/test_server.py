@@ -89,7 +89,6 @@ def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch
     streamed = client.post("/translate", q="a b c", details=True, stream=True)
     assert "send parts" in json.loads(streamed.content)["error"]
     (details,) = client.post("/translate", q="a b c", details=True, attention=False).json["details"]
-    assert details["tokens"]
     assert not {"attention", "alignment"} & {*details, *details["nbest"][0]}
 
 
