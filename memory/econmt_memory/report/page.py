@@ -114,7 +114,7 @@ def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *
     timed = bool(ledger.milliseconds)
     unit = "milliseconds" if timed else "allocations and releases, one after the other"
     if before is not None and not (timed and before.milliseconds):  # numbers of changes differ
-        unit += ", the reference's over the same width"
+        unit = "allocations and releases, both over the same width"
         scale = moments[-1].milliseconds / (others[-1].milliseconds or 1.0)
         others = [moment._replace(milliseconds=scale * moment.milliseconds) for moment in others]
     largest = max([largest, *(moment.bytes for moment in (*moments, *others))])
