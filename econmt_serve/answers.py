@@ -69,12 +69,13 @@ def confidence(candidate: Translation | NBestEntry) -> float:
     return round(math.exp(candidate.log_probability / (len(candidate.tokens) + 1)), 4)
 
 
-def sentence(translation: Translation, passed: Mapping[str, Any]) -> dict[str, Any]:
+def sentence(translation: Translation, passed: Mapping[str, Any], *, attention: bool) -> dict[str, Any]:
     """Returns the details of a translation: as ``translate --output-type attention``, with confidence and alignment."""
-    fields = fields_of(translation, passed, with_attention=True)
+    fields = fields_of(translation, passed, with_attention=attention)
     for entry, hypothesis in zip(fields["nbest"], translation.hypotheses, strict=True):
         entry["confidence"] = confidence(hypothesis)
-        entry["alignment"] = [list(pair) for pair in hypothesis.alignment]
+        if attention:
+            entry["alignment"] = [list(pair) for pair in hypothesis.alignment]
     return {**fields, "confidence": confidence(translation)}
 
 
@@ -85,8 +86,8 @@ def check_details(translations: Iterable[Translation]) -> None:
     if weights > _MOST_WEIGHTS:
         raise Refused(
             413,
-            f"details: attention of {weights:,} weights, at most {_MOST_WEIGHTS:,} are written; send parts, or ask for "
-            "no details",
+            f"details: attention of {weights:,} weights, at most {_MOST_WEIGHTS:,} are written; send parts, or set "
+            "attention to false",
         )
 
 

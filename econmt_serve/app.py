@@ -222,10 +222,8 @@ class Service:
             raise Refused(400, f"alternatives {body.alternatives}: {most}")
         texts = queries.texts_of(body, self._settings.most_characters, served.division, served.source)
         lines = [line for text in texts for line in text.sentences]
-        needs_attention = [
-            body.details or bool(each.marks) for text in texts for each in text.passage.sentences
-        ]
-        tasks = [TranslationJob(nbest, attention) for attention in needs_attention]
+        marked = [bool(each.marks) for text in texts for each in text.passage.sentences]
+        tasks = [TranslationJob(nbest, (body.details and body.attention) or needed) for needed in marked]
         futures = self._submit(served, lines, tasks)
         if body.stream:
             stream, kind = self._streamed(texts, futures, body, begun), "application/x-ndjson"
@@ -398,8 +396,8 @@ def _streamed_fields(
     if body.alternatives:
         fields["alternatives"] = [other.text for other in translation.hypotheses[1:]]
     if body.details:
-        answers.check_details([translation])
-        fields["details"] = answers.sentence(translation, line.passed)
+        answers.check_details([translation] if body.attention else [])
+        fields["details"] = answers.sentence(translation, line.passed, attention=body.attention)
     return fields
 
 
@@ -411,7 +409,7 @@ def _translations(
     begun: float,
 ) -> dict[str, Any]:
     """Returns the content of the response to a request, in LibreTranslate's form with the further fields."""
-    if body.details:
+    if body.details and body.attention:
         answers.check_details(translations)
     rest = iter(translations)
     written, others, details = [], [], []
@@ -427,7 +425,7 @@ def _translations(
                         "line": line,
                         "before": before,
                         "source": request.text,
-                        **answers.sentence(each, request.passed),
+                        **answers.sentence(each, request.passed, attention=body.attention),
                     }
                     for each, request, line, before in zip(
                         sentences, text.sentences, text.passage.lines, text.passage.gaps, strict=False

@@ -73,6 +73,7 @@ class TranslateBody(_Body):
     details: bool = Field(
         False, description="Return tokens, scores, attention and the n best translations of each sentence."
     )
+    attention: bool = Field(True, description="Include attention and alignment in the details.")
     stream: bool = Field(
         False, description="Return a line of JSON for each sentence as soon as it is ready; for text only."
     )

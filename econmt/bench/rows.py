@@ -7,7 +7,7 @@ import io
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,9 @@ from rich.table import Table
 
 import econmt
 from econmt.checkpoint.tensor_files import write_text
+from econmt.data.progress_bars import Say as Say
 from econmt.errors import InputError
+from econmt_memory.report.tables import ReportTable
 from econmt_ops.dispatch.measurements import processor, sources
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
 Value = str | int | float
 Row = dict[str, Value]
-Say = Callable[[str], object]
-"""Function that shows the progress."""
 
 
 def circumstances(device: torch.device) -> Row:
@@ -94,13 +94,11 @@ def csv_text(rows: Sequence[Mapping[str, Value]], columns: Iterable[str] = ()) -
 def table(rows: Sequence[Row], columns: Iterable[str], title: str) -> Table:
     """Makes a table of some columns of rows."""
     names = [name for name in columns if any(name in row for row in rows)]
-    result = Table(title=title)
-    for name in names:
-        numeric = all(not isinstance(row.get(name, 0), str) for row in rows)
-        result.add_column(name, justify="right" if numeric else "left")
-    for row in rows:
-        result.add_row(*(shown(row.get(name, "")) for name in names))
-    return result
+    left = [
+        number for number, name in enumerate(names) if any(isinstance(row.get(name, 0), str) for row in rows)
+    ]
+    cells = [[shown(row.get(name, "")) for name in names] for row in rows]
+    return ReportTable(title, names, cells, left=left).for_terminal()
 
 
 def shown(value: Value) -> str:

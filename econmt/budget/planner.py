@@ -26,6 +26,7 @@ from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
+from econmt_memory.report.tables import ReportTable
 from econmt_ops.dispatch.device_limits import limits_of
 
 RESERVE = 0.03
@@ -365,24 +366,20 @@ def plan_table(plan: MemoryPlan, ranks: int = 1) -> Table:
             groups.setdefault((entry.parts, entry.implementations), []).append(entry)
     whose = f", each of {ranks} ranks" if ranks > 1 else ""
     undivided = f" (training.memory_budget={plan.whole} divides no batch)" if plan.whole else ""
-    result = Table(title=f"plan for a memory budget of {size_text(plan.budget)}{whose}{undivided}")
-    for column in ("buckets", "largest", "batches an epoch", "sentences an update", "micro-batches"):
-        result.add_column(column, justify="right")
-    result.add_column("ops")
-    result.add_column("predicted peak", justify="right")
+    title = f"plan for a memory budget of {size_text(plan.budget)}{whose}{undivided}"
+    columns = ["buckets", "largest", "batches an epoch", "sentences an update", "micro-batches", "ops"]
+    rows = []
     ordered = sorted(groups.items(), key=lambda item: -max(entry.peak for entry in item[1]))
     for (parts, implementations), entries in ordered:
         largest = max(entries, key=lambda entry: entry.source * entry.target)
-        result.add_row(
-            f"{len(entries):,}",
-            f"{largest.source} x {largest.target}",
+        cells = [f"{len(entries):,}", f"{largest.source} x {largest.target}"]
+        cells += [
             f"{sum(entry.batches for entry in entries):,}",
             _range([entry.sentences for entry in entries]),
-            str(parts) if parts == 1 else f"{parts} of {_range([entry.rows for entry in entries])}",
-            describe(implementations),
-            size_text(max(entry.peak for entry in entries)),
-        )
-    return result
+        ]
+        cells += [str(parts) if parts == 1 else f"{parts} of {_range([entry.rows for entry in entries])}"]
+        rows.append([*cells, describe(implementations), size_text(max(entry.peak for entry in entries))])
+    return ReportTable(title, [*columns, "predicted peak"], rows, left=(5,)).for_terminal()
 
 
 def describe(implementations: Implementations) -> str:

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from econmt.cli.workload import Workload, find_workload
 from econmt.config import limits
 from econmt.config.recipe import Recipe
 from econmt.data.files import notice, writing
-from econmt.data.progress_bars import status_line
+from econmt.data.progress_bars import Say, status_line
 from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.machine import describe_machine
@@ -31,12 +31,11 @@ from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.estimate.byte_budget import budget_bytes, size_text
 from econmt.estimate.fit import Fit, demand, fit_all
-from econmt.estimate.kernels import KernelTimes
 from econmt.estimate.profiling import Failures, Profile, Step, TechniqueProfiler, kernels
 from econmt.estimate.report.data import fit_data, report_data
 from econmt.estimate.report.page import page
 from econmt.estimate.report.report import Report, fit_table, print_report, row_text
-from econmt.estimate.techniques import Say, Technique, estimate, estimator, techniques
+from econmt.estimate.techniques import Technique, estimate, estimator, techniques
 from econmt.model import Implementations
 from econmt.options.option_groups import option
 from econmt.options.shared_options import BatchChoice, RunRecipe, bytes_of, check_writable
@@ -44,7 +43,6 @@ from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
 from econmt_memory.account.comparison import compare
-from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.layout import print_table, table_console
 from econmt_ops.dispatch.rule import rules_only
 
@@ -122,10 +120,9 @@ def profile(
             rows = [each for each in rows if each.name in FITTED]
         outside = ASSUMED.total if step.device.type == "cuda" else 0
         if outside:
-            notes = [
-                *notes,
-                f"{size_text(outside)} of the {size_text(budget)} are assumed to be outside of PyTorch",
-            ]
+            notes.append(
+                f"{size_text(outside)} of the {size_text(budget)} are assumed to be outside of PyTorch"
+            )
         fits = step.fits(rows, max(0, budget - outside))
         if output.as_json:
             record: dict[str, Any] = {"recipe": settings.name, "command": command, "device": str(step.device)}
@@ -135,28 +132,12 @@ def profile(
             precision = "" if steps.compare else f", {step.precision.name}"
             _print_fits(fits, budget, step, precision, notes)
         return
-    figures = step.measure(rows, output.trace, patient=steps.measured)
-    workload = step.workload
-    device, how = str(step.device), _how(figures.profiles, step.predicted)
-    name, sizes, machine = settings.name, workload.task.sizes, describe_machine(device)
-    notes = [*workload.notes, *notes, *figures.notes]
-    report = Report(
-        name,
-        command,
-        workload.shape,
-        sizes,
-        device,
-        how,
-        notes,
-        machine,
-        figures.profiles,
-        figures.kernels,
-        figures.ranks,
-    )
-    _print(report, output, traced=figures.traced)
-    if figures.interrupted:
-        raise KeyboardInterrupt
-    figures.failures.raise_first()
+    workload, device = step.workload, str(step.device)
+    notes, machine = [*workload.notes, *notes], describe_machine(device)
+    report = Report(settings.name, command, workload.shape, workload.task.sizes, device, "", notes, machine)
+    failures = step.measure(report, rows, output.trace, patient=steps.measured)
+    _print(report, output)
+    failures.raise_first()
 
 
 def _print_difference(files: RunRecipe) -> None:
@@ -171,7 +152,7 @@ def _print_difference(files: RunRecipe) -> None:
     print_table(table_console(), comparison.table().for_terminal())
 
 
-def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:
+def _print(report: Report, output: ProfileOutput) -> None:
     """Prints a report as text or JSON, and writes its page; names the files that were written."""
     if output.html is not None:
         with writing(output.html):
@@ -180,7 +161,7 @@ def _print(report: Report, output: ProfileOutput, *, traced: bool) -> None:
         print(json.dumps(report_data(report), indent=1))
         return
     print_report(report, table_console())
-    for name, path in (("page", output.html), ("trace", output.trace if traced else None)):
+    for name, path in (("page", output.html), ("trace", report.trace)):
         if path is not None:
             print(f"{name}: {path}")
 
@@ -202,32 +183,6 @@ def _print_fits(
     print_table(console, fit_table(fits, budget).for_terminal())
 
 
-@dataclass
-class ProfileFigures:
-    """Figures of a profile.
-
-    Attributes:
-        profiles: profiles of the techniques that did not fail, as far as the user did not interrupt.
-        kernels: kernels of a step on a GPU.
-        ranks: ledgers of the ranks that differ, if there are several ranks.
-        traced: True if the trace was written.
-        interrupted: True if the user interrupted; the figures are those until then.
-    """
-
-    failures: Failures
-    profiles: list[Profile] = field(default_factory=list)
-    kernels: list[KernelTimes] = field(default_factory=list)
-    ranks: list[Ledger] = field(default_factory=list)
-    traced: bool = False
-    interrupted: bool = False
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences about figures that are missing."""
-        stopped = "Interrupted; these are the figures until then."
-        return [*self.failures.notes, *([stopped] if self.interrupted else [])]
-
-
 @dataclass(frozen=True)
 class ProfiledStep:
     """Training step of a recipe that is measured or predicted.
@@ -245,45 +200,47 @@ class ProfiledStep:
     threads: int | None
     precision: Precision
 
-    def measure(self, rows: Sequence[Technique], trace: Path | None, *, patient: bool) -> ProfileFigures:
-        """Measures or predicts techniques; says each of several as soon as it is done.
+    def measure(
+        self, report: Report, rows: Sequence[Technique], trace: Path | None, *, patient: bool
+    ) -> Failures:
+        """Measures or predicts techniques into a report, as far as nothing fails and the user does not interrupt.
 
         Args:
+            report: The report; each of several techniques is also told as soon as it is done.
             rows: Techniques, the reference first if there are several.
             trace: File for the trace of a step as the recipe runs it; None: no trace.
             patient: True to measure however long it takes.
         """
-        failures = Failures()
-        figures = ProfileFigures(failures)
+        failures, task, shape = Failures(), self.workload.task, self.workload.shape
         with status_line() as say, reproducible(self.device, self.threads), rules_only():  # as a run
             try:
                 rank = self.ranks[0]
                 if len(self.ranks) > 1:
-                    task, shape = self.workload.task, self.workload.shape
-                    figures.ranks = [
+                    report.ranks = [
                         estimate(task, rows[0], shape, self.device.type, each) for each in self.ranks
                     ]
-                    rank = self.ranks[figures.ranks.index(max(figures.ranks, key=demand))]
+                    rank = self.ranks[report.ranks.index(max(report.ranks, key=demand))]
                 for profile in self.profiles(rows, rank, say, failures, patient=patient):
-                    figures.profiles.append(profile)
+                    report.profiles.append(profile)
                     if len(rows) > 1:
                         notice(row_text(profile))
-                timed = any(each.times is not None for each in figures.profiles)
+                timed = any(each.times is not None for each in report.profiles)
                 on_gpu = self.device.type == "cuda" and timed
-                if trace is not None or on_gpu:
-                    technique = self.of_run()[0][0] if len(rows) > 1 else rows[0]
-                    if trace is not None:
-                        failures.attempt(technique, self.trace, technique, figures.profiles, trace, rank, say)
-                        figures.traced = technique not in failures.errors
-                    if on_gpu:
-                        step = self.workload.task, technique, self.workload.shape, self.device, say, rank
-                        figures.kernels = failures.attempt(technique, kernels, *step) or []
+                technique = self.of_run()[0][0] if len(rows) > 1 and (trace or on_gpu) else rows[0]
+                if trace is not None:
+                    failures.attempt(technique, self.trace, technique, report.profiles, trace, rank, say)
+                    report.trace = None if technique in failures.errors else trace
+                if on_gpu:
+                    step = task, technique, shape, self.device, say, rank
+                    report.kernels = failures.attempt(technique, kernels, *step) or []
             except KeyboardInterrupt:
-                if not figures.profiles:
+                if not report.profiles:
                     raise
-                figures.interrupted = True
-        figures.profiles = [each for each in figures.profiles if each.technique not in failures.errors]
-        return figures
+                failures.interrupted = True
+        report.profiles = [each for each in report.profiles if each.technique not in failures.errors]
+        report.how = _how(report.profiles, self.predicted)
+        report.notes += failures.notes
+        return failures
 
     def of_run(self) -> tuple[list[Technique], list[str]]:
         """Returns the technique of a run of the recipe on this machine, and notes on it, a sentence each.

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
 from econmt import errors
 from econmt.budget.planner import plan_table
@@ -50,6 +49,7 @@ from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
 from econmt_memory.report.layout import print_table, table_console
 from econmt_memory.report.ledger_tables import ledger_table
+from econmt_memory.report.tables import ReportTable
 
 LONGEST_SAMPLE = 60
 """Characters of a sample sentence that is quoted whole."""
@@ -134,15 +134,9 @@ def train(
     if not communicator.is_rank_zero:
         return
     _print_outcome(outcome, loaded, results)
-    _print_commands(outcome, loaded, talk)
-
-
-def _print_commands(outcome: Outcome, recipe: Recipe, console: Console) -> None:
-    """Prints the lines that use the model, on standard error."""
     samples = () if outcome.results is None else outcome.results.samples
-    steps = commands_for(recipe, min((each.source for each in samples), key=len, default="A sentence."))
-    lines = ["with this model:", *(f"  {step}" for step in steps)]
-    console.print("\n".join(lines), soft_wrap=True, markup=False)
+    steps = commands_for(loaded, min((each.source for each in samples), key=len, default="A sentence."))
+    talk.print("\n  ".join(["with this model:", *steps]), soft_wrap=True, markup=False)
 
 
 def _print_outcome(outcome: Outcome, recipe: Recipe, console: Console) -> None:
@@ -250,13 +244,13 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
     model = task.build_model()
     print(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    table = Table(
-        "layer", Column("parameters", justify="right"), title=f"parameters: {sum(sizes.values()):,}"
-    )
     layers = task.layers(model)
-    for layer in dict.fromkeys(layers.values()):
-        table.add_row(layer, f"{sum(sizes[name] for name, its in layers.items() if its == layer):,}")
-    print_table(console, table)
+    rows = [
+        [layer, f"{sum(sizes[name] for name, its in layers.items() if its == layer):,}"]
+        for layer in dict.fromkeys(layers.values())
+    ]
+    table = ReportTable(f"parameters: {sum(sizes.values()):,}", ("layer", "parameters"), rows)
+    print_table(console, table.for_terminal())
     if task.translates:
         _describe_pairs(recipe, prepared, console)
     else:
@@ -282,13 +276,12 @@ def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) ->
     print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}{more}")
     batches = training_batches(recipe, prepared)
     print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")
-    headings = "source positions", "target positions", "pairs"
-    buckets = Table(*(Column(heading, justify="right") for heading in headings), title="buckets")
     rule = bucket_rule(recipe, target.size)
     assigned = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
-    for shape, pairs in zip(assigned.shapes.tolist(), assigned.counts.tolist(), strict=True):
-        buckets.add_row(*map(str, shape), f"{pairs:,}")
-    print_table(console, buckets)
+    buckets = zip(assigned.shapes.tolist(), assigned.counts.tolist(), strict=True)
+    rows = [[*map(str, shape), f"{pairs:,}"] for shape, pairs in buckets]
+    headings = "source positions", "target positions", "pairs"
+    print_table(console, ReportTable("buckets", headings, rows, left=()).for_terminal())
 
 
 def commands_for(recipe: Recipe, sample: str) -> list[str]:

@@ -20,6 +20,9 @@ from econmt import errors
 from econmt.data.files import notice
 from econmt.errors import printable
 
+Say = Callable[[str], object]
+"""Function that shows the progress."""
+
 _Item = TypeVar("_Item")
 _STEP = 1000
 _BAR_WIDTH = 20

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from econmt.data.progress_bars import Say
 from econmt.engine.devices import seconds_of
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.measurement import measure_step
@@ -25,7 +26,7 @@ from econmt.engine.step import StepResult
 from econmt.errors import printable
 from econmt.estimate.byte_budget import budget_bytes
 from econmt.estimate.kernels import KernelTimes, measure_kernels, optimizer_bytes
-from econmt.estimate.techniques import Say, Technique, estimator, fixed_bytes
+from econmt.estimate.techniques import Technique, estimator, fixed_bytes
 from econmt.model import Implementations
 from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
@@ -71,10 +72,15 @@ _Result = TypeVar("_Result")
 
 
 class Failures:
-    """Errors of techniques that could not be measured, collected so that the others still are."""
+    """Errors of techniques that could not be measured, collected so that the others still are.
+
+    Attributes:
+        interrupted: True if the user interrupted.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[Technique, Exception] = {}
+        self.interrupted = False
 
     def attempt(self, technique: Technique, work: Callable[..., _Result], *arguments: Any) -> _Result | None:
         """Returns the result of ``work``; None if it fails or the technique has failed before.
@@ -90,17 +96,20 @@ class Failures:
             return None
 
     def raise_first(self) -> None:
-        """Raises the first error, if there is one."""
+        """Raises the user's interruption or the first error, if there is one."""
+        if self.interrupted:
+            raise KeyboardInterrupt
         for error in self.errors.values():
             raise error
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for each technique that failed."""
-        return [
+        """A sentence for each technique that failed, and one if the user interrupted."""
+        failed = [
             printable(f"Not measured: {technique.name} ({type(error).__name__}: {error}".rstrip(": ") + ").")
             for technique, error in self.errors.items()
         ]
+        return [*failed, "Interrupted; these are the figures until then."] if self.interrupted else failed
 
 
 class Step:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from econmt.config.recipe import OPS
+from econmt.data.progress_bars import Say
 from econmt.engine.precision import NAMED, Precision
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
@@ -16,9 +17,6 @@ from econmt.tasks.protocol import Shape, Task
 from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
-
-Say = Callable[[str], object]
-"""Receives messages about progress."""
 
 
 class Technique(NamedTuple):

@@ -199,10 +199,9 @@ class Progress:
     def show(self, table: Table) -> None:
         """Prints a table on the console, and writes it line by line to the log file."""
         print_table(self._console, table)
-        plain = Console(width=WIDTH, file=io.StringIO())
-        with plain.capture() as captured:
-            print_table(plain, table)
-        for line in captured.get().splitlines():
+        plain = io.StringIO()
+        print_table(Console(width=WIDTH, file=plain), table)
+        for line in plain.getvalue().splitlines():
             self.record(line.rstrip())
 
     def record(self, text: str) -> None:

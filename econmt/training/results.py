@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ from econmt.config.json_reader import Record, read_json
 from econmt.config.recipe import Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.data.files import notice
+from econmt.data.progress_bars import Say
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
 from econmt.decoding.translation import Translation
@@ -109,7 +110,7 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
     return results is not None and results.update == update and results.test == recipe.data.test
 
 
-def make_results(context: RunContext, say: Callable[[str], object] = lambda _: None) -> RunResults:
+def make_results(context: RunContext, say: Say = lambda _: None) -> RunResults:
     """Evaluates the best parameters, draws pictures, measures memory, and writes results.json at the end.
 
     Of several ranks, the memory of the first one is measured. ``say`` is called with the current activity.
@@ -145,11 +146,7 @@ def make_results(context: RunContext, say: Callable[[str], object] = lambda _: N
 
 
 def _evaluate_language_model(
-    context: RunContext,
-    plan: MemoryPlan | None,
-    state: TrainingState,
-    results: RunResults,
-    say: Callable[[str], object],
+    context: RunContext, plan: MemoryPlan | None, state: TrainingState, results: RunResults, say: Say
 ) -> RunResults:
     """Adds the perplexities of the validation and the test text."""
     recipe, prepared, device = context.recipe, context.prepared, context.device
@@ -172,9 +169,7 @@ def _evaluate_language_model(
     return results._replace(perplexities=perplexities)
 
 
-def _with_status(
-    batches: Iterable[AnyBatch], action: str, say: Callable[[str], object]
-) -> Iterator[AnyBatch]:
+def _with_status(batches: Iterable[AnyBatch], action: str, say: Say) -> Iterator[AnyBatch]:
     """Yields the batches and reports the number of tokens so far."""
     tokens = 0
     for batch in batches:
@@ -184,11 +179,7 @@ def _with_status(
 
 
 def _evaluate_translation(
-    context: RunContext,
-    plan: MemoryPlan | None,
-    state: TrainingState,
-    results: RunResults,
-    say: Callable[[str], object],
+    context: RunContext, plan: MemoryPlan | None, state: TrainingState, results: RunResults, say: Say
 ) -> RunResults:
     """Adds BLEU, samples and an attention picture: translates the test text, or 100 validation sentences."""
     recipe, folder, prepared, device = context.recipe, context.folder, context.prepared, context.device

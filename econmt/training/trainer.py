@@ -44,6 +44,7 @@ from econmt.training.decisions import (
     Schedule,
     end_reason,
     judge_checkpoint,
+    outlook,
     seconds_left,
     share_done,
 )
@@ -148,8 +149,9 @@ class Trainer:
                     self._checkpoint(progress, interrupts)
                 elif reason is not None:
                     self._release_graphs()
-                    state = self.state
-                    return TrainingResult(reason, state.update, state.best_update, state.metrics)
+                    return TrainingResult(
+                        reason, self.state.update, self.state.best_update, self.state.metrics
+                    )
                 else:
                     self._update(progress)
 
@@ -229,9 +231,8 @@ class Trainer:
             self._graphed = None
 
     def _checkpoint_due(self, reason: str | None) -> bool:
-        state = self.state
-        on_time = state.update % self.recipe.training.checkpoint_interval == 0 or reason is not None
-        return state.update > state.last_checkpoint and on_time
+        on_time = self.state.update % self.recipe.training.checkpoint_interval == 0 or reason is not None
+        return self.state.update > self.state.last_checkpoint and on_time
 
     def _update(self, progress: Progress) -> None:
         """Updates the parameters once, from ``update_interval`` batches."""
@@ -260,6 +261,9 @@ class Trainer:
         if update % training.log_interval == 0:
             self._flush()
             progress.updates(self._figures(update))
+            if update == training.log_interval:
+                pace = self._pace.seconds_per_update(self.state.seconds, update)
+                progress.note(outlook(self.recipe, self.batches.batches_per_epoch, pace))
             self._ranks.report_slow(progress)
             self.state.since_log = Meter()
         elif progress.is_live:
@@ -385,8 +389,7 @@ class Trainer:
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
 
     def _row(self, result: Validation) -> dict[str, float]:
-        state = self.state
-        meter = state.since_checkpoint
+        state, meter = self.state, self.state.since_checkpoint
         return {
             "update": state.update,
             "seconds": state.seconds,

@@ -15,7 +15,7 @@ const KINDS = {
 const part = (name) => document.getElementById(name);
 const [target, glossary, avoid, key, pair] = ["target", "glossary", "avoid", "key", "pair"].map(part);
 // A row is a line of the text: {text, sentences}, whose sentences are null until they are translated.
-const state = { settings: null, models: [], rows: [], shown: null, asking: null, timer: 0, again: 0, file: "translation" };
+const state = { settings: null, models: [], rows: [], shown: null, asking: null, timer: 0, again: 0, file: "translation", wishes: {} };
 
 function bytes(number) {
   const units = ["bytes", "kB", "MB", "GB"];
@@ -27,21 +27,16 @@ function bytes(number) {
 function fail(error) {
   if (error.name === "AbortError") return;
   if (!(error instanceof Failed)) throw error;
-  tell(error.message, error.line);
+  tell(error.message, error.field);
   if (error.seconds) state.again = setTimeout(() => translate().catch(fail), 1000 * error.seconds);
 }
 
-// Shows a message, and the server's own words under "Details"; no message hides it.
-function tell(message, line = "") {
-  const box = part("error");
-  box.hidden = !message;
-  box.replaceChildren(message);
-  if (!line) return;
-  const more = document.createElement("details");
-  const summary = document.createElement("summary");
-  summary.textContent = "Details";
-  more.append(summary, line);
-  box.append(more);
+// Shows a message below the field that it is about, in place of all others; an empty one hides them.
+function tell(message, field = "text") {
+  for (const box of document.querySelectorAll(".wrong")) {
+    box.textContent = box.dataset.field === field ? message : "";
+    part(box.dataset.field)?.setAttribute("aria-invalid", String(Boolean(box.textContent)));
+  }
 }
 
 const model = () => state.models[pair.selectedIndex] ?? state.models[0];
@@ -50,6 +45,14 @@ const languages = () => ({ source: model().source, target: model().target });
 function wishes() {
   const avoided = avoid.value.split(",").map((phrase) => phrase.trim()).filter(Boolean);
   return { glossary: glossary.value, avoid: avoided, ...(key.value ? { api_key: key.value } : {}) };
+}
+
+// Takes over the wishes as they stand; called when a line of them is left, so that half a line is never judged.
+function settle() {
+  const now = wishes();
+  if (JSON.stringify(now) === JSON.stringify(state.wishes)) return;
+  state.wishes = now;
+  forget();
 }
 
 function later() {
@@ -101,7 +104,7 @@ async function translate() {
   while (waiting.length) {
     let length = 0;
     const rows = waiting.filter((row, number) => (length += row.text.length) <= PART || number === 0);
-    const answer = await post("translate", { q: rows.map((row) => row.text), ...query(), details: true }, signal);
+    const answer = await post("translate", { q: rows.map((row) => row.text), ...query(), details: true, attention: false }, signal);
     rows.forEach((row, number) => Object.assign(row, { sentences: answer.found.details[number], old: null }));
     figures.here += answer.found.milliseconds;
     figures.all += answer.milliseconds;
@@ -114,17 +117,16 @@ async function translate() {
   tell("");
 }
 
-const query = () => ({ ...languages(), ...wishes(), alternatives: Math.min(4, state.settings.alternatives) });
+const query = () => ({ ...languages(), ...state.wishes, alternatives: Math.min(4, state.settings.alternatives) });
 const sentences = () => state.rows.flatMap((row) => row.sentences ?? []);
 
 function show() {
   view.show(state.rows, [...part("source").children]);
   const spoken = sentences();
   for (const name of ["copy", "save"]) part(name).disabled = !spoken.length;
-  part("hint").hidden = !spoken.length;
   const doubts = spoken.filter((sentence) => view.doubt(sentence)).length;
-  part("doubts").hidden = !doubts;
-  part("doubts").textContent = `${doubts === 1 ? "One sentence" : `${doubts} sentences`} may be incomplete; see the marks.`;
+  const doubtful = doubts === 1 ? "One sentence" : `${doubts} sentences`;
+  part("doubts").textContent = doubts ? `${doubtful} may be incomplete; see the marks.` : "";
   if (!spoken.includes(state.shown)) state.shown = spoken.find((sentence) => sentence.tokens.length) ?? null;
   const whole = spoken.filter((sentence) => sentence.tokens.length);
   part("figures").textContent = "";
@@ -148,11 +150,31 @@ function about() {
       all.findIndex((each) => each.translation === entry.translation) === rank,
   );
   part("others-card").hidden = !others.length;
-  part("attention-card").hidden = !sentence?.attention.length;
+  part("attention-card").hidden = !sentence?.attention?.length && !sentence?.refusal;
+  part("attention").hidden = !sentence?.attention?.length;
   if (!sentence) return;
-  if (sentence.attention.length) picture.show(sentence);
+  part("readout").textContent = sentence.refusal ?? "";
+  if (sentence.attention?.length) picture.show(sentence);
+  if (!sentence.attention && part("details").open) look(sentence).catch(fail);
   part("others-source").textContent = sentence.source;
   part("others").replaceChildren(...others.map((entry) => other(sentence, entry)));
+}
+
+// Asks for the attention of a sentence and of its other translations, which is large: only where somebody looks at it.
+async function look(sentence) {
+  if (sentence.asked) return;
+  Object.assign(sentence, { asked: true, refusal: undefined });
+  try {
+    const answer = await post("translate", { q: [sentence.source], ...query(), details: true });
+    const found = answer.found.details[0][0]?.nbest ?? [];
+    for (const each of [sentence, ...sentence.nbest])
+      each.attention = found.find((entry) => entry.translation === each.translation)?.attention ?? [];
+  } catch (error) {
+    if (!(error instanceof Failed)) throw error;
+    sentence.refusal = error.message;
+    if (error.seconds) setTimeout(() => Object.assign(sentence, { asked: false }), 1000 * error.seconds);
+  }
+  if (sentence === state.shown) about();
 }
 
 function other(sentence, entry) {
@@ -183,7 +205,7 @@ function pointAt(sentence, number) {
     state.shown = sentence;
     about();
   }
-  if (sentence.attention.length) picture.mark(number, -1);
+  if (sentence.attention?.length) picture.mark(number, -1);
   view.highlight(sentence, number);
 }
 
@@ -211,14 +233,15 @@ async function open(file) {
   const [, name, ending] = /^(.*?)(?:\.([^.]*))?$/.exec(file.name);
   const kind = KINDS[ending?.toLowerCase()];
   try {
-    if (!kind) {
-      const text = decoded(await file.arrayBuffer());
+    const text = kind ? "" : decoded(await file.arrayBuffer());
+    if (!kind && text.length <= state.settings.charLimit) {
       state.file = name;
       editor.text = text.replace(/\r\n?/g, "\n");
       return;
     }
     tell(`Translating ${file.name} …`);
-    save(await postFile(file, kind, languages(), key.value), `${name}.${languages().target}.${ending}`);
+    const translated = await postFile(file, kind ?? "text/plain", languages(), key.value);
+    save(translated, `${name}.${languages().target}.${ending ?? "txt"}`);
     tell(`${file.name} is translated and saved.`);
   } catch (error) {
     fail(Object.assign(error, { seconds: 0 }));
@@ -246,14 +269,26 @@ function theme(chosen) {
 
 function remember(field) {
   field.value = localStorage.getItem(field.id) ?? "";
-  field.addEventListener("input", () => {
-    localStorage.setItem(field.id, field.value);
-    forget();
-  });
+  field.addEventListener("input", () => localStorage.setItem(field.id, field.value));
+  for (const leaving of ["blur", "change"]) field.addEventListener(leaving, settle);
+}
+
+// Settles the wishes when the cursor comes to another line of the glossary.
+function watchLines() {
+  const line = () => glossary.value.slice(0, glossary.selectionStart).split("\n").length;
+  let before = line();
+  const moved = () => {
+    if (line() === before) return;
+    before = line();
+    settle();
+  };
+  for (const moving of ["input", "keyup", "pointerup"]) glossary.addEventListener(moving, moved);
 }
 
 function listen() {
   [glossary, avoid, key].forEach(remember);
+  state.wishes = wishes();
+  watchLines();
   theme(localStorage.getItem("theme"));
   part("theme").addEventListener("click", () => {
     const chosen = part("theme").textContent === "Light" ? "light" : "dark";
@@ -265,6 +300,7 @@ function listen() {
   part("details").addEventListener("toggle", () => {
     localStorage.setItem("details", part("details").open ? "open" : "");
     technical();
+    about();
   });
   technical();
   part("copy").addEventListener("click", () => copied(view.text(state.rows), part("copy")));

@@ -1,23 +1,26 @@
 // What the page asks of its server, and its errors in a person's words.
 
-// `line` is what the server said; after `seconds` the same request may succeed.
+// `field` is the one that the message is about; after `seconds` the same request may succeed.
 export class Failed extends Error {
-  constructor(message, line = "", seconds = 0) {
+  constructor(message, field = "text", seconds = 0) {
     super(message);
-    Object.assign(this, { line, seconds });
+    Object.assign(this, { field, seconds });
   }
 }
 
 const REASONS = [
-  [/api_key is none/, () => "This key is not one of the server's. Check the key under “Wishes”."],
-  [/wants an api_key/, () => "This server wants a key. Enter it under “Wishes”; whoever runs the server has it."],
-  [/(?:constraint|the glossary's translation) ['"](.+?)['"] has characters/, (word) => `The model cannot write “${word}”, which the glossary wants. Change or remove that term.`],
-  [/(?:constraint|the glossary's translation) ['"](.+?)['"] contains an avoided/, (word) => `“${word}” is in the glossary and among the words to avoid. Remove it from one of them.`],
-  [/glossary:(\d+): .* has another translation/, (line) => `Line ${line} of the glossary gives another translation to a term that has one already.`],
-  [/glossary:(\d+): /, (line) => `Line ${line} of the glossary cannot be read. Write a term and its translation as “dog = Hund”.`],
+  [/api_key is none/, () => "This key is not one of the server's.", "key"],
+  [/wants an api_key/, () => "This server wants a key; whoever runs the server has it.", "key"],
+  [/(?:constraint|the glossary's translation) ['"](.+?)['"] has characters/, (word) => `The model cannot write “${word}”. Change or remove it.`, "glossary"],
+  [/(?:constraint|the glossary's translation) ['"](.+?)['"] contains an avoided/, (word) => `“${word}” is in the glossary and among the words to avoid. Remove it from one of them.`, "glossary"],
+  [/glossary:(\d+): .* has another translation/, (line) => `Line ${line} gives another translation to a term that has one already.`, "glossary"],
+  [/glossary:(\d+): /, (line) => `Line ${line} cannot be read. Write “dog = Hund”.`, "glossary"],
+  [/avoid\[.*the character (U\+\w+) is not/, (code) => `The character ${code} cannot be read. Remove it.`, "avoid"],
+  [/the character (U\+\w+) is not/, (code) => `The text has a character that cannot be read, ${code}. Remove it.`],
   [/([\d,]+) characters, this server takes ([\d,]+)/, (many, most) => `The text has ${many} characters, and this server takes ${most} at a time. Translate it in parts.`],
+  [/constraints and target_prefix have/, () => "These terms are longer than a translation can be. Shorten them.", "glossary"],
   [/a sentence of [\d,]+ tokens/, () => "A sentence is too long to be translated whole. Break it into shorter ones."],
-  [/weights, at most/, () => "A paragraph is too long. Break it by an empty line."],
+  [/weights, at most/, () => "This sentence is too long for its attention to be shown."],
   [/sentences, more than/, () => "The text has too many sentences. Translate it in parts."],
   [/not a \.docx|no document/, () => "This file cannot be read as a Word document. Save it as .docx again, or paste its text."],
 ];
@@ -31,13 +34,13 @@ const STATUSES = {
 
 function refusal(response, line) {
   const seconds = Number(response.headers.get("Retry-After") ?? 0);
-  for (const [pattern, words] of REASONS) {
+  for (const [pattern, words, field] of REASONS) {
     const match = pattern.exec(line);
-    if (match) return new Failed(words(...match.slice(1)), line, seconds);
+    if (match) return new Failed(words(...match.slice(1)), field, seconds);
   }
   const again = seconds ? ` It is tried again in ${seconds} s.` : "";
-  const fallback = response.status >= 500 ? "Something went wrong at the server." : "The server cannot translate this.";
-  return new Failed((STATUSES[response.status] ?? fallback) + again, line, seconds);
+  const fallback = response.status >= 500 ? "Something went wrong at the server" : "The server cannot translate this";
+  return new Failed((STATUSES[response.status] ?? `${fallback}: ${line}`) + again, undefined, seconds);
 }
 
 async function checked(response) {
@@ -49,7 +52,7 @@ async function checked(response) {
   } catch {
     // A proxy answers with a page of its own.
   }
-  throw refusal(response, `${response.status}: ${line.slice(0, 500)}`);
+  throw refusal(response, line.slice(0, 500));
 }
 
 async function reach(path, options) {
@@ -57,7 +60,7 @@ async function reach(path, options) {
     return await checked(await fetch(path, options));
   } catch (error) {
     if (error.name === "AbortError" || error instanceof Failed) throw error;
-    throw new Failed("The server does not answer. Check that it is running and that you are connected to it.", "", 5);
+    throw new Failed("The server does not answer. Check that it is running and that you are connected to it.", undefined, 5);
   }
 }
 

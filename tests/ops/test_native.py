@@ -303,8 +303,7 @@ def test_attention_with_layer_normalization(size: int, use: Use) -> None:
             normal = torch.nn.functional.layer_norm(total, *norm)
             expected[row, place] = normal.tanh() @ score.double()
         expected = expected.masked_fill(padding, -math.inf).softmax(1).nan_to_num(0.0)
-        for level in LEVELS:
-            use(level)
+        for _ in map(use, LEVELS):
             weights = keys.new_empty(rows, positions)
             sizes = {"rows": rows, "positions": positions, "size": size}
             tensors = {"query": query, "keys": keys, "score": score, "padding": padding, "weights": weights}
@@ -395,8 +394,7 @@ def test_losses(size: int, dtype: torch.dtype, use: Use) -> None:
         weights = factors.double() if weighted else torch.ones(rows, dtype=torch.float64)
         (gradient,) = torch.autograd.grad(expected, leaf, weights)
         factors, targets = (torch.stack([x, x], 1)[:, 1] for x in (factors, targets))
-        for level in LEVELS:
-            use(level)
+        for _ in map(use, LEVELS):
             given, dbias = framed(logits), torch.full((size,), 3.0)
             found = native.losses(given, targets, smoothing, factors if weighted else None, True, dbias)
             assert_near(found, expected.detach(), torch.float32, sums=16.0)

@@ -49,8 +49,7 @@ KINDS = [torch.float32, torch.bfloat16, torch.int8]
 def test_dots_do_not_depend_on_the_positions_beside_them(size: int, dtype: torch.dtype, use: Use) -> None:
     make = Random(dtype)
     query, keys = make(3, size, scale=1.0 / math.sqrt(size)), make(3, 9, size)
-    for level in LEVELS:
-        use(level)
+    for _ in map(use, LEVELS):
         for positions in range(1, 10):
             padding = torch.arange(9).expand(3, 9) >= positions
             expected = torch.softmax(
@@ -159,8 +158,7 @@ def test_each_row_is_multiplied_with_its_owners_weight(
         pieces = [SearchWeight(*pair, kind) for pair in zip(weights, biases, strict=True)]
         structures = [piece.structure() for piece in pieces]
         array = (type(structures[0]) * len(structures))(*structures)
-        for level in LEVELS:
-            use(level)
+        for _ in map(use, LEVELS):
             threads(count)
             found = poison(torch.float32, len(owners), most)
             native.call(

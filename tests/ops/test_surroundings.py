@@ -152,6 +152,13 @@ def repeating(times: int) -> Iterator[None]:
 def test_an_error_in_a_context_puts_back_what_was_there(
     make: Callable[[], AbstractContextManager[object]], state: Callable[[], object]
 ) -> None:
+    check_put_back(make, state)
+
+
+def check_put_back(
+    make: Callable[[], AbstractContextManager[object]], state: Callable[[], object], *, nested: bool = True
+) -> None:
+    """Fails unless a context, and if ``nested`` one inside of it, put back a state after an error."""
     before = state()
 
     def fail(nested: bool) -> None:
@@ -164,7 +171,7 @@ def test_an_error_in_a_context_puts_back_what_was_there(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), make():
-        fail(True)
+        fail(nested)
     assert state() == before
 
 

@@ -100,6 +100,7 @@ def test_a_model_learns_to_reverse(folder: Path, capsys: pytest.CaptureFixture[s
         assert word in said.out
     assert "update 400" in said.err
     assert " tokens/s" in said.err
+    assert said.err.count("at the speed of the first updates, without validation: an epoch takes about ") == 1
 
 
 def test_a_finished_run_says_so_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

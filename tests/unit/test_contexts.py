@@ -18,6 +18,7 @@ from econmt.model.layers import draw_seed, drawing_from
 from econmt.parallel.processes import _limited
 from econmt_memory.estimate.fake import _without_launches
 from econmt_memory.measure.tracker import Tracker
+from tests.ops.test_surroundings import check_put_back
 
 CPU, MODULE, TRACKER = torch.device("cpu"), nn.Linear(1, 1), Tracker(torch.device("cpu"))
 
@@ -56,12 +57,4 @@ def running_timers() -> int:
 def test_an_error_in_a_context_puts_back_what_was_there(
     make: Callable[[], AbstractContextManager[object]], state: Callable[[], object]
 ) -> None:
-    before = state()
-
-    def fail() -> None:
-        assert state() != before
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), make():
-        fail()
-    assert state() == before
+    check_put_back(make, state, nested=False)

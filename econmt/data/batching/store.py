@@ -22,6 +22,7 @@ from econmt.data.batching.split_writer import SplitWriter, TrainingSplit, terms_
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.files import describe, is_as_described, notice, refuse_pipe, whole_folder
 from econmt.data.progress_bars import counted, counting
+from econmt.data.text.catalog import DownloadError
 from econmt.data.text.corpus import (
     Corpus,
     compare_with_catalog,
@@ -331,20 +332,28 @@ def _find_inputs(
 ) -> list[_Input]:
     prefixes = [*(("train", prefix) for prefix in data.train), ("valid", data.valid)]
     prefixes += [] if data.test is None else [("test", data.test)]
-    if isinstance(data, TextData):
-        return [
-            (split, Corpus(find_text(f"{prefix}.{data.text}", search, progress, fetch=fetch), None))
-            for split, prefix in prefixes
-        ]
-    inputs = []
-    if data.annotate_terms.glossary is not None:
-        terms = find_text(data.annotate_terms.glossary, search, progress=False, fetch=False)
-        inputs.append((_TERMS, Corpus(terms, None)))
-    for split, prefix in prefixes:
+    if isinstance(data, Data) and data.annotate_terms.glossary is not None:
+        prefixes.insert(0, (_TERMS, data.annotate_terms.glossary))
+
+    def find(split: str, prefix: str) -> Corpus:
+        if split == _TERMS:
+            return Corpus(find_text(prefix, search, progress=False, fetch=False), None)
+        if isinstance(data, TextData):
+            return Corpus(find_text(f"{prefix}.{data.text}", search, progress, fetch=fetch), None)
         corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
         factors = find_companions(corpus, prefix, data.source_factors, "data.source_factors", search)
-        corpus = corpus._replace(factors=factors)
-        inputs.append((split, _with_guides(corpus, data, split, prefix, search)))
+        return _with_guides(corpus._replace(factors=factors), data, split, prefix, search)
+
+    inputs, missing = list[_Input](), list[str]()
+    for split, prefix in prefixes:
+        try:
+            inputs.append((split, find(split, prefix)))
+        except DownloadError:  # its message names all other files, too
+            raise
+        except InputError as error:
+            missing += error.lines
+    if missing:
+        raise InputError(*missing)
     return inputs
 
 

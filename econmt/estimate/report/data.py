@@ -8,7 +8,7 @@ from typing import Any
 from econmt.estimate.fit import Fit
 from econmt.estimate.profiling import Profile
 from econmt.estimate.report.kernel_tables import kernels_data
-from econmt.estimate.report.report import Report, format_precision
+from econmt.estimate.report.report import Report
 from econmt.estimate.techniques import Technique
 from econmt.tasks.protocol import Shape
 from econmt_memory.measure.ledger import Ledger
@@ -41,7 +41,7 @@ def profile_data(profile: Profile) -> dict[str, Any]:
     return {
         "technique": profile.technique.name,
         "ops": profile.technique.implementations._asdict(),
-        "precision": format_precision(profile),
+        "precision": profile.technique.precision.name,
         "bytes": "measured" if profile.measured else "estimated",
         "ledger": ledger_data(profile.bytes),
         "times": None if times is None or shape is None else times_data(times, shape),

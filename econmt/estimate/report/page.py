@@ -12,7 +12,6 @@ from econmt.estimate.report.report import (
     Report,
     comparison_table,
     faster_text,
-    format_precision,
     layers_table,
     less,
     ranks_table,
@@ -37,6 +36,19 @@ from econmt_memory.report.tables import format_bytes
 
 _STASH_ORDER = ("attention", "decoder", "encoder", "output", "embedding", "loss", "other")
 """Layers of a comparison's bars: those that usually save most come first, where a difference is seen best."""
+_CHECKED = ' checked="checked"'
+_TERMS = {
+    "reference": "plain PyTorch, in which autograd keeps all feature maps",
+    "+ decoder": "the reference, but decoder and attention compute their feature maps again in the backward pass",
+    "+ encoder": "the reference, but the encoder computes its feature maps again",
+    "+ output": "the reference, but the output layer computes its logits again, chunk by chunk",
+    "all": "decoder, attention, encoder and output layer compute theirs again",
+    "bfloat16": "matrix products in bfloat16, otherwise in float32",
+    "recompute": "in PyTorch, without kernels of econmt's own",
+    "compiled": "in PyTorch, with steps that are compiled",
+    "feature maps": "results of the forward pass that the backward pass needs",
+}
+"""Meaning of each part of a technique's name."""
 
 
 def page(report: Report) -> str:
@@ -48,9 +60,8 @@ def page(report: Report) -> str:
     several = len(report.profiles) > 1
     content = []
     if report.ranks:
-        content.append(
-            section("What each rank holds at its peak", html_table("ranks", ranks_table(report.ranks)))
-        )
+        ranks = html_table("ranks", ranks_table(report.ranks))
+        content.append(section("What each rank holds at its peak", ranks))
     content += [_comparison(report.profiles), _chooser(report.profiles)] if several else []
     content += [_panel(report, number) for number in range(len(report.profiles))]
     content += [kernel_section(report.kernels), _provenance(report)]
@@ -61,9 +72,7 @@ def page(report: Report) -> str:
 
 def best_of(profiles: Sequence[Profile]) -> Profile:
     """Returns the profile that the headline compares with the reference: the smallest, and of equals the fastest."""
-    alike = [
-        each for each in profiles if each.technique.precision.name == profiles[0].technique.precision.name
-    ]
+    alike = [each for each in profiles if each.technique.precision == profiles[0].technique.precision]
     return min(alike, key=lambda each: (each.bytes.peak, -(each.tokens_per_second or 0.0)))
 
 
@@ -77,7 +86,7 @@ def _subtitle(report: Report) -> str:
         escape(device),
     ]
     if len(report.profiles) == 1:
-        parts.append(format_precision(report.profiles[0]))
+        parts.append(report.profiles[0].technique.precision.name)
     return f"<p class='what'>{' · '.join(parts)}</p><p class='note'>{escape(report.how)}</p>"
 
 
@@ -112,7 +121,7 @@ def _timed(profile: Profile) -> str:
 
 def _chooser(profiles: Sequence[Profile]) -> str:
     choices = "".join(
-        f'<label><input type="radio" name="technique" value="{number}"{" checked" if number == 0 else ""}>'
+        f'<label><input type="radio" name="technique" value="{number}"{"" if number else _CHECKED} />'
         f"<span>{escape(profile.technique.name)}</span></label>"
         for number, profile in enumerate(profiles)
     )
@@ -124,10 +133,10 @@ def _panel(report: Report, number: int) -> str:
     profile = report.profiles[number]
     ledger, times = profile.bytes, profile.times
     name = f": {escape(profile.technique.name)}" if len(report.profiles) > 1 else ""
-    reference = reference_of(profile, report.profiles)
-    before = None if reference is None else reference.bytes.peak
     highest = max(each.bytes.peak for each in report.profiles)
-    chart = live_chart(ledger, before, highest, timed=bool(ledger.milliseconds))
+    reference = reference_of(profile, report.profiles)
+    before = None if reference is None else reference.bytes
+    chart = live_chart(ledger, before, highest)
     live = f"{chart}<h3>The largest tensors at the peak</h3>"
     live += html_table("largest", largest_table(ledger))
     if times is not None and times.milliseconds:
@@ -141,11 +150,27 @@ def _panel(report: Report, number: int) -> str:
     return f'<div class="panel" data-technique="{number}">{sections}</div>'
 
 
+def _terms(profiles: Sequence[Profile]) -> str:
+    """Explains the names of techniques, and what the memory of a step consists of."""
+    named = {"feature maps", *(part for each in profiles for part in each.technique.name.split(", "))}
+    terms = (f"<dt>{name}</dt><dd>{words}</dd>" for name, words in _TERMS.items() if name in named)
+    return f'<dl class="terms">{"".join(terms)}</dl>'
+
+
 def _comparison(profiles: Sequence[Profile]) -> str:
-    """Returns the section that compares techniques: stash, peak and speed as bars, and all figures as a table."""
+    """Returns the section that compares techniques.
+
+    It has live memory before and after, beside what the names mean; stash, peak and speed as bars; and a table.
+    """
+    best = best_of(profiles)
+    reference = reference_of(best, profiles)
+    before = None if reference is None else reference.bytes
+    chart = live_chart(best.bytes, before, slider=False)
+    title = f"Live memory of a step: {escape(best.technique.name)}, and the reference as a line"
+    content = f'<h3>{title}</h3><div class="compared"><div>{chart}</div>{_terms(profiles)}</div>'
     stashes = [{layer: profile.bytes.stash.get(layer, 0) for layer in _STASH_ORDER} for profile in profiles]
     peaks = [{category: profile.bytes.category(category) for category in CATEGORIES} for profile in profiles]
-    content = _technique_bars("Kept for the backward pass, by layer", profiles, stashes)
+    content += _technique_bars("Kept for the backward pass, by layer", profiles, stashes)
     content += _technique_bars("Peak of the whole step, by category", profiles, peaks)
     content += _speeds(profiles) + html_table("comparison", comparison_table(profiles))
     return section("Before and after", content)

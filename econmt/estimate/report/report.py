@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
@@ -38,6 +39,7 @@ class Report:
         profiles: Profiles of the techniques; the reference first if there are several.
         kernels: Kernels of a step on a GPU, those of the reference first.
         ranks: Ledgers of the ranks that differ, if there are several ranks.
+        trace: File of the trace that was written; None: none.
     """
 
     recipe: str
@@ -51,11 +53,7 @@ class Report:
     profiles: list[Profile] = field(default_factory=list)
     kernels: list[KernelTimes] = field(default_factory=list)
     ranks: list[Ledger] = field(default_factory=list)
-
-
-def format_precision(profile: Profile) -> str:
-    """Returns "float32" or "bfloat16"."""
-    return profile.technique.precision.name
+    trace: Path | None = None
 
 
 def format_rate(operations: float) -> str:
@@ -91,14 +89,11 @@ def size_of(report: Report) -> str:
 
 def heading(report: Report) -> list[str]:
     """Returns the lines above the tables: the workload, and notes for reading the figures."""
-    shape = size_of(report)
-    if len(report.vocabulary) > 1:
-        shape = f"{report.shape} (sentence pairs x source x target positions)"
     vocabulary = " and ".join(f"{size:,}" for size in report.vocabulary)
     device = report.machine.get("GPU", report.device)
-    text = f"{report.recipe}: {shape}, vocabulary {vocabulary}, {device}"
+    text = f"{report.recipe}: {size_of(report)}, vocabulary {vocabulary}, {device}"
     if len(report.profiles) == 1:
-        text += f", {format_precision(report.profiles[0])}"
+        text += f", {report.profiles[0].technique.precision.name}"
     return [text, *report.notes, report.how]
 
 
@@ -212,14 +207,12 @@ def comparison_table(profiles: Sequence[Profile]) -> ReportTable:
 
 
 def stash_table(profiles: Sequence[Profile]) -> ReportTable:
-    """Lists the bytes that each layer keeps for the backward pass, with their share, one row per technique."""
+    """Lists the bytes that each layer keeps for the backward pass, one row per technique."""
     layers = [layer for layer in LAYERS if any(profile.bytes.stash.get(layer) for profile in profiles)]
-    rows = []
-    for profile in profiles:
-        stash, total = profile.bytes.stash, profile.bytes.stashed
-        sizes = [stash.get(layer, 0) for layer in layers]
-        cells = [f"{format_bytes(size)}  {format_share(size, total):>5}" for size in sizes]
-        rows.append([profile.technique.name, *cells])
+    rows: list[list[Cell]] = [
+        [profile.technique.name, *(profile.bytes.stash.get(layer, 0) for layer in layers)]
+        for profile in profiles
+    ]
     return ReportTable("kept for the backward pass, by layer", ("technique", *layers), rows)
 
 
@@ -250,8 +243,8 @@ def fit_table(fits: Mapping[Technique, Sequence[Fit]], budget: int) -> ReportTab
 
 def print_report(report: Report, console: Console) -> None:
     """Prints everything but the timeline."""
-    tables = [launches_table(report.kernels), *(classes_table([times]) for times in report.kernels)]
-    tables = tables if report.kernels else []
+    tables = [launches_table(report.kernels)] if report.kernels else []
+    tables += [*(classes_table([times]) for times in report.kernels)]
     tables += [ranks_table(report.ranks)] if report.ranks else []
     lines: list[str] = []
     if len(report.profiles) > 1:

@@ -140,7 +140,7 @@ class Account:
         tables["lines"] = lines_table(ledger)
         if self.full is not None:
             rows: list[list[Cell]] = [[each.text, each.bytes] for each in self.advice()]
-            tables["advice"] = ReportTable("what would make room", ("change", "predicted bytes"), rows)
+            tables["advice"] = ReportTable("what would make room", ("change", "predicted saving"), rows)
         return {kind: table for kind, table in tables.items() if table.rows}
 
     def show(self, depth: int | None = 2, console: Console | None = None) -> None:
@@ -241,7 +241,7 @@ def lines_table(ledger: Ledger) -> ReportTable:
     rows: list[list[Cell]] = [
         [tensor.bytes, shape_text(tensor.shape), tensor.layer, tensor.line] for tensor in tensors[:_LINES]
     ]
-    columns = ("bytes", "shape", "module", "line")
+    columns = ("size", "shape", "module", "line")
     return ReportTable("lines that made the largest feature maps", columns, rows, left=range(1, 4))
 
 

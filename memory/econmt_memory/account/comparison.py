@@ -12,7 +12,7 @@ from rich.console import Console
 
 from econmt_memory.account.account import OUTSIDE, Account
 from econmt_memory.report.layout import print_table
-from econmt_memory.report.tables import Cell, ReportTable, format_bytes
+from econmt_memory.report.tables import Cell, ReportTable
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class AccountComparison:
     def table(self) -> ReportTable:
         """Returns the differences as a table."""
         rows: list[list[Cell]] = [
-            [name, category, self.before[category, name], self.after[category, name], _signed(size)]
+            [name, category, self.before[category, name], self.after[category, name], size]
             for (category, name), size in self.changes().items()
         ]
-        total: list[Cell] = ["all", "", self.before.total(), self.after.total(), _signed(self.grown)]
+        total: list[Cell] = ["all", "", self.before.total(), self.after.total(), self.grown]
         columns = ("module", "category", "before", "after", "change")
         return ReportTable("what changed at the peak", columns, rows, total, left=(0, 1))
 
@@ -85,7 +85,3 @@ def _entries(source: Account | Path | str) -> Counter[tuple[str, str]]:
 
 def _named(name: str) -> str:
     return OUTSIDE if name == "other" else name
-
-
-def _signed(size: int) -> str:
-    return f"{'+' if size > 0 else '-'}{format_bytes(abs(size))}" if size else ""

@@ -123,10 +123,5 @@ def _segment(address: int, size: int, storage: Storage) -> dict[str, Any]:
         "device": 0,
         "stream": 0,
     }
-    return {
-        "address": address,
-        **sizes,
-        **kind,
-        "frames": [],
-        "blocks": [{**block, "frames": _frames(storage)}],
-    }
+    blocks = [{**block, "frames": _frames(storage)}]
+    return {"address": address, **sizes, **kind, "frames": [], "blocks": blocks}

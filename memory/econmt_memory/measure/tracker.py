@@ -76,8 +76,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recording = False
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Tracks the operators that run within the context."""
+    def recording(self) -> Iterator[Tracker]:
+        """Tracks the operators that run within the context, to which it gives itself."""
         self._start = time.time_ns()
         self._recording = True
         if self._meter is not None:
@@ -89,7 +89,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
                 self,
             ):
-                yield
+                yield self
         finally:
             self.seconds = self.now()
             self._recording = False

@@ -19,15 +19,14 @@ WIDTH = 1200
 _CHARACTER = 10.0
 """Approximate width of a character of a label."""
 
-_BAR, _STEP = 40, 58
-_LABELS, _FIGURES = 270, 300
-"""Widths of the texts before and behind bars."""
+_BAR_WIDTH = 630
+"""Width of the largest bar on a wide page."""
 
-PLOT_LEFT = 112
+PLOT_LEFT = 168
 PLOT_WIDTH = WIDTH - PLOT_LEFT - 14
 """Left edge and width of a timeline's plot, which the page's cursor needs."""
 
-_PLOT_TOP, _PLOT_HEIGHT = 54, 400
+_PLOT_TOP, _PLOT_HEIGHT = 70, 400
 _PLOT_BOTTOM = _PLOT_TOP + _PLOT_HEIGHT
 
 
@@ -68,45 +67,27 @@ def legend(kinds: Sequence[str]) -> str:
 
 def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
     """Draws horizontal stacked bars; ``description`` is for screen readers, ``largest`` fills the width."""
-    full_width = WIDTH - _LABELS - _FIGURES
-    height = _STEP * len(rows) + 6
-    pieces = [_open(height, description)]
-    for number, row in enumerate(rows):
-        top = 6 + number * _STEP
-        middle = top + _BAR / 2
-        pieces.append(
-            f'<text class="label" x="{_LABELS - 14}" y="{middle:.1f}" text-anchor="end">{escape(row.label)}</text>'
+    drawn = []
+    for row in rows:
+        whole = sum(part.amount for part in row.parts)
+        segments = "".join(_segment(part, whole, part.amount / max(1, largest)) for part in row.parts)
+        drawn.append(
+            f'<div class="bar"><span class="label">{escape(row.label)}</span><span class="line">{segments}'
+            f'<span class="value">{escape(row.figure)} <b class="remark">{escape(row.remark)}</b></span></span></div>'
         )
-        x = float(_LABELS)
-        for part in row.parts:
-            width = full_width * part.amount / max(1, largest)
-            pieces.append(
-                f'<rect class="{css_class(part.kind)}" x="{x:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}" '
-                f'data-kind="{escape(part.kind)}" data-amount="{part.amount}">'
-                f"<title>{escape(part.title)}</title></rect>"
-            )
-            text = _inside(part, row, width)
-            if text:
-                pieces.append(
-                    f'<text class="inside on-{css_class(part.kind)}" x="{x + width / 2:.1f}" y="{middle:.1f}" '
-                    f'text-anchor="middle">{escape(text)}</text>'
-                )
-            x += width
-        pieces.append(
-            f'<text class="value" x="{x + 12:.1f}" y="{middle:.1f}">{escape(row.figure)}'
-            f'<tspan class="remark" dx="14">{escape(row.remark)}</tspan></text>'
-        )
-    pieces.append("</svg></div>")
-    return "".join(pieces)
+    return f'<div class="bars" role="img" aria-label="{escape(description)}">{"".join(drawn)}</div>'
 
 
-def _inside(part: Part, row: Bar, width: float) -> str:
-    """Returns the text inside a segment: kind and share of the bar, only the share, or nothing, as fits."""
-    if len(row.parts) == 1:
-        return ""
-    share = format_share(part.amount, sum(other.amount for other in row.parts))
-    texts = (f"{part.kind} {share}", share)
-    return next((text for text in texts if len(text) * _CHARACTER + 12 < width), "")
+def _segment(part: Part, whole: float, share: float) -> str:
+    """Returns a segment of ``share`` of the width; inside are kind and share of the bar, only the share, or nothing."""
+    percent = format_share(part.amount, whole)
+    texts = (f"{part.kind} {percent}", percent) if part.amount < whole else ()
+    text = next((text for text in texts if len(text) * _CHARACTER + 12 < share * _BAR_WIDTH), "")
+    kind = css_class(part.kind)
+    return (
+        f'<span class="segment {kind} on-{kind}" style="--share: {share:.5f}" data-kind="{escape(part.kind)}" '
+        f'data-amount="{part.amount}" title="{escape(part.title)}"><i class="inside">{escape(text)}</i></span>'
+    )
 
 
 class Plot(NamedTuple):
@@ -125,21 +106,23 @@ class Plot(NamedTuple):
 
 
 def timeline(
-    moments: Sequence[Moment], description: str, *, largest: int, timed: bool, before: int | None
+    moments: Sequence[Moment], description: str, *, largest: int, unit: str, before: Sequence[Moment] = ()
 ) -> str:
     """Draws live bytes over a step, coloured by phase, with the peak marked.
 
     Args:
         description: Text for screen readers.
         largest: Largest number of bytes that must fit.
-        timed: True if moments are milliseconds; False if they are numbers of changes.
-        before: Peak of the reference, drawn as a line; None: no line.
+        unit: Unit of the moments, below the plot.
+        before: Moments of the reference, whose outline is drawn above; empty: none.
     """
-    peak = max(moments, key=lambda moment: moment.bytes)
     sizes = ticks(largest)
-    plot = Plot(moments[-1].milliseconds or 1.0, sizes[-1] or 1)
+    plot = Plot(max(each[-1].milliseconds for each in (moments, before) if each) or 1.0, sizes[-1] or 1)
     right = PLOT_LEFT + PLOT_WIDTH
-    pieces = [_open(_PLOT_BOTTOM + 66, description, "timeline")]
+    pieces = [
+        f'<svg class="timeline" viewBox="0 0 {WIDTH} {_PLOT_BOTTOM + 104}" role="img" data-span="{plot.span}" '
+        f'aria-label="{escape(description)}">'
+    ]
     for size in sizes:
         y = plot.up(size)
         pieces.append(
@@ -148,43 +131,40 @@ def timeline(
         )
     runs = [list(run) for _, run in groupby(moments, key=attrgetter("phase"))]
     pieces += [
-        _area(run, after[0], plot) for run, after in zip(runs, [*runs[1:], runs[-1][-1:]], strict=True)
+        f'<path class="{css_class(run[0].phase)}" d="{_area(run, after[0], plot)}">'
+        f"<title>{run[0].phase}</title></path>"
+        for run, after in zip(runs, [*runs[1:], runs[-1][-1:]], strict=True)
     ]
     pieces += [
-        f'<text class="tick" x="{plot.across(tick):.1f}" y="{_PLOT_BOTTOM + 22}" '
+        f'<text class="tick" x="{plot.across(tick):.1f}" y="{_PLOT_BOTTOM + 30}" '
         f'text-anchor="middle">{tick:,.0f}</text>'
         for tick in ticks(plot.span)
         if tick <= plot.span
     ]
-    unit = "milliseconds" if timed else "allocations and releases, one after the other"
-    pieces.append(f'<text class="axis" x="{right}" y="{_PLOT_BOTTOM + 50}" text-anchor="end">{unit}</text>')
+    pieces.append(f'<text class="axis" x="{right}" y="{_PLOT_BOTTOM + 78}" text-anchor="end">{unit}</text>')
+    if before:
+        pieces.append(f'<path class="before" d="{_area(before, before[-1], plot)}"/>')
+        pieces.append(_label("before-label", max(before, key=attrgetter("bytes")), "reference:", plot))
+    pieces.append(f'<line class="cursor" y1="{_PLOT_TOP}" y2="{_PLOT_BOTTOM}" visibility="hidden"/>')
+    peak = max(moments, key=attrgetter("bytes"))
     x, y = plot.across(peak.milliseconds), plot.up(peak.bytes)
-    on_the_left = x < PLOT_LEFT + PLOT_WIDTH / 2
-    if before is not None:
-        height = plot.up(before)
-        text_x, anchor = (right - 6.0, "end") if on_the_left else (PLOT_LEFT + 6.0, "start")
-        pieces.append(
-            f'<line class="before" x1="{PLOT_LEFT}" x2="{right}" y1="{height:.1f}" y2="{height:.1f}"/>'
-            f'<text class="before-label" x="{text_x}" y="{height - 16:.1f}" text-anchor="{anchor}">'
-            f"reference: {format_bytes(before)}</text>"
-        )
-    text_x, anchor = (x + 12, "start") if on_the_left else (x - 12, "end")
-    pieces.append(
-        f'<line class="cursor" y1="{_PLOT_TOP}" y2="{_PLOT_BOTTOM}" visibility="hidden"/>'
-        f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="8" data-bytes="{peak.bytes}"/>'
-        f'<text class="peak-label" x="{text_x:.1f}" y="{y - 18:.1f}" text-anchor="{anchor}">'
-        f"peak {format_bytes(peak.bytes)}</text></svg></div>"
-    )
-    return "".join(pieces)
+    pieces.append(f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="8" data-bytes="{peak.bytes}"/>')
+    return "".join([*pieces, _label("peak-label", peak, "peak", plot), "</svg>"])
+
+
+def _label(kind: str, peak: Moment, words: str, plot: Plot) -> str:
+    """Returns the text that names a peak, above it and towards the middle of the plot."""
+    x, y = plot.across(peak.milliseconds), plot.up(peak.bytes) - 24
+    gap, anchor = (12, "start") if x < PLOT_LEFT + PLOT_WIDTH / 2 else (-12, "end")
+    text = f"{words} {format_bytes(peak.bytes)}"
+    return f'<text class="{kind}" x="{x + gap:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
 def _area(run: Sequence[Moment], end: Moment, plot: Plot) -> str:
-    """Draws the area under consecutive moments of a phase; bytes are constant between two moments."""
-    phase = run[0].phase
+    """Returns the path around the area under some moments; bytes are constant between two moments."""
     path = [f"M{plot.across(run[0].milliseconds):.1f} {_PLOT_BOTTOM}V{plot.up(run[0].bytes):.1f}"]
     path += [f"H{plot.across(moment.milliseconds):.1f}V{plot.up(moment.bytes):.1f}" for moment in run[1:]]
-    path.append(f"H{plot.across(end.milliseconds):.1f}V{_PLOT_BOTTOM}Z")
-    return f'<path class="{css_class(phase)}" d="{"".join(path)}"><title>{phase}</title></path>'
+    return "".join([*path, f"H{plot.across(end.milliseconds):.1f}V{_PLOT_BOTTOM}Z"])
 
 
 def ticks(largest: float) -> list[float]:
@@ -198,11 +178,3 @@ def _short(size: float) -> str:
     """Formats a round number of bytes: 2.5 GB, 400 MB."""
     number, unit = format_bytes(size).split()
     return f"{float(number):g} {unit}"
-
-
-def _open(height: float, description: str, kind: str = "bars") -> str:
-    # The frame scrolls on a phone, where the chart stays wide enough to be legible.
-    return (
-        '<div class="chart">'
-        f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
-    )

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from textwrap import wrap
+from dataclasses import replace
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 WIDTH = 80
 """Width in columns of output without a terminal."""
+_WRAPPED = 24, 40
+"""Widths to which a column of text may be wrapped: between words, and within a word."""
 
 
 def fitted(table: Table, width: int = WIDTH) -> RenderableType:
     """Lays out a table in at most ``width`` columns without cutting cells.
 
     In a table that is too wide, values shared by all rows move to the title, and headings wrap; if that is not enough,
-    each row becomes a block of names and values.
+    its columns are divided over tables one below the other, which all begin with the columns that name a row.
 
     Args:
         table: table with cells and headings as strings.
@@ -27,26 +29,56 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
     """
     if _width_of(table) <= width:
         return table
-    columns = [(column, list(map(str, column.cells))) for column in table.columns]
+    columns = [_narrow(column) for column in table.columns]
     title = [str(table.title or "")]
     if len(table.rows) > 1:  # shared values go into the title
-        shared = [(str(column.header), cells[0]) for column, cells in columns if len({*cells}) == 1]
-        title += [f"{head} {cell}" for head, cell in shared if cell]
-        columns = [(column, cells) for column, cells in columns if len({*cells}) > 1] or columns[:1]
+        shared = [column for column in columns if len({*map(str, column.cells)}) == 1]
+        named = [(str(column.header).replace("\n", " "), str(next(iter(column.cells)))) for column in shared]
+        title += [f"{head} {value}" for head, value in named if value]
+        columns = [column for column in columns if column not in shared] or columns[:1]
     # Text, since names in square brackets or between colons would be taken for markup.
-    heading = Text(", ".join(title), style="table.title")
-    narrow = Table(title=heading, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    heads = [str(column.header) for column, _ in columns]
-    for (column, _), head in zip(columns, heads, strict=True):
-        narrow.add_column(head.replace(" ", "\n"), justify=column.justify)
-    rows = [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
-    for cells, row in zip(rows, table.rows, strict=True):
-        # Parts of a cell that are separated by several spaces get lines of their own.
-        narrow.add_row(*(Text(re.sub(" {2,}", "\n", cell)) for cell in cells), end_section=row.end_section)
-    if _width_of(narrow) <= width:
-        return narrow
-    blocks = [line for row in rows for line in _block(heads, row, width)]
-    return Group(*(Text(line) for line in [*wrap(", ".join(title), width), *blocks]))
+    parts: list[RenderableType] = (
+        [Text(", ".join(filter(None, title)), style="table.title")] if any(title) else []
+    )
+    for number, part in enumerate(_divided(columns, len(table.rows), width)):
+        below = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+        below.columns, below.rows = part, table.rows
+        parts += ["", below] if number else [below]
+    return Group(*parts)
+
+
+def _narrow(column: Column) -> Column:
+    """Returns a column with a word of the heading a line; of texts, parts between several spaces get lines, too."""
+    cells: list[RenderableType] = [Text(re.sub(" {2,}", "\n", str(cell))) for cell in column.cells]
+    head, figures = str(column.header).replace(" ", "\n"), column.justify == "right"
+    return replace(column, header=head, overflow="fold", no_wrap=figures, _cells=cells)
+
+
+def _least(column: Column) -> int:
+    """Returns the columns of a terminal that a column of a table needs, with the gap before the next."""
+    texts = [str(column.header), *map(str, column.cells)]
+    longest = max(cell_len(line) for text in texts for line in text.split("\n"))
+    if column.no_wrap:
+        return longest + 1
+    wrapped = max(_WRAPPED[0], *(cell_len(word) for text in texts for word in text.split()))
+    return min(longest, wrapped, _WRAPPED[1]) + 1
+
+
+def _divided(columns: list[Column], count: int, width: int) -> list[list[Column]]:
+    """Divides columns over tables of ``width`` columns; each begins with the first ones, as many as tell rows apart."""
+    prefixes = [columns[:number] for number in range(1, len(columns) + 1)]
+    rows = ({*zip(*(map(str, key.cells) for key in keys), strict=True)} for keys in prefixes)
+    keys = next((keys for keys, names in zip(prefixes, rows, strict=True) if len(names) == count), columns)
+    if sum(map(_least, keys)) > width // 2 and sum(map(_least, columns)) > width + 1:
+        numbers: list[RenderableType] = [str(number) for number in range(1, count + 1)]
+        keys = [Column(header="row", justify="right", no_wrap=True, _cells=numbers)]
+        columns = [*keys, *columns]
+    parts = [[*keys]]
+    for column in columns[len(keys) :]:
+        if len(parts[-1]) > len(keys) and sum(map(_least, [*parts[-1], column])) > width + 1:
+            parts.append([*keys])
+        parts[-1].append(column)
+    return parts
 
 
 def table_console() -> Console:
@@ -64,17 +96,3 @@ def _width_of(table: Table) -> int:
     """Returns the width of a table without wrapping."""
     console = Console(width=10_000)
     return console.measure(table).maximum
-
-
-def _block(heads: Iterable[str], cells: Iterable[str], width: int) -> list[str]:
-    """Formats a row as lines: the first cell, then names and values without empty cells."""
-    (_, first), *rest = zip(heads, cells, strict=True)
-    words = [f"{head} {re.sub(' +', ' ', cell).strip()}" for head, cell in rest if cell]
-    lines = [f"{first}:"]
-    for number, word in enumerate(words, 1):
-        word += "," if number < len(words) else ""
-        if len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"  {word}")
-    return [part for line in lines for part in wrap(line, width, subsequent_indent="    ")]

@@ -59,8 +59,8 @@ def _device_rows(ledger: Ledger) -> list[list[Cell]]:
     if ledger.outside is None or ledger.reserved is None:
         return []
     sizes = {
-        "reserved, unused": ledger.reserved - ledger.entries.total(),
-        "outside PyTorch": ledger.outside.total,
+        "reserved, idle": ledger.reserved - ledger.entries.total(),
+        "outside torch": ledger.outside.total,
         "of the GPU": ledger.reserved + ledger.outside.total,
     }
     return [[name, *[""] * len(CATEGORIES), size, ""] for name, size in sizes.items()]
@@ -84,7 +84,7 @@ def largest_table(ledger: Ledger) -> ReportTable:
     ]
     return ReportTable(
         f"the {count} largest tensors at the peak, equal ones in one row",
-        ("bytes", "tensors", "shape", "dtype", "category", "layer", "made by"),
+        ("size", "tensors", "shape", "dtype", "category", "layer", "made by"),
         rows,
         left=range(2, 7),
     )

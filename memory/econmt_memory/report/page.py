@@ -31,8 +31,7 @@ def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], 
         for kind, table in tables.items()
         if kind != "ledger"
     )
-    timed = bool(ledger.milliseconds)
-    live = live_chart(ledger, None, ledger.peak, timed=timed) if ledger.timeline else ""
+    live = live_chart(ledger) if ledger.timeline else ""
     cells = html_table("ledger", tables["ledger"]) if "ledger" in tables else ""  # of a block without memory
     sections = section("Where the bytes are", at_peak + cells)
     sections += section("Live memory over the step", live + others)
@@ -107,17 +106,25 @@ def labelled_bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest
     return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
 
 
-def live_chart(ledger: Ledger, before: int | None, largest: int, *, timed: bool) -> str:
-    """Returns the chart of live bytes; ``before``: the reference's peak, ``largest``: bytes of the full height."""
+def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *, slider: bool = True) -> str:
+    """Returns the chart of live bytes; ``before``: the reference's ledger, ``largest``: bytes of the full height."""
     peak = peak_moment(ledger)
     words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
-    chart = charts.timeline(downsample(ledger.timeline), words, largest=largest, timed=timed, before=before)
-    marked = " data-timed" if timed else ""
-    slider = (
+    moments, others = downsample(ledger.timeline), [] if before is None else downsample(before.timeline)
+    timed = bool(ledger.milliseconds)
+    unit = "milliseconds" if timed else "allocations and releases, one after the other"
+    if before is not None and not (timed and before.milliseconds):  # numbers of changes differ
+        unit = "allocations and releases, both over the same width"
+        scale = moments[-1].milliseconds / (others[-1].milliseconds or 1.0)
+        others = [moment._replace(milliseconds=scale * moment.milliseconds) for moment in others]
+    largest = max([largest, *(moment.bytes for moment in (*moments, *others))])
+    chart = charts.timeline(moments, words, largest=largest, unit=unit, before=others)
+    marked = ' data-timed=""' if timed else ""
+    chooser = (
         f'<label class="moment"{marked}><span>Moment</span>'
-        '<input type="range" min="0" max="1000" value="0" step="1"><output></output></label>'
+        '<input type="range" min="0" max="1000" value="0" step="1" /><output></output></label>'
     )
-    return charts.legend(PHASES) + chart + slider
+    return charts.legend(PHASES) + chart + (chooser if slider else "")
 
 
 def html_table(kind: str, table: ReportTable) -> str:

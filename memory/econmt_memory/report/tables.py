@@ -14,6 +14,9 @@ Cell = str | int
 """Cell of a table: text, or a number of bytes."""
 
 
+_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+
+
 class ReportTable(NamedTuple):
     """A table of a report.
 
@@ -28,21 +31,26 @@ class ReportTable(NamedTuple):
     below: Sequence[Sequence[Cell]] = ()
 
     def for_terminal(self) -> Table:
-        """Returns the table for a terminal."""
+        """Returns the table for a terminal, with all bytes in one unit, which the headings name."""
+        lines = [*self.rows, *filter(None, [self.sums, *self.below])]
+        largest = max((cell for row in lines for cell in row if isinstance(cell, int)), default=0)
+        unit = next((name for name, size in _UNITS.items() if largest >= 10 * size), "B")
         result = Table(title=self.title)
         for number, column in enumerate(self.columns):
-            result.add_column(column, justify="left" if number in self.left else "right")
-        for row in self.rows:
-            result.add_row(*map(_shown, row))
-        result.add_section()
-        for row in filter(None, [self.sums, *self.below]):
-            result.add_row(*map(_shown, row))
+            sizes = any(isinstance(row[number], int) for row in lines)
+            result.add_column(
+                f"{column} {unit}" if sizes else column, justify="left" if number in self.left else "right"
+            )
+        for number, row in enumerate(lines, 1):
+            result.add_row(*(_shown(cell, unit) for cell in row), end_section=number == len(self.rows))
         return result
 
 
-def _shown(cell: Cell) -> Text:
-    """Returns a cell for a terminal, in which nothing is markup."""
-    return Text(printable(cell_text(cell)))
+def _shown(cell: Cell, unit: str) -> Text:
+    """Returns a cell for a terminal, in which nothing is markup; bytes are in ``unit``, and none are blank."""
+    if isinstance(cell, int):
+        cell = f"{cell / _UNITS[unit]:,.{int(unit != 'B')}f}" if cell else ""
+    return Text(printable(cell))
 
 
 def cell_text(cell: Cell) -> str:

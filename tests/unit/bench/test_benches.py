@@ -113,7 +113,7 @@ def test_a_table_has_the_columns_that_there_are() -> None:
     rows: list[Row] = [{"layout": "row", "rows": 64}, {"layout": "column", "rows": 16}]
     found = table(rows, ("layout", "rows", "failure"), "layouts")
     assert [column.header for column in found.columns] == ["layout", "rows"]
-    assert list(found.columns[1].cells) == ["64", "16"]
+    assert list(map(str, found.columns[1].cells)) == ["64", "16"]
 
 
 def test_a_picture(tmp_path: Path) -> None:

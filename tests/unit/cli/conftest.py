@@ -30,6 +30,11 @@ class Ended(NamedTuple):
     out: str
     err: str
 
+    def succeeded(self) -> Ended:
+        """This call, which must have ended well."""
+        assert self.code == 0, self.err
+        return self
+
     @property
     def lines(self) -> list[str]:
         """Lines of standard output."""
@@ -78,9 +83,7 @@ def calling(
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train, valid and test, letters and their reverse in capitals."""
-    folder = tmp_path_factory.mktemp("letters")
-    write_text(folder, {"train": 60, "valid": 6, "test": 12})
-    return folder
+    return write_text(tmp_path_factory.mktemp("letters"), {"train": 60, "valid": 6, "test": 12})
 
 
 @pytest.fixture(scope="session")

@@ -216,9 +216,7 @@ def test_training_is_the_command_lines(
 ) -> None:
     recipe = write_recipe(tmp_path / "recipe.yaml", text, tmp_path / "none")
     fewer = ("training.max_updates=4", "model.dropout={layers: 0.1}")
-    ended = call("train", recipe, *fewer, f"output={tmp_path / 'cli'}")
-    assert ended.code == 0
-    assert "validation BLEU" in ended.out
+    assert "validation BLEU" in call("train", recipe, *fewer, f"output={tmp_path / 'cli'}").succeeded().out
     changes = {"training.max_updates": 4, "model.dropout": {"layers": 0.1}, "output": tmp_path / "api"}
     capsys.readouterr()
     outcome = econmt.train(recipe, changes, data_dir=text, quiet=True)

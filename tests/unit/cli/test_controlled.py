@@ -191,8 +191,7 @@ def test_a_language_model_beside_8_bits_computes_in_float32(
 
 def test_the_command_is_the_python_interface(call: Call, word_model: Path, language_model: Path) -> None:
     options = "translate --lm-weight 2 --beam-size 4 --nbest-size 3 --output-type json --language-model"
-    told = call(options, language_model, "-m", word_model, text=INPUT)
-    assert told.code == 0, told.err
+    told = call(options, language_model, "-m", word_model, text=INPUT).succeeded()
     model = econmt.load(word_model, device="cpu")
     search = {"beam_size": 4, "nbest_size": 3}
     fused = model.translate(INPUT.splitlines(), language_model=language_model, lm_weight=2.0, **search)

@@ -38,8 +38,7 @@ KEYS = dict.fromkeys(key for key, _, _ in walk(Recipe))
 
 def said(call: Call) -> str:
     """What the doctor says, in one line."""
-    ended = call("doctor")
-    assert ended.code == 0
+    ended = call("doctor").succeeded()
     return " ".join(ended.out.split())
 
 
@@ -193,8 +192,7 @@ def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CC", "")
-    ended = call("doctor")
-    assert ended.code == 0
+    ended = call("doctor").succeeded()
     notes = {line.split()[1] for line in ended.lines if line.startswith("note")}
     assert {"C", "compiler", "[serve]", "[language]", "cache"} <= notes
     text = " ".join(ended.out.split())
@@ -304,8 +302,7 @@ def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: py
     sentence = shlex.split(piped)[1]
     assert call(*shlex.split(piped)[4:], text=sentence).code == 0
     for step in others[:2]:
-        ran = call(*shlex.split(step)[1:])
-        assert ran.code == 0, ran.err
+        ran = call(*shlex.split(step)[1:]).succeeded()
     assert "BLEU" in ran.out
     again = call(*command)
     assert "nothing to do" in again.out

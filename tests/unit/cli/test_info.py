@@ -45,8 +45,7 @@ def test_everything_is_told(call: Call, word_model: Path) -> None:
 
 
 def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
-    ended = call("info", word_model)
-    assert ended.code == 0
+    ended = call("info", word_model).succeeded()
     best = json.loads(call("info", word_model, "--json").out)["best"]
     assert f"training ended at update 8, best checkpoint {best}" in ended.out
     assert "1 x LSTM 8" in ended.out

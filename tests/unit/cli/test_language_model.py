@@ -25,14 +25,12 @@ from tests.unit.training.tiny_text import TextRun, write_lines
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
-    folder = tmp_path_factory.mktemp("trained")
-    write_lines(folder, {"train": 60, "valid": 12, "test": 8})
+    folder = write_lines(tmp_path_factory.mktemp("trained"), {"train": 60, "valid": 12, "test": 8})
     return TextRun(folder, folder / "run")
 
 
 def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = call("train", trained.path)
-    assert first.code == 0, first.err
+    first = call("train", trained.path).succeeded()
     assert "test perplexity" in first.out
     assert max(map(len, first.lines)) <= 120
     results = json.loads((trained.folder.path / "results.json").read_text())
@@ -64,8 +62,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     assert math.exp(nats) == pytest.approx(float(total.out), rel=1e-4)
 
     options = ("-m", model, "--prompt", "a b", "--length", "30", "--seed", "4")
-    written = call("generate", *options)
-    assert written.code == 0, written.err
+    written = call("generate", *options).succeeded()
     assert written.out.startswith("a b")
     assert call("generate", *options).out == written.out
     assert call("generate", *options[:-1], "5").out != written.out
@@ -87,28 +84,24 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
         refused(ended, wanted)
         assert ended.out == ""
 
-    averaged = call("average", "-m", model, "-n", "1", "-o", model.with_name("averaged"))
-    assert averaged.code == 0, averaged.err
+    call("average", "-m", model, "-n", "1", "-o", model.with_name("averaged")).succeeded()
     assert call("score", "-m", model.with_name("averaged"), text=text).code == 0
-    exported = call("export", model, model.with_name("exported"))
-    assert exported.code == 0, exported.err
+    call("export", model, model.with_name("exported")).succeeded()
     assert call("score", "-m", model.with_name("exported"), text=text).lines == lines
 
 
 def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Path) -> None:
-    prepared = call("prepare", trained.path)
-    assert prepared.code == 0, prepared.err
+    prepared = call("prepare", trained.path).succeeded()
     words = len((trained.text / "train.txt").read_text().split()) + 60
     assert f"{words:,}" in prepared.out
-    told = call("train", trained.path, "--dry-run")
-    assert told.code == 0, told.err
-    assert "3 rows of 5 tokens" in told.out
+    assert "3 rows of 5 tokens" in call("train", trained.path, "--dry-run").succeeded().out
     timed = call("bench", "training", trained.path, "--length", "5", "--seconds", "0.01", "--threads", "1")
     assert timed.code == 0, timed.err
     assert "target tokens/s" in timed.out.partition("\n")[0].split(",")
     for options in ("--estimate --device cuda --html page.html", "--html page.html", "--fit 1GiB"):
-        profiled = call(f"profile {options}".replace("page", str(tmp_path / "page")), trained.path)
-        assert profiled.code == 0, profiled.err
+        profiled = call(
+            f"profile {options}".replace("page", str(tmp_path / "page")), trained.path
+        ).succeeded()
         assert "3 rows of 5 tokens" in profiled.out or "--fit" in options
         assert max(len(line) for line in profiled.lines if str(tmp_path) not in line) <= 80
 

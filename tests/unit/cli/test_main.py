@@ -144,8 +144,7 @@ MEASURED_STEP = """
 import torch
 from econmt_memory.measure.tracker import Tracker
 weight = torch.ones(4, 4, requires_grad=True)
-tracker = Tracker(torch.device("cpu"))
-with tracker.recording():
+with Tracker(torch.device("cpu")).recording() as tracker:
     tracker.begin("forward")
     (weight @ weight).sum().backward()
 assert tracker.flops.total() > 0

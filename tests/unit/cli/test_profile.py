@@ -24,21 +24,13 @@ from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
 
 BUCKET = ("--bucket", "6x5", "--batch", 8)
-TECHNIQUES = [
-    "reference",
-    "+ decoder",
-    "+ encoder",
-    "+ output",
-    "all",
-    "reference, bfloat16",
-    "all, bfloat16",
-]
+TECHNIQUES = ["reference", "+ decoder", "+ encoder", "+ output", "all"]
+TECHNIQUES += [f"{name}, bfloat16" for name in ("reference", "all")]
 
 
 def profiled(call: Call, *words: object) -> Ended:
     """Profiles with success, and without talk but that of progress, which is told now and then on a busy machine."""
-    ended = call("profile", *words)
-    assert ended.code == 0, ended.err
+    ended = call("profile", *words).succeeded()
     progress = "econmt: (predicting|measuring|timing|kernels|tracing|bucket|working|.*: stash .*, peak )"
     assert all(re.match(progress, line) for line in ended.err.splitlines()), ended.err
     return ended
@@ -59,7 +51,7 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
     title = " ".join(" ".join(ended.lines[:2]).split())
-    assert title.startswith("reverse: 8 x 6 x 5 (sentence pairs x source x target positions), ")
+    assert title.startswith("reverse: 8 sentence pairs, 6 source x 5 target positions, ")
     assert title.endswith("vocabulary 50 and 50, cpu, float32")
     assert "Bytes and times: measured." in ended.lines
     for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
@@ -155,8 +147,7 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
 
     monkeypatch.setattr("econmt.estimate.fit.fit", fake)
     given = ("profile --fit 1GiB", recipe, "data.max_length=9")
-    ended = call(*given, "--compare")
-    assert ended.code == 0
+    ended = call(*given, "--compare").succeeded()
     assert asked == [(9, 9), (8, 8), (4, 4)] * 4
     techniques = read(call(*given, "--compare", "--json"))["fit"]["techniques"]
     assert tuple(techniques) == verb.FITTED
@@ -195,10 +186,9 @@ def test_the_largest_batch_is_that_of_all_ranks(call: Call, recipe: Path) -> Non
 
 
 def test_every_stage_of_a_pipeline_is_told(call: Call, recipe: Path) -> None:
-    deep = ("model.encoder.layers=2", "model.decoder.layers=2", "model.decoder.input_feeding=false")
-    deep = (*deep, "parallel.pipeline=2")
-    ended = call("profile", recipe, *BUCKET, *deep)
-    assert ended.code == 0, ended.err
+    stacks = ("model.encoder.layers=2", "model.decoder.layers=2", "model.decoder.input_feeding=false")
+    deep = (*stacks, "parallel.pipeline=2")
+    ended = call("profile", recipe, *BUCKET, *deep).succeeded()
     assert max(map(len, ended.lines)) <= 80
     assert "what each rank holds at its peak" in ended.out
     assert re.search(r"target tokens, rank [01] of 2\)", ended.out)
@@ -214,8 +204,7 @@ def test_nothing_to_trace_where_no_step_fits(
     call: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
-    ended = call("profile", recipe, *BUCKET)
-    assert ended.code == 0
+    ended = call("profile", recipe, *BUCKET).succeeded()
     assert "Bytes: estimated with fake tensors; no step fits the free memory." in ended.lines
     refused(call("profile", recipe, *BUCKET, "--trace", tmp_path / "t.json"), "there is no step to trace")
 
@@ -330,11 +319,7 @@ def check_estimate(call: Call, name: str, overrides: list[str], batch: int) -> N
     shipped = load_recipe(name)
     shape = ["--bucket", "24x24"] if shipped.task == "translation" else ["training.bptt=24"]
     command = ("profile", name, *overrides, *shape, "--batch", batch, "--device", "cpu", "--json")
-    found = []
-    for how in ("--estimate", "--measure"):
-        ended = call(*command, how)
-        assert ended.code == 0, ended.err
-        found.append(json.loads(ended.out))
+    found = [read(call(*command, how).succeeded()) for how in ("--estimate", "--measure")]
     estimated, measured = found
     chosen = [[note for note in each["notes"] if note.startswith("Ops that auto means")] for each in found]
     assert [text.partition("(")[0] for text in chosen[0]] == [text.partition("(")[0] for text in chosen[1]]
@@ -354,10 +339,9 @@ def test_what_changed_between_two_profiles_or_accounts(call: Call, tmp_path: Pat
 
     one = written("a.json", [("weights", "head", 4_000), ("workspace", "other", 500)])
     two = written("b.json", [("weights", "head", 9_000), ("feature maps", "body", 700)])
-    ended = call("profile", "--diff", one, two)
-    assert ended.code == 0, ended.err
+    ended = call("profile", "--diff", one, two).succeeded()
     cells = [" ".join(re.sub("[│┃]", " ", line).split()) for line in ended.lines]
-    assert "head weights 4.0 kB 9.0 kB +5.0 kB" in cells
-    assert "outside of modules workspace 500 B 0 B -500 B" in cells
-    assert "all 4.5 kB 9.7 kB +5.2 kB" in cells
+    assert "head weights 4,000 9,000 5,000" in cells
+    assert "outside of modules workspace 500 -500" in cells
+    assert "all 4,500 9,700 5,200" in cells
     assert "No such file" in call("profile", "--diff", one, tmp_path / "c.json").err

@@ -67,8 +67,7 @@ def test_products_are_of_8_bits_where_the_folder_is(call: Call, word_model: Path
     scores = []
     for folder, precision in folders:
         options = "--precision", precision, "--output-type", "score"
-        ended = call("translate", "-m", folder, *options, text=LINES)
-        assert ended.code == 0, ended.err
+        ended = call("translate", "-m", folder, *options, text=LINES).succeeded()
         scores.append([float(line.partition("\t")[0]) for line in ended.lines])
     assert scores[0] == scores[1]
     assert scores[2] == pytest.approx(scores[0], abs=0.05)

@@ -24,16 +24,11 @@ from econmt.export.runtime import export_runtime
 from econmt_runtime import RuntimeInputError, archive, files
 from tests.conftest import econmt_environment, run_python
 from tests.unit.cli.conftest import Call
-from tests.unit.cli.test_runtime import LINES, random_model, write_random_lexicon
+from tests.unit.cli.test_runtime import LINES, write_random_lexicon
+from tests.unit.cli.test_runtime_folders import model as model
 from tests.unit.cli.test_runtime_folders import refusal, run
 
 TEXT = ("\n".join(LINES) + "\n").encode()
-
-
-@pytest.fixture(scope="module")
-def model(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder."""
-    return random_model(word_model, tmp_path_factory.mktemp("model") / "model", "additive")
 
 
 @pytest.fixture(scope="module")

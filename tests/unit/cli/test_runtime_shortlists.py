@@ -85,8 +85,7 @@ def test_logits_are_those_of_float64(made: Path, use: Use) -> None:
     allowed = random.random((5, 77)) < [[0.1], [1.0], [0.3], [0.5], [0.0]]
     allowed[:, :4] = True
     owners = np.array([0, 0, 0, 1, 3, 4])
-    for level in LEVELS:
-        use(level)
+    for _ in map(use, LEVELS):
         output = model.output_layer(allowed)
         assert output.size == 77
         found = output.product(left, owners)
@@ -108,8 +107,7 @@ def test_a_lexicon_is_learnt_and_restricts(call: Call, word_model: Path, text: P
     assert not table[3].any()
     lines = "a b c\nh g\n"
     options = "--restrict-lexicon", made, "--restrict-lexicon-topk", 1, "--beam-size", 3
-    found = call("translate", "-m", word_model, *options, text=lines)
-    assert found.code == 0, found.err
+    found = call("translate", "-m", word_model, *options, text=lines).succeeded()
     for line, translation in zip(lines.split("\n"), found.lines, strict=False):
         ids = [*vocabularies.source.encode(line), 2, 3]
         assert {*vocabularies.target.encode(translation)} <= {*table[ids, :1].flatten().tolist(), 1}

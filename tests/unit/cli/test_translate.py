@@ -190,8 +190,7 @@ def without_colours(text: str) -> str:
 
 def test_options_that_change_the_next_tokens(call: Call, word_model: Path) -> None:
     text = "a b c\nd\n"
-    long = call("translate", "-m", word_model, "--min-output-length", 7, "--ban-unk", text=text)
-    assert long.code == 0, long.err
+    long = call("translate", "-m", word_model, "--min-output-length", 7, "--ban-unk", text=text).succeeded()
     assert all(len(line.split()) >= 7 and "<unk>" not in line for line in long.lines)
     drawn = call("translate", "-m", word_model, "--sample", "--top-p", 0.001, text=text)
     assert drawn.lines == call("translate", "-m", word_model, "--beam-size", 1, text=text).lines

@@ -130,8 +130,7 @@ def test_lists_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def letters(tmp_path: Path) -> Path:
-    write_text(tmp_path, {"train": 20, "valid": 4})
-    return tmp_path
+    return write_text(tmp_path, {"train": 20, "valid": 4})
 
 
 def test_a_run_with_an_own_model(tmp_path: Path) -> None:

@@ -246,6 +246,12 @@ class TestReuse:
 
 
 class TestRefused:
+    def test_all_missing_files_at_once(self, run: Prepare, corpus: Path) -> None:
+        for name in ("train.en", "valid.de"):
+            (corpus / name).unlink()
+        with pytest.raises(InputError, match=r"(?s)text train not.*\ntext valid not.*\ntext none not found"):
+            run(test="none")
+
     def test_an_empty_side(self, run: Prepare, corpus: Path) -> None:
         put(corpus, "train", "a\nb\n", "x\n \n")
         told = r"train\.de:2: the target side of this training pair is empty.*data\.empty_lines"

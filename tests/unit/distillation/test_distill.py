@@ -70,8 +70,7 @@ def test_a_program_teaches_and_the_same_command_goes_on(
             assert ended.err.endswith("econmt: stopped; run the same command to go on in out\n")
         assert calls(folder) == [16, 16, 8], stage
         assert (folder / "out/model").exists() == (stage in ("pack", "measure"))
-    done = call(*command)
-    assert done.code == 0, done.err
+    done = call(*command).succeeded()
     assert calls(folder) == [16, 16, 8, 5, 5], "the test text is translated once, and once for its time"
     assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text().upper()
     written = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.safetensors")}
@@ -112,8 +111,7 @@ def test_a_model_folder_teaches_by_the_references(
     """Languages, validation and test text are the teacher's."""
     monkeypatch.chdir(folder)
     command = ["distill", word_model, "-s", "train.src", "-r", "small.yaml", "-o", "out"]
-    done = call(*command, "-t", "train.trg", "--nbest-size", 2)
-    assert done.code == 0, done.err
+    done = call(*command, "-t", "train.trg", "--nbest-size", 2).succeeded()
     lists = lists_in(folder / "out")
     assert len(lists) == 40
     assert max(map(len, lists)) == 2
@@ -143,8 +141,7 @@ def test_lines_longer_than_the_teacher_learnt_keep_their_reference(
     for name, lines in texts.items():
         (folder / f"long.{name}").write_text("".join(f"{line}\n" for line in lines))
     command = ["distill", word_model, "-s", "long.src", "-t", "long.trg", "-r", "small.yaml", "-o", side]
-    done = call(*command)
-    assert done.code == 0, done.err
+    done = call(*command).succeeded()
     said = "the reference itself is learnt for 1 line, longer than data.max_length of the teacher or"
     assert said in done.err
     learnt = (folder / side / "text/train.trg").read_text().splitlines()
@@ -163,8 +160,7 @@ def test_what_an_error_says_to_delete_is_made_again(
     shutil.rmtree(folder / "out/translations")
     assert "delete out/model to train again" in call(*other).err
     shutil.rmtree(folder / "out/model")
-    done = call(*other)
-    assert done.code == 0, done.err
+    call(*other).succeeded()
     assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text()
 
 
@@ -173,15 +169,13 @@ def test_the_folder_may_be_moved_and_spelled_otherwise(
     folder: Path, program: Callable[..., str], call: Call
 ) -> None:
     command = words(program())
-    done = call(*command)
-    assert done.code == 0, done.err
+    done = call(*command).succeeded()
     made = calls(folder)
     absolute = call(*command[:-4], "-o", folder / "out", *command[-2:])
     assert (absolute.code, absolute.out) == (0, done.out), absolute.err
     (folder / "elsewhere").mkdir()
     moved = (folder / "out").rename(folder / "elsewhere/moved")
-    again = call(*command[:-4], "-o", moved, *command[-2:], "training.max_updates=6")
-    assert again.code == 0, again.err
+    again = call(*command[:-4], "-o", moved, *command[-2:], "training.max_updates=6").succeeded()
     assert "resuming from update 4" in again.err
     assert calls(folder)[len(made) :] == [5], "only the time is taken again, with the new student"
 
@@ -264,8 +258,7 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
         "econmt: error: out/model: is trained with another recipe: model.embedding 6 -> 8; give the same, another "
         "--output, or delete out/model to train again"
     )
-    longer = call(*command, "training.max_updates=6")
-    assert longer.code == 0
+    longer = call(*command, "training.max_updates=6").succeeded()
     assert "resuming from update 4" in longer.err, "keys that matter for no parameter may change"
 
 

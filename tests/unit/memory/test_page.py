@@ -6,8 +6,9 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
+from itertools import chain
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -20,57 +21,30 @@ from econmt_memory.report.charts import Bar, Part, css_class
 from econmt_memory.report.tables import format_bytes
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
 
-VOID = {"meta", "br", "input", "hr", "img", "link"}
+Element = dict[str, Any]
 LOADING = {"src", "href", "action", "srcset", "data", "poster", "xlink:href"}
 
 
-class Page(HTMLParser):
-    """Elements with their attributes, texts and ancestors; refuses what is not well-formed."""
+class Page:
+    """Elements of a page with their attributes and texts; refuses what is not well-formed."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[dict[str, Any]] = []
-        self.elements: list[dict[str, Any]] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
+        # Styles and programs are no XML.
+        text = re.sub("<(style|script)>.*?</\\1>|<!doctype html>", "", text, flags=re.DOTALL)
+        self._root = ET.fromstring(text)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        names = [name for name, _ in attributes]
-        assert len(names) == len(set(names)), f"{tag} says {names}"
-        element = {"tag": tag, "text": "", "above": [*self.open], **dict(attributes)}
-        self.elements.append(element)
-        if tag not in VOID and tag not in ("rect", "line", "circle", "path"):
-            self.open.append(element)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append({"tag": tag, "text": "", "above": [*self.open], **dict(attributes)})
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("rect", "path"):
-            return
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open[-1]["tag"] == tag, f"</{tag}> closes {self.open[-1]['tag']}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        for element in self.open:
-            element["text"] += data
-
-    def find(self, tag: str, css: str = "", inside: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    def find(self, tag: str | None, css: str = "", inside: Element | None = None) -> list[Element]:
         """Elements by tag and class, below another one."""
+        root = self._root if inside is None else inside["node"]
         return [
-            element
-            for element in self.elements
-            if element["tag"] == tag
-            and css in ("", *(element.get("class") or "").split())
-            and (inside is None or any(above is inside for above in element["above"]))
+            {"tag": node.tag, "node": node, "text": "".join(node.itertext()), **node.attrib}
+            for node in root.iter(tag)
+            if css in ("", *node.get("class", "").split())
         ]
 
-    def rows(self, kind: str, inside: dict[str, Any] | None = None) -> list[list[dict[str, Any]]]:
+    def rows(self, kind: str, inside: Element | None = None) -> list[list[Element]]:
         """The cells of each row of the first table of a kind, without its head."""
-        table = self.find("table", kind, inside)[0]
-        body = self.find("tbody", inside=table)[0]
+        body = self.find("tbody", inside=self.find("table", kind, inside)[0])[0]
         rows = self.find("tr", inside=body)
         return [[*self.find("th", inside=row), *self.find("td", inside=row)] for row in rows]
 
@@ -91,7 +65,7 @@ def parsed(text: str) -> Page:
 
 def test_stands_alone(text: str, parsed: Page) -> None:
     assert re.findall(r"https?:|//\w|@import|url\(", text) == []
-    for element in parsed.elements:
+    for element in parsed.find(None):
         assert not LOADING & set(element), element["tag"]
         assert element["tag"] not in ("link", "iframe", "img", "object", "embed", "base")
     assert len(text) < 200_000
@@ -117,7 +91,7 @@ def test_every_panel_shows_its_ledger(parsed: Page) -> None:
     for panel, profile in zip(panels, PROFILES, strict=True):
         ledger = profile.bytes
         drawn = Counter[str]()
-        for rect in parsed.find("rect", inside=panel):
+        for rect in parsed.find("span", "segment", panel):
             drawn[rect["data-kind"]] += int(rect["data-amount"])
         assert drawn == {name: ledger.category(name) for name in CATEGORIES if ledger.category(name)}
         *layers, sums = parsed.rows("ledger", panel)
@@ -150,7 +124,7 @@ def test_techniques_stand_against_the_reference(parsed: Page) -> None:
     assert rows[3][-1]["text"] == "estimated"
     (section,) = (s for s in parsed.find("section") if s["text"].startswith("Before and after"))
     drawn = Counter[str]()
-    for rect in parsed.find("rect", inside=section):
+    for rect in parsed.find("span", "segment", section):
         drawn[rect["data-kind"]] += float(rect["data-amount"])
     for layer in ("attention", "decoder"):
         assert drawn[layer] == sum(profile.bytes.stash[layer] for profile in PROFILES)
@@ -159,6 +133,18 @@ def test_techniques_stand_against_the_reference(parsed: Page) -> None:
     assert drawn["speed"] == pytest.approx(2000 + 2666.7 + 8000 + 4000)
     figures = [tile["text"] for tile in parsed.find("span", "figure")]
     assert figures == ["4.00x less", "3.18x less", "4.00x"]
+    terms = [term["text"] for term in parsed.find("dt", inside=section)]
+    assert terms == ["reference", "all", "feature maps"]
+
+
+def test_live_memory_before_and_after_is_one_plot(parsed: Page) -> None:
+    (chart,) = parsed.find("svg", "timeline", parsed.find("div", "compared")[0])
+    assert [text["text"] for text in parsed.find("text", "before-label", chart)] == ["reference: 35.0 MB"]
+    assert [text["text"] for text in parsed.find("text", "peak-label", chart)] == ["peak 11.0 MB"]
+    (outline,) = parsed.find("path", "before", chart)
+    assert float(chart["data-span"]) == max(each.bytes.timeline[-1].milliseconds for each in PROFILES)
+    assert outline["d"].startswith(f"M{charts.PLOT_LEFT:.1f} ")
+    assert outline["d"].count("V") == len(PROFILES[0].bytes.timeline) + 1
 
 
 def test_one_technique_has_no_comparison() -> None:
@@ -195,11 +181,10 @@ def test_the_script_gets_the_timelines(parsed: Page) -> None:
 
 
 def test_can_be_used_without_a_mouse(parsed: Page) -> None:
-    labelled = {id(label) for label in parsed.find("label")}
-    for field in parsed.find("input"):
-        assert any(id(above) in labelled for above in field["above"])
+    labelled = [parsed.find("input", inside=label) for label in parsed.find("label")]
+    assert [*chain.from_iterable(labelled)] == parsed.find("input")
     assert len(parsed.find("legend")) == 1
-    for chart in parsed.find("svg"):
+    for chart in (*parsed.find("svg"), *parsed.find("div", "bars")):
         assert chart["role"] == "img"
         assert len(chart["aria-label"]) > 20
     for region in parsed.find("div", "wide"):
@@ -225,7 +210,7 @@ def test_ticks_are_few_and_round(largest: float) -> None:
 
 def test_a_timeline_is_drawn_to_scale() -> None:
     ledger = make_ledger(2)
-    drawn = Page(charts.timeline(ledger.timeline, "words", largest=25_000_000, timed=True, before=None))
+    drawn = Page(charts.timeline(ledger.timeline, "words", largest=25_000_000, unit="milliseconds"))
     (peak,) = drawn.find("circle", "peak")
     assert float(peak["cx"]) == pytest.approx(charts.PLOT_LEFT + 0.6 * charts.PLOT_WIDTH, abs=0.1)
     ticks = {t["text"]: float(t["y"]) for t in drawn.find("text", "tick") if "B" in t["text"]}
@@ -238,8 +223,9 @@ def test_a_timeline_is_drawn_to_scale() -> None:
 def test_words_stand_in_a_segment_only_if_they_fit() -> None:
     parts = [Part("weights", 900, "w"), Part("gradients", 95, "g"), Part("other", 5, "o")]
     drawn = Page(charts.bars([Bar("layer", parts, "1.0 kB", "2x")], "words", largest=1000))
-    assert [t["text"] for t in drawn.find("text", "inside")] == ["weights 90 %", "10 %"]
-    assert drawn.find("tspan", "remark")[0]["text"] == "2x"
+    assert [t["text"] for t in drawn.find("i", "inside")] == ["weights 90 %", "10 %", ""]
+    assert drawn.find("b", "remark")[0]["text"] == "2x"
+    assert [float(t["style"].split()[1]) for t in drawn.find("span", "segment")] == [0.9, 0.095, 0.005]
 
 
 @pytest.mark.parametrize("theme", [0, 1])

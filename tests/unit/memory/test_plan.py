@@ -369,7 +369,7 @@ def test_describe() -> None:
 
 
 def cells_of(plan: MemoryPlan) -> list[tuple[object, ...]]:
-    return list(zip(*(column.cells for column in plan_table(plan).columns), strict=True))
+    return list(zip(*(map(str, column.cells) for column in plan_table(plan).columns), strict=True))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

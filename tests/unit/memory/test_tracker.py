@@ -27,8 +27,7 @@ def sizes(tracker: Tracker) -> list[int]:
 
 
 def test_a_storage_lives_from_its_operator_to_its_last_reference() -> None:
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         first = torch.zeros(10)  # 40 bytes
         second = first + 1  # 80
         view = first.view(2, 5)[0]
@@ -42,8 +41,7 @@ def test_a_storage_lives_from_its_operator_to_its_last_reference() -> None:
 
 def test_views_results_in_place_and_shared_storages_count_once() -> None:
     base = torch.zeros(4, 4)
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         views = [base[0], base.t(), base.view(16), base.detach()]
         base.add_(1).mul_(2)
         torch.add(base, 1, out=base)
@@ -55,8 +53,7 @@ def test_views_results_in_place_and_shared_storages_count_once() -> None:
 
 def test_what_was_there_before_counts_from_the_start() -> None:
     before = torch.zeros(8)
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         made = torch.zeros(2)
         del made
         before + 1
@@ -65,8 +62,7 @@ def test_what_was_there_before_counts_from_the_start() -> None:
 
 
 def test_operators_that_resize() -> None:
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         tensor = torch.empty(0)
         torch.add(torch.ones(3), 1, out=tensor)
         tensor.resize_(100)
@@ -75,8 +71,7 @@ def test_operators_that_resize() -> None:
 
 
 def test_blocks_of_an_allocator() -> None:
-    tracker = Tracker(CPU, block=512)
-    with tracker.recording():
+    with Tracker(CPU, block=512).recording() as tracker:
         one = torch.zeros(1)
         full = torch.zeros(128)
         more = torch.zeros(129)
@@ -86,8 +81,7 @@ def test_blocks_of_an_allocator() -> None:
 
 def test_what_autograd_keeps_is_alive_until_the_backward_pass() -> None:
     weight = torch.ones(3, requires_grad=True)
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         tracker.begin("forward")
         value = weight.exp().exp().sum()  # both results of exp are kept, nobody else holds them
         tracker.begin("backward")
@@ -174,8 +168,7 @@ def test_layers_in_the_backward_pass_are_those_of_the_forward_pass() -> None:
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(4, 5, 6), (1, 1, 1)])
 def test_floating_point_operations_of_products(rows: int, inner: int, columns: int) -> None:
     left, right = torch.ones(rows, inner), torch.ones(inner, columns)
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         left @ right
         torch.addmm(torch.zeros(columns), left, right)
         left @ right[:, 0]
@@ -190,8 +183,7 @@ def test_floating_point_operations_of_products(rows: int, inner: int, columns: i
 
 def test_floating_point_operations_of_lstms() -> None:
     lstm = torch.nn.LSTM(6, 5, batch_first=True, bidirectional=True)
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         outputs, _ = lstm(torch.ones(2, 7, 6))
         forward = tracker.flops.total()
         torch.autograd.backward(outputs.sum())
@@ -207,8 +199,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def test_composite_operators_are_taken_apart_inside_of_custom_ones_too() -> None:
     left, right = torch.ones(2, 3, 4), torch.ones(4, 5)
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         result = product(left, right)
     assert torch.equal(result, torch.full((2, 3, 5), 8.0))
     assert tracker.flops[torch.float32] == 2 * (2 * 6 * 4 * 5)
@@ -232,8 +223,7 @@ def test_composite_operators_run_as_they_do_without_a_tracker(monkeypatch: pytes
     lstm = torch.nn.LSTM(3, 2)
     inputs, state = torch.ones(4, 1, 3), torch.zeros(1, 1, 2)
     weights = [parameter.detach() for parameter in lstm.parameters()]
-    tracker = Tracker(CPU)
-    with tracker.recording():
+    with Tracker(CPU).recording() as tracker:
         result = recurrence(inputs, weights, state)
     torch.testing.assert_close(result, lstm(inputs)[0])
     assert tracker.flops[torch.float32] == 2 * 4 * (3 + 2) * 8
@@ -245,8 +235,7 @@ def test_on_a_gpu_a_recomputing_lstm_is_followed_through_cudnn() -> None:
     layer = LSTMWeights(*(torch.zeros(4 * hidden, *size, device="cuda") for size in ([8], [hidden], [])))
     for weight in layer:
         weight.requires_grad_()
-    tracker = Tracker(torch.device("cuda"))
-    with tracker.recording():
+    with Tracker(torch.device("cuda")).recording() as tracker:
         outputs, _ = lstm(torch.ones(batch, steps, 8, device="cuda"), (layer,), implementation="recompute")
         torch.autograd.backward(outputs.sum())
     operators = {change.storage.operator for change in tracker.changes}

@@ -18,13 +18,9 @@ def group() -> Iterator[Group]:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    tiny.write_text(folder, {"train": 30, "valid": 6, "test": 4})
-    return folder
+    return tiny.write_text(tmp_path_factory.mktemp("text"), {"train": 30, "valid": 6, "test": 4})
 
 
 @pytest.fixture(scope="session")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lines")
-    tiny_text.write_lines(folder, {"train": 60, "valid": 8, "test": 6})
-    return folder
+    return tiny_text.write_lines(tmp_path_factory.mktemp("lines"), {"train": 60, "valid": 8, "test": 6})

@@ -33,8 +33,7 @@ MORE = (
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model over subwords: letters and their reverse in capitals, hardly learnt."""
-    home = tmp_path_factory.mktemp("served")
-    write_text(home, {"train": 60, "valid": 6})
+    home = write_text(tmp_path_factory.mktemp("served"), {"train": 60, "valid": 6})
     run = Run(home, home / "run", MORE).trained()
     return run.folder.path
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from econmt.api import TrainedModel
+from econmt.estimate.report.page import page as memory_page
 from econmt_serve.files import WORD
+from tests.unit.memory.samples import make_profile, make_report
 from tests.unit.serving.conftest import Client
 from tests.unit.serving.test_files import document
 
@@ -93,26 +95,62 @@ def test_attention_follows_pointer_and_keys(page: sync_api.Page, model: TrainedM
     expect(page.locator("#readout")).to_contain_text(f"“{words[2]}” looked at “b”")
 
 
-def test_glossary_is_followed_and_remembered(page: sync_api.Page) -> None:
-    page.get_by_role("textbox", name="src").fill("a b c")
-    page.get_by_label(re.compile("Glossary")).fill("b = G H")
-    expect(translation_of(page)).to_contain_text("G H")
-    page.reload()
-    expect(page.get_by_label(re.compile("Glossary"))).to_have_value("b = G H")
-
-
-def test_errors_are_in_a_person_s_words(page: sync_api.Page) -> None:
-    page.get_by_role("textbox", name="src").fill("a b c")
-    page.get_by_label(re.compile("Glossary")).fill("b = ß")
-    alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("The model cannot write “ß”, which the glossary wants.")
-    expect(alert.locator("details:not([open])")).to_contain_text("the target vocabulary lacks")
-    alert.get_by_text("Details", exact=True).click()
-    expect(alert.locator("details[open]")).to_be_visible()
-    page.get_by_label(re.compile("Glossary")).fill("")
-    expect(alert).to_be_hidden()
-    page.get_by_role("textbox", name="src").fill("a" * 600)
+def test_errors_stand_at_the_field_in_a_person_s_words(page: sync_api.Page) -> None:
+    source, glossary, avoid = map(page.locator, ("#source", "#glossary", "#avoid"))
+    source.fill("a b c")
+    for term, told in (("b = ß", "The model cannot write “ß”."), ("b", "Line 1 cannot be read.")):
+        glossary.fill(term)
+        source.focus()
+        expect(page.locator("#glossary-wrong")).to_contain_text(told)
+        expect(glossary).to_have_attribute("aria-invalid", "true")
+    glossary.fill("b = G\n")
+    expect(page.get_by_role("alert").filter(visible=True)).to_have_count(0)
+    for words, told in (("a\0", "The character U+0000 cannot be read. Remove it."), ("", "")):
+        avoid.evaluate("(field, words) => (field.value = words)", words)
+        avoid.dispatch_event("change")
+        expect(page.locator("#avoid-wrong")).to_have_text(told)
+    source.fill("a" * 600)
+    alert = page.locator("[data-field=text]")
     expect(alert).to_contain_text("The text has 600 characters, and this server takes 500 at a time.")
+    source.evaluate("field => field.firstChild.replaceChildren('a\\0b')")
+    source.press("End")
+    page.keyboard.type("c")
+    expect(alert).to_contain_text("The text has a character that cannot be read, U+0000.")
+
+
+def test_a_glossary_line_counts_when_it_is_left(page: sync_api.Page) -> None:
+    page.get_by_role("textbox", name="src").fill("a b c")
+    expect(page.locator("#others-card")).to_be_visible()
+    bodies: list[str] = []
+    page.on("request", lambda request: bodies.append(request.post_data or ""))
+    glossary = page.get_by_label(re.compile("Glossary"))
+    glossary.click()
+    place = glossary.bounding_box()
+    page.keyboard.type("b = G", delay=20)
+    page.wait_for_timeout(400)
+    assert bodies == []
+    expect(page.locator("#others-card")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(translation_of(page)).to_contain_text("G")
+    page.keyboard.type("c")
+    page.get_by_label(re.compile("Words to avoid")).focus()
+    expect(page.locator("#glossary-wrong")).to_have_text("Line 2 cannot be read. Write “dog = Hund”.")
+    assert glossary.bounding_box() == place
+    assert len(bodies) == 2
+    page.reload()
+    expect(glossary).to_have_value("b = G\nc")
+
+
+def test_a_translation_is_not_refused_for_its_attention(
+    page: sync_api.Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("econmt_serve.answers._MOST_WEIGHTS", 10)
+    page.get_by_role("textbox", name="src").fill("a b c d")
+    expect(page.locator("#target p:not(.stale) .word").first).to_be_visible()
+    expect(page.get_by_role("alert").filter(visible=True)).to_have_count(0)
+    page.get_by_text("Details", exact=True).click()
+    expect(page.locator("#readout")).to_have_text("This sentence is too long for its attention to be shown.")
+    expect(page.locator("#attention")).to_be_hidden()
 
 
 def test_an_old_translation_is_grey_until_the_next_comes(page: sync_api.Page, model: TrainedModel) -> None:
@@ -236,17 +274,21 @@ def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) ->
         page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
     assert translated.value.suggested_filename == "x.trg.docx"
     assert zipfile.ZipFile(translated.value.path()).testzip() is None
-    expect(page.get_by_role("alert")).to_have_text("x.docx is translated and saved.")
-    page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": b"no"})
-    expect(page.get_by_role("alert")).to_contain_text("This file cannot be read as a Word document.")
-    page.locator("#file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"\0\xff"})
-    expect(page.get_by_role("alert")).to_contain_text("This file is no text.")
-    text = {"name": "x.csv", "mimeType": "text/csv"}
-    page.locator("#file").set_input_files({**text, "buffer": "f\xfcnf".encode("latin-1")})
-    expect(page.get_by_role("alert")).to_contain_text("This text is not in UTF-8. Save it in UTF-8")
-    page.locator("#file").set_input_files({**text, "buffer": gzip.compress(b"a")})
-    expect(page.get_by_role("alert")).to_contain_text("This file is compressed with gzip.")
-    page.locator("#file").set_input_files({**text, "buffer": "a b".encode("utf-16")})
+    alert = page.locator("[data-field=text]")
+    expect(alert).to_have_text("x.docx is translated and saved.")
+    with page.expect_download() as translated:  # of more characters than the field takes
+        page.locator("#file").set_input_files({**letter, "buffer": b"a b\n" * 200})
+    assert translated.value.suggested_filename == "letter.trg.txt"
+    assert translated.value.path().read_text() == f"{one}\n" * 200
+    for name, content, told in (
+        ("x.docx", b"no", "This file cannot be read as a Word document."),
+        ("x.png", b"\0\xff", "This file is no text."),
+        ("x.csv", "f\xfcnf".encode("latin-1"), "This text is not in UTF-8. Save it in UTF-8"),
+        ("x.csv", gzip.compress(b"a"), "This file is compressed with gzip."),
+        ("x.csv", "a b".encode("utf-16"), ""),
+    ):
+        page.locator("#file").set_input_files({"name": name, "mimeType": "", "buffer": content})
+        expect(alert).to_contain_text(told)
     expect(page.locator("#source .line")).to_have_text(["a b"])
 
 
@@ -271,6 +313,19 @@ def test_text_is_never_read_as_html(page: sync_api.Page) -> None:
     page.get_by_role("textbox", name="src").fill("<b>a</b> <img src=x onerror=alert(1)>")
     expect(page.locator("#attention thead th").first).to_contain_text("<unk>b<unk>a")
     expect(page.locator("main img, main b")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_of_memory_fits(browser: sync_api.Browser, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    opened = context.new_page()
+    opened.set_content(memory_page(make_report(make_profile("reference", 900), make_profile("all", 100))))
+    wider = "parts => parts.filter(part => part.scrollWidth > part.clientWidth).length"
+    assert opened.locator("html, .bars, .bars .line, .compared, svg").evaluate_all(wider) == 0
+    assert width < 1000 or opened.locator(".wide:visible").evaluate_all(wider) == 0
+    before = opened.locator(".compared .before")
+    assert before.bounding_box()["width"] > 0.7 * opened.locator(".compared svg").bounding_box()["width"]  # type: ignore[index]
+    context.close()
 
 
 def test_fits_a_phone_in_both_colours(page: sync_api.Page) -> None:

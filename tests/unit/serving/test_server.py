@@ -85,9 +85,11 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
 def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_MOST_WEIGHTS", 10)
     said = client.post("/translate", q="a b c", details=True)
-    assert (said.status, said.json["error"].endswith("send parts, or ask for no details")) == (413, True)
+    assert (said.status, said.json["error"].endswith("send parts, or set attention to false")) == (413, True)
     streamed = client.post("/translate", q="a b c", details=True, stream=True)
     assert "send parts" in json.loads(streamed.content)["error"]
+    (details,) = client.post("/translate", q="a b c", details=True, attention=False).json["details"]
+    assert not {"attention", "alignment"} & {*details, *details["nbest"][0]}
 
 
 def test_what_is_wished_of_a_translation_holds(client: Client) -> None:

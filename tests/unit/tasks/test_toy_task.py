@@ -77,9 +77,7 @@ class LettersTask:
 
 @pytest.fixture
 def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
-    text = tmp_path / "text"
-    text.mkdir()
-    write_text(text, {"train": 30, "valid": 6})
+    text = write_text(tmp_path / "text", {"train": 30, "valid": 6})
     # A recipe knows only the tasks that there are: this one takes the place of one of them.
     monkeypatch.setitem(registry.TASKS, "translation", LettersTask.of)
 

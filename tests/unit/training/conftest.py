@@ -15,9 +15,7 @@ UseRows = Callable[..., None]
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    write_text(folder, {"train": 30, "valid": 6, "test": 4})
-    return folder
+    return write_text(tmp_path_factory.mktemp("text"), {"train": 30, "valid": 6, "test": 4})
 
 
 @pytest.fixture(scope="session")

@@ -107,9 +107,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def more_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("more")
-    write_text(folder, {"train": 1200, "valid": 2})
-    return folder
+    return write_text(tmp_path_factory.mktemp("more"), {"train": 1200, "valid": 2})
 
 
 @pytest.mark.parametrize("changes", WAYS.values(), ids=WAYS.keys())

@@ -45,9 +45,7 @@ RECOMPUTE = Implementations.everywhere("recompute")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    write_lines(folder, {"train": 60, "valid": 12, "test": 8})
-    return folder
+    return write_lines(tmp_path_factory.mktemp("text"), {"train": 60, "valid": 12, "test": 8})
 
 
 @pytest.fixture

@@ -74,8 +74,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("resumed")
-    write_text(folder, {"train": 30, "valid": 6})
+    folder = write_text(tmp_path_factory.mktemp("resumed"), {"train": 30, "valid": 6})
     write_guides(folder)
     return folder
 

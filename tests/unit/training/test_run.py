@@ -102,7 +102,6 @@ def go(run: Run, **keywords: bool) -> Outcome:
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A text that a test may change."""
-    (tmp_path / "own").mkdir()
     write_text(tmp_path / "own", {"train": 20, "valid": 4})
     return tmp_path / "own"
 

@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from econmt.checkpoint.state import TrainingState
-from econmt.config.recipe import Averaging, EarlyStopping, Training
+from econmt.config.recipe import Averaging, EarlyStopping, Training, load_recipe
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import give_back_library_pages, peak_memory, reproducible, resolve_device
 from econmt.engine.step import StepResult
 from econmt.errors import InputError
-from econmt.training.decisions import Pace, RunAverage, end_reason, seconds_left, share_done
+from econmt.training.decisions import Pace, RunAverage, end_reason, outlook, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.ranks import Ranks
@@ -62,6 +62,20 @@ def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
     assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
     assert share_done(Training(max_updates=50), state, 0.5) == 1.0
     assert share_done(Training(), state, 0.5) is None
+
+
+def test_the_outlook_says_what_it_is_based_on() -> None:
+    told = outlook(load_recipe("multi30k"), 453, 0.5)
+    assert told.startswith(
+        "at the speed of the first updates, without validation: an epoch takes about 0:03:46, "
+    )
+    assert (
+        "the first BLEU comes at update 450 after about 0:03:45; 20 BLEU took recipes multi30k, tatoeba"
+        in told
+    )
+    assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
+    assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
+    assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
 
 
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:

@@ -185,8 +185,7 @@ def overrides(row: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts of both tasks, with alignments and weights of the pairs."""
-    made = tmp_path_factory.mktemp("updates")
-    write_text(made, {"train": 30, "valid": 1})
+    made = write_text(tmp_path_factory.mktemp("updates"), {"train": 30, "valid": 1})
     write_guides(made)
     (made / "text").mkdir()
     write_lines(made / "text", {"train": 60, "valid": 6, "test": 6})

@@ -70,8 +70,9 @@ def watch_losses(monkeypatch: pytest.MonkeyPatch, note: Callable[[Batch, Impleme
     monkeypatch.setattr(TranslationTask, "loss", loss)
 
 
-def write_text(folder: Path, pairs: Mapping[str, int]) -> None:
-    """Writes NAME.src and NAME.trg with as many pairs as the mapping says."""
+def write_text(folder: Path, pairs: Mapping[str, int]) -> Path:
+    """Writes NAME.src and NAME.trg with as many pairs as the mapping says; returns the folder."""
+    folder.mkdir(exist_ok=True)
     draw = random.Random(5)
     for name, count in pairs.items():
         lines = [[draw.choice("abcdefgh") for _ in range(draw.randint(1, 6))] for _ in range(count)]
@@ -79,6 +80,7 @@ def write_text(folder: Path, pairs: Mapping[str, int]) -> None:
         (folder / f"{name}.trg").write_text(
             "".join(" ".join(reversed(line)).upper() + "\n" for line in lines)
         )
+    return folder
 
 
 def write_guides(folder: Path) -> None:

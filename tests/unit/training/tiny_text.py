@@ -39,7 +39,7 @@ training:
 WORDS = "abcdefgh"
 
 
-def write_lines(folder: Path, counts: dict[str, int]) -> None:
+def write_lines(folder: Path, counts: dict[str, int]) -> Path:
     """Writes NAME.txt with so many lines; each word is one of two that may follow the one before it."""
     draw = random.Random(3)
     place = 0
@@ -52,6 +52,7 @@ def write_lines(folder: Path, counts: dict[str, int]) -> None:
                 words.append(WORDS[place])
             lines.append(" ".join(words) + "\n")
         (folder / f"{name}.txt").write_text("".join(lines))
+    return folder
 
 
 class TextRun(Run):
