@@ -16,7 +16,10 @@ from torch.cuda import _memory_viz
 from econmt import memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
+from econmt_memory.account.exports import over_time, write_snapshot
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
+from econmt_memory.measure.record import MemoryRecord
+from econmt_memory.measure.storages import Beginning, Change, Storage
 from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
 
 
@@ -67,6 +70,35 @@ def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: 
     assert "MemoryViz.js" in _memory_viz.trace_plot(snapshot)
 
 
+def test_a_storage_that_grows_moves_in_a_snapshot(tmp_path: Path) -> None:
+    import pickle
+
+    record, storage = MemoryRecord(torch.device("cpu")), Storage(0, (), torch.uint8, "resize_", "m", 0)
+    record.changes = [
+        Change(float(second), storage, size) for second, size in enumerate((100, 50, -30, -120))
+    ]
+    write_snapshot(record, tmp_path / "snapshot")
+    (events,) = pickle.loads((tmp_path / "snapshot").read_bytes())["device_traces"]
+    found = [(event["action"], event["size"]) for event in events if event["action"] != "free_requested"]
+    assert found == [(action, size) for size in (100, 150, 120) for action in ("alloc", "free_completed")]
+
+
+def test_live_bytes_over_time() -> None:
+    record, old, new = (
+        MemoryRecord(torch.device("cpu")),
+        *(Storage(0, (), torch.uint8, name, "m", 0) for name in ("", "exp")),
+    )
+    record.before, record.begins = [(old, 5)], [Beginning("forward", 0.0, 0), Beginning("backward", 2.0, 1)]
+    record.changes = [Change(1.0, new, 10), Change(2.0, new, -4), Change(3.0, old, -5)]
+    other, workspace = ("other", "OTHER"), ("workspace", "M")
+    assert over_time(record, str.upper) == [
+        (0.0, "forward", {other: 5}),
+        (1000.0, "forward", {other: 5, workspace: 10}),
+        (2000.0, "backward", {other: 5, workspace: 6}),
+        (3000.0, "backward", {workspace: 6}),
+    ]
+
+
 def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     account.to_trace(path)
@@ -80,6 +112,13 @@ def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) 
     assert [event["name"] for event in slices if event["tid"] == 0] == ["forward", "backward", "optimizer"]
     assert {"blocks.0.up", "head"} <= {event["name"] for event in slices if event["tid"] == 1}
     assert all(event["dur"] >= 0 for event in slices)
+    modules, operators = ([event for event in slices if event["tid"] == row] for row in (1, 2))
+    for each in operators:
+        end = each["ts"] + each["dur"] - 1e-3
+        assert any(
+            of["name"] == each["args"]["module"] and of["ts"] <= each["ts"] and end <= of["ts"] + of["dur"]
+            for of in modules
+        )
 
 
 def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) -> None:
@@ -160,6 +199,17 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
     assert advice["use an optimizer with 8-bit state"] < account.by_category()["optimizer state"]
     assert list(advice.values()) == sorted(advice.values(), reverse=True)
     assert "what would make room" in {table.title for table in account.tables().values()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"), [("2.50 GiB", 5 << 29), ("20.00 MiB", 20 << 20), ("1.5 KiB", 1536), ("512 bytes", 512)]
+)
+def test_what_a_gpu_was_asked_for(asked: str, size: int) -> None:
+    account = memory.Account(SimpleNamespace(now=lambda: 0.0))
+    account.fail(
+        torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has 1.00 GiB free.")
+    )
+    assert account.full == size
 
 
 def test_advice_to_the_byte() -> None:
