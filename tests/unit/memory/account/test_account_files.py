@@ -16,7 +16,7 @@ from torch.cuda import _memory_viz
 from econmt import memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
-from econmt_memory.account.exports import over_time, write_snapshot
+from econmt_memory.account.exports import over_time, trace, write_snapshot
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
 from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import Beginning, Change, Storage
@@ -84,19 +84,24 @@ def test_a_storage_that_grows_moves_in_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_live_bytes_over_time() -> None:
-    record, old, new = (
-        MemoryRecord(torch.device("cpu")),
-        *(Storage(0, (), torch.uint8, name, "m", 0) for name in ("", "exp")),
-    )
-    record.before, record.begins = [(old, 5)], [Beginning("forward", 0.0, 0), Beginning("backward", 2.0, 1)]
-    record.changes = [Change(1.0, new, 10), Change(2.0, new, -4), Change(3.0, old, -5)]
+    """Beside a storage that is known at the start there are two bytes of which nothing else is known."""
+    record = MemoryRecord(torch.device("cpu"))
+    old, new = (Storage(0, (), torch.uint8, operator, "m", 0) for operator in ("", "exp"))
+    record.before, record._at_start = [(old, 5)], 7
+    record.begins = [Beginning("forward", 0.0, 0), Beginning("backward", 2.0, 1)]
+    sizes = (1.0, new, 10), (2.0, new, -4), (3.0, old, -5), (4.0, new, 9)
+    record.changes = [Change(*each) for each in sizes]
     other, workspace = ("other", "OTHER"), ("workspace", "M")
     assert over_time(record, str.upper) == [
-        (0.0, "forward", {other: 5}),
-        (1000.0, "forward", {other: 5, workspace: 10}),
-        (2000.0, "backward", {other: 5, workspace: 6}),
-        (3000.0, "backward", {workspace: 6}),
+        (0.0, "forward", {other: 7}),
+        (1000.0, "forward", {other: 7, workspace: 10}),
+        (2000.0, "backward", {other: 7, workspace: 6}),
+        (3000.0, "backward", {other: 2, workspace: 6}),
+        (4000.0, "backward", {other: 2, workspace: 15}),
     ]
+    assert record.peak() == (17, 1), "the first of equals"
+    counters = [event["args"] for event in trace(record)["traceEvents"] if event["ph"] == "C"]
+    assert [each["other"] for each in counters] == [7, 7, 7, 2, 2]
 
 
 def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
