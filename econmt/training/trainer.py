@@ -283,7 +283,6 @@ class Trainer:
         self.step.overlaps = self.budget.plan is None
         restore, trims = None if self.budget.plan is None else self._snapshot(), updates and self._trims
         while True:
-            moved: list[AnyBatch] = []  # drops the copies of the last attempt
             origins, parts, implementations = zip(*self._shares(batches, trims=trims), strict=True)
             try:
                 if self._graphed is not None:

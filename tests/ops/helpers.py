@@ -90,7 +90,9 @@ def values_and_gradients(
     cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in like]
     wanted = [(x, y) for x, y in zip(outputs, cotangents, strict=True) if x.requires_grad]
     results, seeds = [x for x, _ in wanted], [y for _, y in wanted]
+    handed_in = [seed.clone() for seed in seeds]
     gradients = torch.autograd.grad(results, leaves, seeds, allow_unused=True, materialize_grads=True)
+    assert all(map(torch.equal, seeds, handed_in)), "gradients that are handed in are the caller's"
     return [x.detach() for x in outputs], list(gradients)
 
 

@@ -24,9 +24,9 @@ LOOPS = [name for name, case in CASES.items() if case.takes("stash") and not cas
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch, poisoned_memory: None) -> None:
-    """Workspaces of a few steps and of two rows of attention; new memory holds NaN."""
+    """Workspaces of a few steps, of a row of attention and two of values; new memory holds NaN."""
     monkeypatch.setattr(chunks, "_BLOCK_BYTES", 3 * 2 * 4 * 7 * 8)
-    monkeypatch.setattr(chunks, "_PART_BYTES", 2 * 4 * 9 * 8)
+    monkeypatch.setattr(chunks, "_PART_BYTES", 2 * 3 * 4 * 4)
     monkeypatch.setattr("econmt_ops.layers.scanned._BLOCK_BYTES", 64)
 
 

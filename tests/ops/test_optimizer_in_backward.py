@@ -148,3 +148,17 @@ def test_a_second_gradient_of_a_parameter_is_refused(monkeypatch: pytest.MonkeyP
             weight.sum().backward()
     updates.finish()
     assert weight.tolist() == ([0.5] * 3 if together == 1 else [0.0] * 3)
+
+
+@pytest.mark.parametrize("together", [1, 1 << 30])
+def test_a_pass_that_fails_is_forgotten(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    monkeypatch.setattr(optimizer_in_backward, "GROUP_BYTES", together)
+    weight = nn.Parameter(torch.ones(4))
+    updates = BackwardUpdates(FusedOptimizer([weight], name="sgd", learning_rate=0.5), "none", 0.0)
+    with contextlib.suppress(ZeroDivisionError), updates.running():
+        weight.sum().backward()
+        raise ZeroDivisionError
+    weight.grad = None
+    with updates.running():
+        weight.sum().backward()
+    assert float(updates.finish()) == 2.0

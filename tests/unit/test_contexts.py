@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -10,17 +11,29 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils import _foreach_utils
 
+from econmt import memory
 from econmt.decoding.batches import evaluation_mode
 from econmt.engine.devices import reproducible
+from econmt.engine.parameters import ParameterAverage, in_float32
 from econmt.engine.precision import Precision
 from econmt.model.layers import draw_seed, drawing_from
 from econmt.parallel.processes import _limited
+from econmt_memory.account.prediction import _faked
+from econmt_memory.account.stand_ins import OnCPU
 from econmt_memory.estimate.fake import _without_launches
+from econmt_memory.estimate.gpu_dispatch import as_on_gpu
+from econmt_memory.measure import scopes
+from econmt_memory.measure.allocations import _quiet
 from econmt_memory.measure.tracker import Tracker
+from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.ops.test_surroundings import check_put_back
 
 CPU, MODULE, TRACKER = torch.device("cpu"), nn.Linear(1, 1), Tracker(torch.device("cpu"))
+HALF = nn.Linear(1, 1).bfloat16()
+AVERAGE = ParameterAverage(FusedOptimizer(MODULE.parameters(), name="sgd", learning_rate=0.1))
 
 
 def is_deterministic() -> tuple[bool, bool, int]:
@@ -31,6 +44,12 @@ def is_deterministic() -> tuple[bool, bool, int]:
 def launches() -> object:
     jit = pytest.importorskip("triton.runtime.jit")
     return jit.JITFunction.run
+
+
+def hooks() -> tuple[int, ...]:
+    of_modules = torch.nn.modules.module
+    each = of_modules._global_forward_pre_hooks, of_modules._global_forward_hooks, _global_optimizer_pre_hooks
+    return sys.getrecursionlimit(), *map(len, each)
 
 
 def running_timers() -> int:
@@ -51,8 +70,30 @@ def running_timers() -> int:
         (_without_launches, launches),
         (TRACKER.recording, lambda: TRACKER._recording),
         (lambda: _limited(600.0, sys.exit), running_timers),
+        (lambda: in_float32(HALF.parameters()), lambda: HALF.weight.dtype),
+        (AVERAGE.in_place, lambda: MODULE.weight.tolist()),
+        (lambda: memory.track(nn.Linear(1, 1)), hooks),
+        (lambda: _faked([nn.Linear(1, 1)], [], OnCPU(like_gpu=False)), hooks),
+        (as_on_gpu, lambda: _foreach_utils._get_foreach_kernels_supported_devices()),
+        (lambda: scopes.watching(print), lambda: [*scopes._watchers]),
+        (_quiet, lambda: os.environ.get("KINETO_LOG_LEVEL")),
     ],
-    ids=["drawing", "evaluation", "reproducible", "TF32", "launches", "tracker", "limit"],
+    ids=[
+        "drawing",
+        "evaluation",
+        "reproducible",
+        "TF32",
+        "launches",
+        "tracker",
+        "limit",
+        "float32",
+        "average",
+        "account",
+        "prediction",
+        "as_on_a_GPU",
+        "watching",
+        "quiet",
+    ],
 )
 def test_an_error_in_a_context_puts_back_what_was_there(
     make: Callable[[], AbstractContextManager[object]], state: Callable[[], object]

@@ -175,7 +175,9 @@ def test_seeds_of_steps(device: str) -> None:
     with pytest.raises(ValueError, match="draws more than 3 seeds"):
         counter.draw()
     again = SeedCounter(5, torch.device(device), draws=3)
+    again.draw()
     again.set(4)
+    assert int(again.draw()) == seen[3][0]
     assert again.seeds.equal(counter.seeds)
     assert not SeedCounter(6, torch.device(device), draws=3).seeds.eq(again.seeds).any()
 

@@ -135,7 +135,8 @@ def test_a_recipe_without_its_ending(call: Call, tmp_path: Path, monkeypatch: py
         refused(call("train", name), f"{name}: no such recipe, but mine.yaml is there; give its whole name")
 
 
-def test_doctor(call: Call) -> None:
+def test_doctor(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=12_340_000_000))
     ended = call("doctor")
     assert ended.code == 0, ended.out
     assert "C library" in ended.out
@@ -143,6 +144,7 @@ def test_doctor(call: Call) -> None:
     assert max(map(len, ended.lines)) <= 80
     found = json.loads(call("doctor", "--json").out)
     assert found["torch"]["state"] == "ok"
+    assert found["disk"]["text"].startswith("12.3 GB free in ")
     assert found["threads"]["text"].endswith("cores" if "OMP" not in ended.out else found["threads"]["text"])
 
 

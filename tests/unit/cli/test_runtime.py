@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import RuntimeInputError, library
-from econmt_runtime.__main__ import _listed, main
+from econmt_runtime.__main__ import _listed, _translate, main
 from econmt_runtime.arrays import read_arrays
 from econmt_runtime.lines import file_chunks
 from econmt_runtime.shapes import ShapeError, check_shapes
@@ -374,6 +375,18 @@ def test_lists_of_the_best_are_those_of_econmt(
     monkeypatch.setattr(sys, "argv", ["runtime", "--score", "--nbest-size", "2"])
     with pytest.raises(SystemExit):
         main(str(made))
+
+
+def test_lines_are_numbered_on_from_block_to_block(capsys: pytest.CaptureFixture[str]) -> None:
+    firsts: list[int] = []
+
+    def translate(lines: list[str], first: int) -> list[str]:
+        firsts.append(first)
+        return lines
+
+    translator: Any = SimpleNamespace(translate=translate)
+    _translate(translator, [["a", "b"], ["c"]], lambda line, number: f"{number} {line}")
+    assert (firsts, capsys.readouterr().out) == ([1, 3], "0 a\n1 b\n2 c\n")
 
 
 def test_long_lines_are_warned_of(whole: Path) -> None:

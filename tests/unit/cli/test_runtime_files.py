@@ -66,6 +66,15 @@ def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path
     assert list(temporary.iterdir()) == []
 
 
+def test_whoever_may_read_a_file_may_run_it(model: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        export_runtime(model, tmp_path / "runtime.pyz")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "runtime.pyz").stat().st_mode & 0o777 == 0o750
+
+
 def test_a_file_holds_the_folder_in_the_same_bytes_each_time(
     model: Path, whole: Path, tmp_path: Path, temporary: Path
 ) -> None:
@@ -208,6 +217,12 @@ def flip(name: str) -> Callable[[Path], None]:
     return fault
 
 
+def repeat(file: Path) -> None:
+    """Adds a member that is there already."""
+    with zipfile.ZipFile(file, "a") as opened, pytest.warns(UserWarning, match="Duplicate name"):
+        opened.writestr(WEIGHTS, b"x")
+
+
 def shift(file: Path) -> None:
     """Adds to the offset of the directory in the last bytes, so that those of members are negative."""
     content = bytearray(file.read_bytes())
@@ -235,6 +250,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "absolute name": (lambda file: add(f"{file.parent}/x")(file), "/x' is not the name of a file)"),
     "name with a backslash": (add("..\\x"), "x' is not the name of a file)"),
     "folder": (add("a/"), "damaged ('a/' is not the name of a file)"),
+    "repeated name": (repeat, "cannot be unpacked to"),
     "name of a folder": (add("econmt_runtime"), "cannot be unpacked to"),
     "large size": (patch("model.json", 24, (1 << 31).to_bytes(4, "little")), "bytes, more than the limit of"),
     "encrypted": (patch(WEIGHTS, 8, b"\1"), "is encrypted"),

@@ -104,7 +104,11 @@ def test_kinds_of_scores(call: Call, word_model: Path, tmp_path: Path) -> None:
     assert first("perplexity") == pytest.approx([math.exp(-total / 4), math.inf, 1.0], rel=1e-5)
 
 
-def test_what_cannot_be_scored_is_one_clear_line(call: Call, word_model: Path) -> None:
+@pytest.mark.parametrize("chunk", [1, 1000])
+def test_what_cannot_be_scored_is_one_clear_line(
+    call: Call, word_model: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", chunk)
     for options, given, *words in (
         ("", "a\tA\nb\tB\tC\n", "standard input:2", "3 tab-separated columns"),
         ("--target-tokens", "a\tA\nb\tA nothing\n", "standard input:2", "'nothing' is not a token"),

@@ -386,6 +386,9 @@ def test_a_row_that_stands_in_has_no_tokens_after_a_split(tmp_path: Path, make_s
     batch = whole.share(1, 2)
     for part in (*batch.split(1), batch.first(1)):
         assert (part.source_tokens, part.target_tokens) == (0, 0)
+    (three,) = epoch_of(iterator(make_store(tmp_path, [(3, 2)] * 3)))
+    found = [(part.source_tokens, part.target_tokens) for part in three.share(1, 2).split(1)]
+    assert found == [(4, 3), (0, 0)]
 
 
 @pytest.mark.parametrize("size", [SENTENCES, WORDS])

@@ -42,10 +42,11 @@ def test_units_become_pairs(tmp_path: Path, encoding: str) -> None:
         unit(en="no translation", fr="non"),
         unit(de_AT="<bpt i='1'>&lt;b></bpt>Zwei<ept i='1'>{/b}<sub>x</sub></ept>", EN_US="<hi>Two</hi>"),
         unit(en_GB="colour", en="color", de="Farbe", de_CH="Color"),
+        unit(en="one", de="eins").replace("</tu>", unit(de="ein").removeprefix("<tu>").rstrip()),
     )
     corpus = memory(tmp_path / "m.tmx", *units, encoding=encoding)
     first = "A dog runs & barks.", "Ein Hund läuft & bellt."
-    assert list(read_pairs(corpus)) == [first, ("Two", "Zwei"), ("color", "Farbe")]
+    assert list(read_pairs(corpus)) == [first, ("Two", "Zwei"), ("color", "Farbe"), ("one", "eins")]
 
 
 def test_long_memories_are_streamed(tmp_path: Path) -> None:

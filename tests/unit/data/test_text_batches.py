@@ -71,6 +71,7 @@ def test_an_epoch_reads_each_row_in_order(store: TokenStore, rows: int, bptt: in
         assert inputs[row] == ids[row * length : (row + 1) * length]
         assert targets[row] == ids[row * length + 1 : (row + 1) * length + 1]
     assert [int(batch.carries.max()) for batch in epoch] == [0] + [1] * (len(epoch) - 1)
+    assert {batch.rate for batch in epoch} == {1.0}, "without jitter also that of a last, shorter window"
     assert all(batch.rows.tolist() == list(range(1, rows + 1)) for batch in epoch)
     assert sum(batch.target_tokens for batch in epoch) == rows * length
     assert batches.epoch == 1

@@ -59,6 +59,9 @@ def test_lines_go_in_and_out() -> None:
     assert run("exec >&- 2>&-; exit 5", [], keep_errors=True)[1] == 5, "output may end before the program"
     assert run("kill -USR1 $$", []) == ([], -signal.SIGUSR1, "")
     assert run("echo no; echo first >&2; echo ' bad ' >&2; echo >&2", [], keep_errors=True)[2] == "bad"
+    assert run(
+        "printf 'one ' | tee /dev/stderr; sleep 0.3; echo two | tee /dev/stderr", [], keep_errors=True
+    ) == (*([b"one two"], 0, "one two"),)
     with start_program(["sh", "-c", "echo $X $HOME"], [], {"X": "x"}) as program:
         assert list(program.output()) == [f"x {os.environ['HOME']}".encode()], "the environment is extended"
 

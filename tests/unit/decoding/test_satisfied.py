@@ -16,6 +16,8 @@ from econmt.data.text.vocabulary import SPECIAL_TOKENS, Vocabularies, WordVocabu
 from econmt.decoding.constraints.inclusion import contains_all
 from econmt.decoding.constraints.phrases import is_of_word
 from econmt.decoding.requests import Request
+from econmt.decoding.results import merged
+from econmt.decoding.search.beam import Hypothesis
 from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
@@ -128,6 +130,15 @@ def test_in_lists_what_falls_short_is_replaced_and_the_best_stays() -> None:
             replaced += size - len(kept) if size == beam else 0
             assert not any(request.avoid[0] in one.text.split() for one in each.hypotheses)
     assert replaced > 3
+
+
+def test_of_the_second_search_come_as_many_as_are_missing_and_no_others() -> None:
+    def found(*ids: int) -> list[Hypothesis]:
+        return [Hypothesis([each], -float(each), -float(each), None, False) for each in ids]
+
+    assert [each.ids for each in merged(found(2, 5), found(1, 2, 3, 4), 4)] == [[2], [1], [3], [5]]
+    assert merged(found(2), found(1, 3), 1) == found(2)
+    assert merged([], found(1, 3), 4) == found(1, 3)
 
 
 def test_a_prefix_is_part_of_the_first_search() -> None:

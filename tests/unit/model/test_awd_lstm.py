@@ -127,6 +127,8 @@ def test_first_values_are_those_of_torch() -> None:
         assert _within(bound, layer.input, layer.hidden)
         assert bound < float(layer.bias.detach().abs().max()) <= 2.0 * bound  # the sum of two biases
     assert _within(0.1, model.embedding.weight)
+    uniform = {"weights": "uniform", "scale": 0.3, "embedding_scale": 0.1}
+    assert _within(0.1, make(initialization=uniform, weight_tying="none").embedding.weight)
     assert float(model.output.bias.detach().abs().max()) == 0.0
 
 

@@ -12,6 +12,7 @@ from econmt.config.recipe import LanguageModelSection
 from econmt.config.stacks import CELLS
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
+from econmt.model.layers import drawing_from
 from tests.ops.cases import CELLS as DEFINED
 
 SIZE = 11
@@ -51,6 +52,11 @@ def test_weight_drop_drops_recurrent_matrices_alone(cell: str) -> None:
         torch.testing.assert_close(gradient, torch.where(dropped, 0.0, 2.0).double())
     masks = [weights()[0].hidden == 0.0 for _ in range(2)]
     assert not torch.equal(*masks)
+    for first_row in (0, 3):  # as in a process that has the rows from the fourth on
+        torch.manual_seed(5)
+        with drawing_from(None, first_row):
+            masks[first_row // 3] = weights()[1].hidden == 0.0
+    assert torch.equal(*masks), "all processes of a run drop the same weights"
     ids = tokens(4)
     assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))
     model.eval()
@@ -66,6 +72,8 @@ def test_dropped_words_are_dropped_wherever_they_stand() -> None:
     assert torch.equal(gone[0], gone[1].flip(0))
     assert 0 < int(gone[0].sum()) < 7
     torch.testing.assert_close(found[~gone], 2.0 * embedded[~gone])
+    with drawing_from(None, 3):
+        assert type(model.draw_seeds().words) is int, "the words of a rank are those of all ranks"
 
 
 def test_the_state_is_carried_without_a_gradient() -> None:

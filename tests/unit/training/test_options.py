@@ -105,6 +105,10 @@ def test_names_that_are_fixed(make_run: MakeRun) -> None:
     after, _ = read_tensors(run.folder.best)
     still = {name for name, value in after.items() if torch.equal(value, before[name])}
     assert still == {name for name in before if name.startswith("encoder.") or name == "output.bias"}
+    tied = "model.weight_tying=trg_softmax", "training.fixed_param_names=[output.weight]"
+    assert not make_run(*tied, name="tied").trainer().model.target_embedding.weight.requires_grad, (
+        "one parameter"
+    )
     for given, message in {
         r"['encoder']": "fixed_param_names encoder: matches no parameter; the model has source_embedding.weight, ",
         r"['.*']": "leaves no parameter to train",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.engine import precision
 from econmt.engine.precision import ProductTimes
@@ -260,6 +261,7 @@ def test_a_state_of_an_earlier_version_knows_its_text(own: Path) -> None:
     with pytest.raises(InputError, match="began with other text"):
         longer.train()
     write_state(of_text)
+    assert load_state(run.folder, Commit(2, True)).best_regular == state["best_update"]
     longer.train()
     assert "instead of" not in longer.said()
     found = json.loads((run.folder.state(Commit(4, True)) / "state.json").read_text())

@@ -96,7 +96,8 @@ def test_perplexity_is_that_of_the_saved_parameters(make_run: MakeRun) -> None:
 def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_run("training.update_interval=2", "training.log_interval=3").trainer()
+    limits = "training.max_updates=null", "training.max_epochs=9"
+    trainer = make_run("training.update_interval=2", "training.log_interval=3", *limits).trainer()
     trainer.model.train()
     taken: list[tuple[float, float, int]] = []
     real = trainer.gradient
@@ -118,6 +119,7 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
         assert figures.gradient_norm == norms[-1]
         assert figures.learning_rate == trainer.schedule.learning_rate(update)
         assert figures.epoch == 2 * update // trainer.batches.batches_per_epoch
+        assert figures.updates == round(9 * trainer.batches.batches_per_epoch / 2)
         meter = trainer.state.since_log
         assert meter.tokens == (0 if update == 3 else sum(tokens))
     assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)

@@ -18,7 +18,10 @@ from torch.cuda import _memory_viz
 from econmt import memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
+from econmt_memory.account.exports import over_time, trace, write_snapshot
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
+from econmt_memory.measure.record import MemoryRecord
+from econmt_memory.measure.storages import Beginning, Change, Storage
 from tests.conftest import ROOT
 from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
 
@@ -70,6 +73,40 @@ def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: 
     assert "MemoryViz.js" in _memory_viz.trace_plot(snapshot)
 
 
+def test_a_storage_that_grows_moves_in_a_snapshot(tmp_path: Path) -> None:
+    import pickle
+
+    record, storage = MemoryRecord(torch.device("cpu")), Storage(0, (), torch.uint8, "resize_", "m", 0)
+    record.changes = [
+        Change(float(second), storage, size) for second, size in enumerate((100, 50, -30, -120))
+    ]
+    write_snapshot(record, tmp_path / "snapshot")
+    (events,) = pickle.loads((tmp_path / "snapshot").read_bytes())["device_traces"]
+    found = [(event["action"], event["size"]) for event in events if event["action"] != "free_requested"]
+    assert found == [(action, size) for size in (100, 150, 120) for action in ("alloc", "free_completed")]
+
+
+def test_live_bytes_over_time() -> None:
+    """Beside a storage that is known at the start there are two bytes of which nothing else is known."""
+    record = MemoryRecord(torch.device("cpu"))
+    old, new = (Storage(0, (), torch.uint8, operator, "m", 0) for operator in ("", "exp"))
+    record.before, record._at_start = [(old, 5)], 7
+    record.begins = [Beginning("forward", 0.0, 0), Beginning("backward", 2.0, 1)]
+    sizes = (1.0, new, 10), (2.0, new, -4), (3.0, old, -5), (4.0, new, 9)
+    record.changes = [Change(*each) for each in sizes]
+    other, workspace = ("other", "OTHER"), ("workspace", "M")
+    assert over_time(record, str.upper) == [
+        (0.0, "forward", {other: 7}),
+        (1000.0, "forward", {other: 7, workspace: 10}),
+        (2000.0, "backward", {other: 7, workspace: 6}),
+        (3000.0, "backward", {other: 2, workspace: 6}),
+        (4000.0, "backward", {other: 2, workspace: 15}),
+    ]
+    assert record.peak() == (17, 1), "the first of equals"
+    counters = [event["args"] for event in trace(record)["traceEvents"] if event["ph"] == "C"]
+    assert [each["other"] for each in counters] == [7, 7, 7, 2, 2]
+
+
 def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     account.to_trace(path)
@@ -83,6 +120,13 @@ def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) 
     assert [event["name"] for event in slices if event["tid"] == 0] == ["forward", "backward", "optimizer"]
     assert {"blocks.0.up", "head"} <= {event["name"] for event in slices if event["tid"] == 1}
     assert all(event["dur"] >= 0 for event in slices)
+    modules, operators = ([event for event in slices if event["tid"] == row] for row in (1, 2))
+    for each in operators:
+        end = each["ts"] + each["dur"] - 1e-3
+        assert any(
+            of["name"] == each["args"]["module"] and of["ts"] <= each["ts"] and end <= of["ts"] + of["dur"]
+            for of in modules
+        )
 
 
 def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) -> None:
@@ -163,6 +207,17 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
     assert advice["use an optimizer with 8-bit state"] < account.by_category()["optimizer state"]
     assert list(advice.values()) == sorted(advice.values(), reverse=True)
     assert "what would make room" in {table.title for table in account.tables().values()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"), [("2.50 GiB", 5 << 29), ("20.00 MiB", 20 << 20), ("1.5 KiB", 1536), ("512 bytes", 512)]
+)
+def test_what_a_gpu_was_asked_for(asked: str, size: int) -> None:
+    account = memory.Account(SimpleNamespace(now=lambda: 0.0))
+    account.fail(
+        torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has 1.00 GiB free.")
+    )
+    assert account.full == size
 
 
 def test_advice_to_the_byte() -> None:

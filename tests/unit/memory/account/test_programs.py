@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,18 @@ def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
         return memory.predict(lambda: model(inputs).sum().backward(), model, device="cpu").peak_bytes
 
     assert peak("meta") == peak("cpu")
+
+
+def test_the_stash_is_that_of_the_pass_that_keeps_most() -> None:
+    model = perceptron()
+
+    def step(*rows: int) -> Counter[str]:
+        model.zero_grad()
+        return measured(
+            lambda: [model(torch.ones(count, 64)).sum().backward() for count in rows], model
+        ).ledger.stash
+
+    assert step(2, 9) == step(9) != step(2)
 
 
 def test_packed_sequences_are_not_predicted_for_a_cpu() -> None:
