@@ -291,10 +291,18 @@ static INLINE float NAME(normalized_score)(const struct attention_forward *a, co
   return sum;
 }
 
+/* Writes the keys of a row's position plus the product of its coverage to sums, which may be the keys. */
+static INLINE void NAME(add_coverage)(const struct attention_forward *a, int64_t place, const float *keys, float *sums) {
+  for (int64_t w = 0; w < a->width; w++, keys = sums) {
+    const float share = a->coverage[place * a->width + w], *covered = a->coverage_key + w * a->size;
+    SIMD for (int64_t k = 0; k < a->size; k++) sums[k] = keys[k] + share * covered[k];
+  }
+}
+
 /* scratch: A floats, and A more with a layer normalization or coverage or 4 A if values are narrow. */
 static void NAME(attention_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct attention_forward *a = given;
-  float *restrict query = scratch, *wide = scratch + a->size;
+  float *restrict query = scratch, *restrict wide = scratch + a->size;
   const float *restrict score = a->score;
   int64_t at_once = score ? 1 : a->narrow ? 4 : a->positions;
   for (int64_t row = begin; row < end; row++) {
@@ -306,7 +314,7 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
       some = a->positions - s < at_once ? a->positions - s : at_once;
       if (score && padding && padding[s]) continue;
       int64_t place = (owner * a->positions + s) * a->size;
-      const float *keys = wide;
+      const float *restrict keys = wide;
       if (a->narrow)
         NAME(load)(wide, a->keys, place, some * a->size, 1);
       else
@@ -315,10 +323,9 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
         NAME(dot_scores)(query, keys, some, a->size, weights + s);
         continue;
       }
-      const float *covered = a->coverage_key;
-      for (int64_t w = 0; a->coverage && w < a->width; w++, covered += a->size, keys = wide) {
-        float share = a->coverage[(row * a->positions + s) * a->width + w];
-        SIMD for (int64_t k = 0; k < a->size; k++) wide[k] = keys[k] + share * covered[k];
+      if (a->coverage) {
+        NAME(add_coverage)(a, row * a->positions + s, keys, wide);
+        keys = wide;
       }
       if (a->gain) {
         weights[s] = NAME(normalized_score)(a, query, keys, wide);
