@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2185,
     "ops": 23348,
     "scripts": 14987,
-    "tests": 55512,
+    "tests": 55504,
 }
 """Lines of Python below each folder; they may only fall."""
 
