@@ -13,6 +13,7 @@ from torch import Tensor
 from econmt.checkpoint.checkpoints import check_vocabulary
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import FORMAT, read_tensors, write_tensors
+from econmt.config import limits
 from econmt.data.text.corpus import Corpus, read_pairs
 from econmt.data.text.lexicon import learn_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies, sample_pairs
@@ -78,6 +79,7 @@ def make_lexicon(
     Raises:
         InputError: The folder holds no translation model, or the text has no pair to learn from.
     """
+    limits.check_whole("top_k", top_k, limits.SHORTLIST)
     most = recipe_of(ModelFolder(folder), "econmt lexicon").pairs.max_length
     vocabularies = load_vocabularies(folder)
     say("reading the text")
@@ -101,7 +103,7 @@ def make_lexicon(
     sizes = vocabularies.source.size, vocabularies.target.size
     learnt = learn_lexicon(kept, sizes, top_k, iterations, lambda text: say(f"{doing}, {text}"))
     table = torch.from_numpy(learnt)
-    write_lexicon(output, table, fingerprint(folder))
+    write_lexicon(Path(output), table, fingerprint(folder))
     return LearntLexicon(int((table[:, 0] > 0).sum()), len(kept))
 
 

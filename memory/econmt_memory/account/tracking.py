@@ -57,7 +57,7 @@ def track(
         raise ValueError(
             "memory.track: PyTorch's profiler runs already (torch.profiler, or a block of memory.track); end that first"
         )
-    if where == torch.device("cuda"):
+    if str(where) == "cuda":
         where = torch.device("cuda", torch.cuda.current_device())
     tracker = StepRecorder(where)
     scopes = ModuleScopes(tracker, models, optimizers)

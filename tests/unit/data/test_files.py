@@ -128,3 +128,10 @@ def test_a_file_is_written_with_its_folder(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a" / "b" / "file", b"content")
     assert (tmp_path / "a/b/file").read_bytes() == b"content"
     assert len(list(tmp_path.rglob("*"))) == 3
+
+
+def test_a_killed_process_leaves_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / ".file.4194305.partial").write_bytes(b"a")
+    with whole_file(tmp_path / "file") as stream:
+        stream.write(b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
