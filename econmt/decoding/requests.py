@@ -90,6 +90,8 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     Raises:
         InputError: if a field has a wrong type, a misspelt name or text that cannot be, or is not supported.
     """
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{where}: {_ADVICE}")
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
             raise InputError(f"{where}: {name} is not supported by econmt; remove it")

@@ -23,7 +23,7 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38443,
+    "econmt": 38449,
     "econmt_serve": 3816,
     "econmt_distill": 1941,
     "memory": 5589,

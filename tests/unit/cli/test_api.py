@@ -21,10 +21,10 @@ from econmt.config.model import Model
 from econmt.config.recipe import load_recipe, read_recipe
 from econmt.data.text.glossary import Glossary
 from econmt.data.user_programs import program_words
-from econmt.decoding.requests import check_request
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.errors import InputError
 from econmt.export.lexicon import make_lexicon
+from econmt.export.model_folder import quantize_model
 from econmt.export.runtime import export_runtime
 from tests.conftest import ROOT, run_python
 from tests.unit.cli.conftest import Call
@@ -333,17 +333,16 @@ def test_a_translator_that_another_thread_replaces_meanwhile(model: econmt.Train
 def test_arguments_of_another_kind_are_told(
     model: Any, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, terms, request = "expected text or a Request, found", Glossary, econmt.Request
     lexicon = partial(make_lexicon, word_model, tmp_path / "lexicon", [])
     calls: list[tuple[Callable[..., object], Any, str]] = [
-        (lambda lines: list(model.translator({}).translate(lines)), [1], f"input:1: {kind} int"),
-        (model.translate, [request("a", *[5])], "input:1: constraints: expected a list of phrases"),
-        (model.translate, [request("a", glossary=model)], "input:1: glossary: expected"),
-        (lambda given: check_request(given, "x"), model, f"x: {kind} TrainedModel"),
-        (terms, {"a": 5}, "a glossary expects terms with their translations"),
-        (terms, {"a": "\u3000"}, "a glossary expects terms"),
-        (lambda given: model.translate(["a"], avoid=given), terms({}), "avoid expects a list of phrases"),
-        (model.scorer, torch.zeros(2), "batch_size: expected a whole number"),
+        (model.translator({}).translate_chunk, [1], "input:1: expected text or a Request, found int"),
+        (model.translate, [econmt.Request("a", *[5])], "input:1: constraints: expected a list of phrases"),
+        (model.translate, [econmt.Request("a", glossary=model)], "input:1: glossary: expected"),
+        (Glossary, {"a": 5}, "a glossary expects terms with their translations"),
+        (partial(Glossary.checked, where="x"), {5: "a"}, "x: expected terms with their translations"),
+        (Glossary, {"a": "\u3000"}, "a glossary expects terms"),
+        (lambda given: model.translate(["a"], avoid=given), Glossary({}), "avoid expects a list of phrases"),
+        (model.scorer, "2", "batch_size: expected a whole number"),
         (model.to, ["cpu"], r"device '\['cpu'\]': unknown; use auto, cpu"),
         (econmt.api.check_training, model, "recipe .*: expected one that load_recipe has read"),
         (lambda given: lexicon(top_k=given), "x", r"top_k: expected a whole number from 1 to .*, found x"),
@@ -352,7 +351,8 @@ def test_arguments_of_another_kind_are_told(
         with pytest.raises(InputError, match=message):
             run(given)
     assert read_recipe(str(word_model / "recipe.yaml")) == model.recipe
-    assert export_runtime(str(word_model), str(tmp_path / "runtime")).is_dir()  # type: ignore[arg-type]
+    for made in (export_runtime, quantize_model):
+        made(str(word_model), str(tmp_path / made.__name__))  # type: ignore[operator]
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
