@@ -14,7 +14,7 @@ class ProgramTeacher:
     """Program that reads lines and writes a translation of each."""
 
     def __init__(self, command: str) -> None:
-        self._command, self._words = command, program_words("--command", command)
+        self._command, self._words = f"{command:.200}", program_words("--command", command)
 
     def translate(self, lines: Sequence[str], where: str, first: int, done: Done) -> list[list[str]]:
         """Translates lines; see :class:`Teacher`. The program does not get blank lines, which some programs drop."""

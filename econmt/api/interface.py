@@ -12,14 +12,13 @@ from rich.console import Console
 
 from econmt.api.language_model import load_language_model
 from econmt.api.saved_model import SavedModel as SavedModel
-from econmt.api.translation import Checkpoint, is_list_of, load_translation_models
+from econmt.api.translation import Checkpoint, load_translation_models
 from econmt.api.translation import Request as Request
 from econmt.api.translation import TrainedModel as TrainedModel
 from econmt.api.translation import Translator as Translator
-from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import local_model
 from econmt.config import limits as limits
-from econmt.config.recipe import Recipe, find_recipe, load_recipe, read_recipe
+from econmt.config.recipe import Recipe, find_recipe, load_recipe
 from econmt.data.text.corpus import search_path
 from econmt.engine.devices import is_out_of_memory as is_out_of_memory
 from econmt.engine.devices import resolve_device as resolve_device
@@ -74,7 +73,7 @@ def train(
         raise InputError("overrides are for recipes that train reads; give them to load_recipe")
     if data_dir is not None and not isinstance(data_dir, (str, Path)):
         raise InputError(f"data_dir {data_dir!r}: expected a folder")
-    if not isinstance(overrides, Mapping) and not is_list_of(overrides, str):
+    if not isinstance(overrides, Mapping) and not limits.is_list_of(overrides, str):
         raise InputError(f"overrides {overrides!r}: expected a list of key=value, or a dictionary")
     if isinstance(overrides, Mapping):
         # Overrides are parsed as YAML, of which JSON is a subset.
@@ -112,6 +111,8 @@ def check_training(recipe: Recipe) -> None:
         check_training(recipe)
         train(recipe)
     """
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"recipe {recipe!r}: expected one that load_recipe has read")
     check_run(recipe)
     if not SavedModel(recipe.output).is_begun:  # later the file may be gone
         parameters_to_start_from(recipe)
@@ -152,10 +153,10 @@ def load(
         ensemble = econmt.load(["runs/a", "runs/b"], ["best", 3000])
     """
     names = [model] if isinstance(model, (str, Path)) else model
-    if not is_list_of(names, (str, Path)):
+    if not limits.is_list_of(names, (str, Path)):
         raise InputError(f"model {model!r}: expected a model folder, or a list of them")
     checkpoints = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
-    if isinstance(checkpoint, bool) or not is_list_of(checkpoints, (str, int, Path)):
+    if isinstance(checkpoint, bool) or not limits.is_list_of(checkpoints, (str, int, Path)):
         raise InputError(
             f"checkpoint {checkpoint!r}: expected best, last, the number of an update, or a file"
         )
@@ -168,15 +169,11 @@ def load(
         )
     chosen *= len(folders) // len(chosen)
     limits.check_whole("threads", None if threads == "auto" else threads, limits.THREADS)
-    resolved = resolve_device(str(device))
-    if len(folders) == 1 and _holds_language_model(folders[0]):
+    resolved = resolve_device(device)
+    recipe = SavedModel(folders[0]).recipe
+    if len(folders) == 1 and recipe is not None and recipe.task == "language_model":
         return load_language_model(folders[0], chosen[0], resolved, precision, threads)
     return load_translation_models(folders, chosen, resolved, precision, threads)
-
-
-def _holds_language_model(folder: Path) -> bool:
-    recipe = ModelFolder(folder).recipe
-    return recipe.is_file() and read_recipe(recipe).task == "language_model"
 
 
 def evaluate(
@@ -206,7 +203,7 @@ def evaluate(
         texts = [each.text for each in model.translate(sources)]
         print(econmt.evaluate(texts, references)["bleu"].value)
     """
-    if not (is_list_of(hypotheses, str) and is_list_of(references, str) and is_list_of(metrics, str)):
+    if not all(limits.is_list_of(each, str) for each in (hypotheses, references, metrics)):
         raise InputError("evaluate expects two lists of text, and a list of metrics")
     if len(hypotheses) != len(references) or not hypotheses:
         raise InputError(

@@ -8,14 +8,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from econmt.api.translation import (
-    Checkpoint,
-    TrainedModel,
-    is_list_of,
-    parameter_count,
-    parameters_of,
-    set_threads,
-)
+from econmt.api.translation import Checkpoint, TrainedModel, parameter_count, parameters_of, set_threads
 from econmt.checkpoint.checkpoints import LoadedTask, load_task
 from econmt.config import limits
 from econmt.decoding.requests import Request, check_request
@@ -62,7 +55,7 @@ class TrainedLanguageModel(TrainedModel):
 
     def to(self, device: torch.device | str) -> TrainedLanguageModel:
         """Moves the model to a device: auto, cpu, cuda or cuda:N; returns itself."""
-        self.device = resolve_device(str(device))
+        self.device = resolve_device(device)
         self.model.to(self.device)
         self.precision = precision_of(self._requested_precision, self.device, [self.recipe]).dtype
         return self
@@ -98,7 +91,7 @@ class TrainedLanguageModel(TrainedModel):
 
             print(model.score(["The city lies on a river ."])[0].perplexity)
         """
-        if not is_list_of(lines, str):
+        if not limits.is_list_of(lines, str):
             raise InputError("score expects a list of lines of text, for example score(['The city .'])")
         for number, line in enumerate(lines):
             check_request(Request(line), f"lines[{number}]")

@@ -75,12 +75,6 @@ def set_threads(threads: int | Literal["auto"] | None, device: torch.device, wid
         torch.set_num_threads(threads_for(None if threads == "auto" else threads, device, widest).number)
 
 
-def is_list_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Returns True if a value is a sequence, but not a text, of instances of ``kinds``."""
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-    return is_sequence and all(isinstance(each, kinds) for each in value)
-
-
 class TrainedModel:
     """Trained model or ensemble on one device, loaded by :func:`load`; can be used any number of times.
 
@@ -132,7 +126,7 @@ class TrainedModel:
 
     def to(self, device: torch.device | str) -> TrainedModel:
         """Moves the model to a device: auto, cpu, cuda or cuda:N; returns itself."""
-        self.device = resolve_device(str(device))
+        self.device = resolve_device(device)
         self.models = [each.model.to(self.device) for each in self.loaded]
         recipes = [each.recipe for each in self.loaded]
         self.precision = self._precision(recipes)
@@ -203,9 +197,9 @@ class TrainedModel:
         texts: list[Any] = (
             list(lines) if isinstance(lines, Iterable) and not isinstance(lines, str) else [None]
         )
-        if not is_list_of(texts, (str, Request)):
+        if not limits.is_list_of(texts, (str, Request)):
             raise InputError("translate expects a list of lines of text, for example translate(['A dog.'])")
-        if device is not None and resolve_device(str(device)) != self.device:
+        if device is not None and resolve_device(device) != self.device:
             self.to(device)
         options = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
         translator = self.translator(
@@ -248,13 +242,12 @@ class TrainedModel:
 
             print(model.score(["A dog."], ["Ein Hund."])[0].log_probability)
         """
-        if not (is_list_of(sources, (str, Request)) and is_list_of(targets, str)):
+        if not (limits.is_list_of(sources, (str, Request)) and limits.is_list_of(targets, str)):
             raise InputError("score expects two lists of text, for example score(['A dog.'], ['Ein Hund.'])")
         if len(sources) != len(targets):
             raise InputError(
                 f"score got {len(sources)} sources and {len(targets)} targets; give a target for each"
             )
-        limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         requests = [each if isinstance(each, Request) else Request(each) for each in sources]
         for name, side in (("sources", requests), ("targets", map(Request, targets))):
             for number, request in enumerate(side):
@@ -271,6 +264,7 @@ class TrainedModel:
         warn: Callable[[str], None] | None = None,
     ) -> Scorer:
         """Returns a scorer of sentence pairs with the model's batch size unless another one is given."""
+        limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         size = batch_size or self.recipe.decoding.batch_size
         settings = self.models, self.vocabularies, self.device, self.precision
         return Scorer(*settings, batch_size=size, mode=mode, warn=warn)
@@ -317,9 +311,7 @@ class TrainedModel:
             for translation in translator.translate(["A dog.", "Two cats."]):
                 print(translation.text)
         """
-        if isinstance(avoid, str) or not all(
-            isinstance(phrase, str) and normalized(phrase) for phrase in avoid
-        ):
+        if not limits.is_list_of(avoid, str) or not all(map(normalized, avoid)):
             raise InputError("avoid expects a list of phrases, for example ['Hund', 'der Mann']")
         if not isinstance(glossary, (Glossary, Path, str, type(None))):
             raise InputError(
@@ -338,8 +330,9 @@ class TrainedModel:
         ]
         settings = options, glossary, restrict_lexicon, restrict_lexicon_topk, language_model
         # A call with the same options reuses the translator, whose CUDA graphs are already captured.
-        if self._translator is None or self._translator[0] != settings:
-            self._translator = None  # frees the memory of its graphs before the next one allocates
+        cached = self._translator
+        if cached is None or cached[0] != settings:
+            self._translator = cached = None  # frees the memory of its graphs before the next one allocates
             made = Translator(
                 self._incremental,
                 self.vocabularies,
@@ -352,8 +345,8 @@ class TrainedModel:
                 warn=warn,
                 divide=self._divide(split=options.split_sentences, markup=options.markup),
             )
-            self._translator = settings, made
-        translator = self._translator[1]
+            self._translator = cached = settings, made
+        translator = cached[1]
         translator.warn = warn
         return translator
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 import econmt
 from econmt.checkpoint.tensor_files import write_text
+from econmt.data.files import writing
 from econmt.data.progress_bars import Say as Say
 from econmt.errors import InputError
 from econmt_memory.report.tables import ReportTable
@@ -75,10 +76,8 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> None:
     """Appends rows, each with the values in ``fixed``, to a CSV; new columns come after the existing ones."""
     columns, old = read_csv(path)
-    try:
+    with writing(path):
         write_text(path, csv_text([*old, *({**row, **fixed} for row in rows)], columns))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
 
 
 def csv_text(rows: Sequence[Mapping[str, Value]], columns: Iterable[str] = ()) -> str:
@@ -127,7 +126,5 @@ def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, t
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a picture; raises InputError if that fails."""
-    try:
+    with writing(path):
         figure.savefig(path, dpi=110, format=path.suffix.lower().removeprefix("."))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from econmt.checkpoint.folder import Commit, ModelFolder, pending, remove
+from econmt.checkpoint.folder import Commit, ModelFolder, pending
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import (
     FORMAT,
@@ -43,7 +43,7 @@ from econmt.checkpoint.tensor_files import (
     write_text,
 )
 from econmt.config.recipe import LanguageModelSection, Model, Recipe, read_recipe
-from econmt.data.files import sync_folder
+from econmt.data.files import remove, sync_folder
 from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import REMEDIES, InputError, TrainingError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from econmt.checkpoint.tensor_files import read_metadata
 from econmt.config import limits
 from econmt.config.recipe import parse_recipe, recipe_text
 from econmt.data.batching.store import META_FILE
-from econmt.data.files import refuse_pipe
+from econmt.data.files import refuse_pipe, remove
 from econmt.errors import InputError
 
 _PARAMETERS = re.compile(r"params\.([0-9]{1,15})\.safetensors")
@@ -104,7 +103,9 @@ class ModelFolder:
     def temporaries(self) -> list[Path]:
         """Returns the files that econmt's unfinished writes left behind, but no other files with such suffixes."""
         states = [
-            path for path, _ in _matching(self.states, _UNFINISHED_STATE) if _has_state_files_only(path)
+            path
+            for path, _ in _matching(self.states, _UNFINISHED_STATE)
+            if all(each.name in _STATE_FILES or each.name.endswith(".partial") for each in _children(path))
         ]
         return [*(path for path, _ in _matching(self.path, _UNFINISHED)), *states]
 
@@ -271,14 +272,6 @@ def pending(path: Path) -> Path:
     return path.with_name(path.name + _PENDING)
 
 
-def remove(path: Path) -> None:
-    """Removes a file or a folder with its contents, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _is_run_file(name: str) -> bool:
     """Returns True if a run reads or writes a file of this name in its folder."""
     return re.fullmatch(_RUN_FILE, name) is not None or name in (*_STATE_FILES, "log", ".lock")
@@ -299,11 +292,6 @@ def _is_state(path: Path) -> bool:
     """Returns True if a folder holds a file of a training state, or is empty."""
     names = {child.name for child in _children(path)}
     return path.is_dir() and (not names or not names.isdisjoint(_STATE_FILES))
-
-
-def _has_state_files_only(path: Path) -> bool:
-    """Returns True if a folder holds only files of a training state, finished or not."""
-    return all(child.name in _STATE_FILES or child.name.endswith(".partial") for child in _children(path))
 
 
 def _is_of_econmt(path: Path) -> bool:

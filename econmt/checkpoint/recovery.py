@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt.checkpoint.checkpoints import load_state, prove, remove_unfinished
-from econmt.checkpoint.folder import Commit, ModelFolder, remove
+from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.state import TrainingState
 from econmt.checkpoint.tensor_files import check_tensors, read_metadata, write_text
 from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, differing_keys, read_recipe
 from econmt.config.section import NO_PARAMETERS, marked_keys
 from econmt.config.yaml_reader import plain_text
-from econmt.data.files import sync_folder
+from econmt.data.files import remove, sync_folder
 from econmt.errors import InputError
 
 

@@ -157,7 +157,10 @@ def _run(
     try:
         _check_words(words)
         _check_address_space(words)
-        typed = _typed_words() if "_ECONMT_COMPLETE" in os.environ else words
+        typed = words
+        if "_ECONMT_COMPLETE" in os.environ:  # a shell asks to complete a line
+            line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+            typed = line.split()[1:]
         own = [*(["-q"] if errors.quiet else []), *words]
         code = application(typed)(words, prog_name=program, obj=own, standalone_mode=False)
     except SystemExit as ending:
@@ -171,12 +174,6 @@ def _run(
             traceback.print_exc()
         return _tell(error, debug)
     return code if isinstance(code, int) else 0
-
-
-def _typed_words() -> list[str]:
-    """Returns the words of the command line that a shell asks to complete, in the variables of typer's scripts."""
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    return line.split()[1:]
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

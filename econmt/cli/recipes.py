@@ -8,7 +8,7 @@ from textwrap import wrap
 import typer
 
 from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
-from econmt.data.files import whole_file, writing
+from econmt.data.files import write_atomically
 from econmt.errors import InputError, printable, talk
 from econmt.options.option_groups import argument, option, with_option_groups
 from econmt.options.shared_options import RecipeChoice
@@ -66,9 +66,7 @@ def copy(
         raise InputError(f"{target}: exists already; choose another name, or --force to replace it")
     if not target.parent.is_dir():
         raise InputError(f"{target.parent}: no such folder")
-    content = source.read_bytes()
-    with writing(target), whole_file(target) as file:
-        file.write(content)
+    write_atomically(target, source.read_bytes())
     print(printable(target))
 
 

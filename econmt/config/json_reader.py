@@ -64,7 +64,7 @@ def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = Fal
     """
     parse = strict_json if strict else json.loads
     try:
-        value = parse(text if isinstance(text, str) else text.decode("utf-8"))
+        value = parse(text if isinstance(text, str) else str(text, "utf-8"))
     except UnicodeDecodeError:
         raise InputError(f"{where}: broken, not valid UTF-8; {advice}") from None
     except (ValueError, RecursionError) as error:

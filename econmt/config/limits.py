@@ -7,7 +7,8 @@ constants, so that recipes, options and Python calls agree.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -112,6 +113,12 @@ def check_whole(name: str, value: object, most: int) -> None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
         return
     raise InputError(f"{name}: expected a whole number from 1 to {most}, found {str(value)[:40]}")
+
+
+def is_list_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Returns True if a value is a sequence, but not a text, of instances of ``kinds``."""
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    return is_sequence and all(isinstance(each, kinds) for each in value)
 
 
 def natural(text: str) -> int | None:

@@ -312,9 +312,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     return load_section(Recipe, text, str(file), overrides, remove=remove_keys, notes=_notes)
 
 
-def read_recipe(file: Path) -> Recipe:
+def read_recipe(file: Path | str) -> Recipe:
     """Reads the ``recipe.yaml`` of a model folder; accepts values without effect, which earlier versions wrote."""
-    return parse_recipe(_text_of(file), str(file))
+    return parse_recipe(_text_of(Path(file)), str(file))
 
 
 def parse_recipe(text: str, where: str) -> Recipe:

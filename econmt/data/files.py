@@ -97,6 +97,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             yield stream
         return
     target = Path(os.path.realpath(path))
+    _remove_leftovers(target)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as stream:
@@ -180,12 +181,21 @@ def _sync(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _remove_leftovers(folder: Path) -> None:
-    for leftover in folder.parent.glob(f".{folder.name}.*"):
-        process, _, kind = leftover.name.removeprefix(f".{folder.name}.").partition(".")
+def remove(path: Path) -> None:
+    """Removes a file or a folder with its contents, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        process, _, kind = leftover.name.removeprefix(f".{path.name}.").partition(".")
         number = limits.natural(process)
         if kind in ("partial", "old") and number is not None and not _is_running(number):
-            shutil.rmtree(leftover, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(leftover)
 
 
 def _is_running(process: int) -> bool:

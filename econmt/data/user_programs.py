@@ -42,14 +42,13 @@ def program_words(option: str, command: str) -> list[str]:
     Raises:
         InputError: There is no such program; the message names the ``option`` that gives it.
     """
+    shown = f"{option} {command:.200}"
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise InputError(f"{option} {command}: {error}; quote its arguments as in a shell") from None
+        raise InputError(f"{shown}: {error}; quote its arguments as in a shell") from None
     if not words or shutil.which(words[0]) is None:
-        raise InputError(
-            f"{option} {command}: no such program; give one that can be executed, with its arguments"
-        )
+        raise InputError(f"{shown}: no such program; give one that can be executed, with its arguments")
     return words
 
 

@@ -90,6 +90,8 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     Raises:
         InputError: if a field has a wrong type, a misspelt name or text that cannot be, or is not supported.
     """
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{where}: {_ADVICE}")
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
             raise InputError(f"{where}: {name} is not supported by econmt; remove it")
@@ -121,15 +123,19 @@ def check_request(request: Request, where: str) -> None:
     Raises:
         InputError: if a text or phrase is refused; the message names ``where`` and the field.
     """
+    if not isinstance(request, Request):
+        raise InputError(f"{where}: expected text or a Request, found {type(request).__name__}")
+    if not isinstance(request.glossary, (Glossary, type(None))):
+        raise InputError(f"{where}: glossary: expected an econmt.data.text.glossary.Glossary")
     for name in ("constraints", "avoid"):
         phrases = getattr(request, name)
-        if isinstance(phrases, str) or not all(isinstance(phrase, str) for phrase in phrases):
+        if not limits.is_list_of(phrases, str):
             raise InputError(f"{where}: {name}: expected a list of phrases")
         for number, phrase in enumerate(phrases):
             _check_text(phrase, f"{where}: {name}[{number}]")
             if not normalized(phrase):
                 raise InputError(f"{where}: {name}[{number}] is blank; give a phrase, or remove it")
-    if isinstance(request.factors, str) or not all(isinstance(line, str) for line in request.factors):
+    if not limits.is_list_of(request.factors, str):
         raise InputError(f"{where}: factors: expected a list with one text per stream of source factors")
     for number, line in enumerate(request.factors):
         _check_text(line, f"{where}: factors[{number}]")
@@ -138,6 +144,8 @@ def check_request(request: Request, where: str) -> None:
 
 
 def _check_text(text: str, where: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"{where}: expected text, found {type(text).__name__}")
     match = _UNREADABLE.search(text)
     if match:
         raise InputError(f"{where}: the character U+{ord(match[0]):04X} is not allowed in text; remove it")

@@ -11,13 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from econmt.data.text.vocabulary import (
-    UNK,
-    WORD_START,
-    Vocabularies,
-    Vocabulary,
-    split_words,
-)
+from econmt.data.text.source_factors import words_of_line
+from econmt.data.text.vocabulary import UNK, WORD_START, Vocabularies, Vocabulary
 from econmt.decoding.search.beam import Hypothesis
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation, one_line
 
@@ -77,7 +72,7 @@ def _written(text: str, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     pieces = vocabulary.written(text)
     if not vocabulary.of_pieces:
         return pieces, pieces
-    ids, words = vocabulary.encode(text), split_words(text)
+    ids, words = vocabulary.encode(text), words_of_line(text, vocabulary)
     rows = zip(pieces, ids, _words(pieces, vocabulary), strict=True)
     return pieces, [piece if token == UNK else words[number] for piece, token, number in rows]
 
@@ -88,7 +83,7 @@ def copy_of(text: str, vocabularies: Vocabularies) -> Translation:
     if not written:
         return EMPTY
     tokens, ids = vocabularies.target.written(written), vocabularies.target.encode(written)
-    alignment = [(word, word) for word in range(len(split_words(written)))]
+    alignment = [(word, word) for word in range(len(words_of_line(written, vocabularies.source)))]
     entry = NBestEntry(written, tokens, ids, 0.0, 0.0, None, False, alignment)
     return Translation(written, 0.0, 0.0, tokens, None, [entry], vocabularies.source.written(written))
 

@@ -40,12 +40,13 @@ def check_device_name(name: str) -> None:
         raise InputError(f"device '{name[:40]}': unknown; use auto, cpu, cuda or cuda:N")
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: torch.device | str) -> torch.device:
     """Returns the device that a recipe or an option names: auto, cpu, cuda or cuda:N.
 
     Raises:
         InputError: There is no such device.
     """
+    name = str(name)
     check_device_name(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

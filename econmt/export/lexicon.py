@@ -13,6 +13,8 @@ from torch import Tensor
 from econmt.checkpoint.checkpoints import check_vocabulary
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.tensor_files import FORMAT, read_tensors, write_tensors
+from econmt.config import limits
+from econmt.data.files import writing
 from econmt.data.text.corpus import Corpus, read_pairs
 from econmt.data.text.lexicon import learn_lexicon
 from econmt.data.text.subwords import fingerprint, load_vocabularies, sample_pairs
@@ -30,7 +32,7 @@ def write_lexicon(path: Path, table: Tensor, vocabulary: str) -> None:
 
 def read_lexicon(path: Path, vocabulary: str, vocabularies: Vocabularies) -> Tensor:
     """Reads the table of a lexicon for these vocabularies, (source vocabulary, K) int32."""
-    tensors, metadata = read_tensors(path)
+    tensors, metadata = read_tensors(Path(path))
     if list(tensors) != [_TABLE]:
         raise InputError(f"{path}: not a lexicon; use a file written by econmt lexicon")
     check_vocabulary(metadata, vocabulary, path)
@@ -78,6 +80,7 @@ def make_lexicon(
     Raises:
         InputError: The folder holds no translation model, or the text has no pair to learn from.
     """
+    limits.check_whole("top_k", top_k, limits.SHORTLIST)
     most = recipe_of(ModelFolder(folder), "econmt lexicon").pairs.max_length
     vocabularies = load_vocabularies(folder)
     say("reading the text")
@@ -101,7 +104,8 @@ def make_lexicon(
     sizes = vocabularies.source.size, vocabularies.target.size
     learnt = learn_lexicon(kept, sizes, top_k, iterations, lambda text: say(f"{doing}, {text}"))
     table = torch.from_numpy(learnt)
-    write_lexicon(output, table, fingerprint(folder))
+    with writing(Path(output)):
+        write_lexicon(Path(output), table, fingerprint(folder))
     return LearntLexicon(int((table[:, 0] > 0).sum()), len(kept))
 
 

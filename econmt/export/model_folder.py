@@ -86,9 +86,9 @@ class DerivedModel:
     """
 
     def __init__(self, source: Path, output: Path, command: str | None = None) -> None:
-        self.folder, self._output = ModelFolder(source), output
+        self.folder, self._output = ModelFolder(source), Path(output)
         self.recipe = recipe_of(self.folder, command)
-        check_new(output)
+        check_new(self._output)
 
     def read(self, checkpoint: str | int) -> tuple[Path, dict[str, Tensor], dict[str, str]]:
         """Reads the parameter file "best", "last", or that of an update; returns its path, tensors and metadata.

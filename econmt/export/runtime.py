@@ -74,6 +74,7 @@ def export_runtime(
     Raises:
         InputError: The runtime does not support the model, or a file cannot be read or written.
     """
+    folder, destination = Path(folder), Path(destination)
     loaded = load_model(folder)
     check_supported(loaded.recipe, folder)
     one_file = destination.suffix == FILE_SUFFIX

@@ -60,9 +60,13 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"--data-dir {data_dir}: no such folder")
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the working directory has been removed; change to another one") from None
     beside = [] if recipe_folder is None else [recipe_folder, recipe_folder / ".."]
     configured = [Path(folder) for folder in (data_dir, os.environ.get("ECONMT_DATA")) if folder]
-    folders = [*beside, *configured, Path.cwd(), cache_folder() / "data"]
+    folders = [*beside, *configured, here, cache_folder() / "data"]
     return list(dict.fromkeys(folder.resolve() for folder in folders))
 
 

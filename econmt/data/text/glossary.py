@@ -61,6 +61,9 @@ class Glossary:
     """
 
     def __init__(self, terms: Mapping[str, str], locations: Mapping[str, str] | None = None) -> None:
+        sides = (*terms, *terms.values()) if isinstance(terms, Mapping) else (None,)
+        if not all(isinstance(each, str) and normalized(each) for each in sides):
+            raise InputError("a glossary expects terms with their translations, as {'dog': 'Hund'}")
         self.terms, self._locations = terms, locations or {}
         self._indices: dict[str, _Index] = {}
 
@@ -74,12 +77,14 @@ class Glossary:
         Raises:
             InputError: if a term or its translation is blank.
         """
+        if not all(isinstance(each, str) for each in (*terms, *terms.values())):
+            raise InputError(f"{where}: expected terms with their translations, as {{'dog': 'Hund'}}")
         named = ((term, f"{where}: {shortened(term)!r}") for term in terms)
         return cls(dict(_checked_term(term, terms[term], name) for term, name in named))
 
     def name_of(self, source: str) -> str:
         """Returns the name of a term in messages, with its file and line if it has them."""
-        return f"{self._locations.get(source, 'glossary')}: {source} = {self.terms[source]}"
+        return f"{self._locations.get(source, 'glossary')}: {shortened(source)} = {shortened(self.terms[source])}"
 
     def occurrences(self, text: str, language: str = "") -> list[Occurrence]:
         """Returns all terms in a sentence, in order; ``language``, a code, says which letters differ in case only."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from econmt.config.yaml_reader import shortened
 from econmt.data.text.glossary import Glossary, Occurrence, occurrences
 from econmt.data.text.vocabulary import UNK, Vocabulary
 from econmt.decoding.constraints.avoidance import Avoidance
@@ -82,12 +83,12 @@ class ConstraintCompiler:
         avoidances = self._everywhere
         if request.avoid:
             avoidances = (*avoidances, self._avoidance(tuple(request.avoid)))
-        prefix = self._ids(request.target_prefix, f"{where}: target_prefix {request.target_prefix!r}")
+        name = f"{where}: target_prefix {shortened(request.target_prefix)!r}"
+        prefix = self._ids(request.target_prefix, name)
         if any(avoidance.is_in(prefix, goes_on=True) for avoidance in avoidances):
-            raise InputError(
-                f"{where}: target_prefix {request.target_prefix!r} contains an avoided phrase; remove one of them"
-            )
-        phrases = tuple(self._phrase(text, f"{where}: {what} {text!r}", avoidances) for text, what in texts)
+            raise InputError(f"{name} contains an avoided phrase; remove one of them")
+        named = [(text, f"{where}: {what} {shortened(text)!r}") for text, what in texts]
+        phrases = tuple(self._phrase(text, name, avoidances) for text, name in named)
         return DecodingConstraints(phrases, prefix, avoidances, tuple(map(tuple, spans)))
 
     def satisfies(self, ids: Sequence[int], constraints: DecodingConstraints) -> bool:

@@ -62,9 +62,9 @@ class Account:
 
     def fail(self, error: BaseException) -> None:
         """Notes that the step ended with an error."""
-        text = str(error)
-        on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in text
-        if not on_cpu and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+        text = str(error) if isinstance(error, RuntimeError | MemoryError) else ""
+        is_full = "can't allocate memory" in text or isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_full:
             self.notes.append(f"The step ended with {type(error).__name__}; the account counts until then.")
             return
         asked = _ASKED.search(text)
@@ -136,8 +136,7 @@ class Account:
         """Returns the account's tables by kind."""
         ledger = self.rolled_up(depth)
         tables = {"ledger": ledger_table(ledger, "module"), "times": modules_table(ledger)}
-        tables["largest"] = largest_table(ledger)
-        tables["lines"] = lines_table(ledger)
+        tables |= {"largest": largest_table(ledger), "lines": lines_table(ledger)}
         if self.full is not None:
             rows: list[list[Cell]] = [[each.text, each.bytes] for each in self.advice()]
             tables["advice"] = ReportTable("what would make room", ("change", "predicted saving"), rows)
@@ -165,7 +164,9 @@ class Account:
 
     def to_json(self, path: Path | str | None = None) -> str:
         """Returns the account as JSON text, and writes it to ``path`` if that is given."""
-        ledger = {**ledger_data(self.ledger), "milliseconds": _nested(self.ledger.milliseconds)}
+        times = self.ledger.milliseconds.items()
+        nested = {phase: {name: spent for (when, name), spent in times if when == phase} for phase in PHASES}
+        ledger = {**ledger_data(self.ledger), "milliseconds": nested}
         data = {"modules": self.names, "notes": self.notes, "ledger": ledger}
         return _written(json.dumps(data, indent=1) + "\n", path)
 
@@ -204,6 +205,9 @@ class Account:
         )
 
     def _above(self, depth: int | None) -> Any:
+        if depth is not None and (not isinstance(depth, int) or depth < 1):
+            raise ValueError(f"memory account: depth {depth!r}: give a number of levels, from 1 on, or None")
+
         def above(name: str) -> str:
             if name == "other":
                 return OUTSIDE
@@ -258,13 +262,7 @@ def _merged(sizes: Mapping[_Key, Any], name_of: Any) -> Counter[Any]:
     return total
 
 
-def _nested(times: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
-    return {
-        phase: {name: spent for (when, name), spent in times.items() if when == phase} for phase in PHASES
-    }
-
-
 def _written(text: str, path: Path | str | None) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
     return text

@@ -104,8 +104,10 @@ class ModuleScopes:
         names = chain([kind], (f"{kind} {number}" for number in count(2)))
         root = next(name for name in names if name not in taken)
         prefix = f"{root}." if self.order else ""
+        is_parallel = _is_parallel(getattr(model, "_orig_mod", model))
         for path, module in model.named_modules():
-            path = _without_wrappers(path, model)
+            parts = [part for part in path.split(".") if part != "_orig_mod"]
+            path = ".".join(parts[1:] if is_parallel else parts)  # without the parts that wrappers add
             name = self._name(module, prefix + path if path else root)
             self.kinds.setdefault(name, type(module).__name__)
             if type(module) is nn.Sequential:
@@ -190,9 +192,10 @@ class ModuleScopes:
     def _label_optimizer(self, optimizer: Optimizer) -> None:
         self._optimizers[optimizer] = len(optimizer.state)
         for parameter, state in optimizer.state.items():
+            owner = self._owners.get(parameter, "other") if isinstance(parameter, Tensor) else "other"
             for part in tree_leaves(state):
                 if isinstance(part, Tensor):
-                    self._tracker.label(part, "optimizer state", self._owners.get(parameter, "other"))
+                    self._tracker.label(part, "optimizer state", owner)
 
     def _label_parameters(self, optimizer: Optimizer) -> None:
         """Labels the parameters of an optimizer that no module has, such as an image that is optimized."""
@@ -306,9 +309,3 @@ def _is_of_torch(module: nn.Module) -> bool:
 
 def _is_parallel(model: nn.Module) -> bool:
     return type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")
-
-
-def _without_wrappers(path: str, model: nn.Module) -> str:
-    """Returns the name of a module without the parts that wrappers of the model add."""
-    parts = [part for part in path.split(".") if part != "_orig_mod"]
-    return ".".join(parts[1:] if _is_parallel(getattr(model, "_orig_mod", model)) else parts)

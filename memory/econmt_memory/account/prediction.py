@@ -62,15 +62,17 @@ def predict(
         The account, without times. Compiled functions count as if they were not compiled.
 
     Raises:
-        ValueError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, or a module is one of
-            TorchScript.
-        TypeError: ``model`` or ``optimizer`` is something else.
+        ValueError: The device is neither "cpu" nor "cuda", the share is not between 0 and 1, a module is one of
+            TorchScript, or tensors are nested, or parameters lazy or sparse.
+        TypeError: ``step``, ``model`` or ``optimizer`` is something else.
     """
     device = str(device).partition(":")[0]
     if device not in ("cpu", "cuda"):
         raise ValueError(f"memory.predict: device '{device}' is unknown; use cpu or cuda")
-    if not 0.0 <= nonzero <= 1.0:
-        raise ValueError(f"memory.predict: nonzero {nonzero} is no share; give a number from 0 to 1")
+    if not callable(step):
+        raise TypeError(f"memory.predict: step is no function that runs a step, but {type(step).__name__}")
+    if not isinstance(nonzero, int | float) or not 0.0 <= nonzero <= 1.0:
+        raise ValueError(f"memory.predict: nonzero {nonzero!r} is no share; give a number from 0 to 1")
     on_gpu = device == "cuda"
     models: list[nn.Module] = several(model, nn.Module)
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
@@ -98,6 +100,8 @@ def predict(
         tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
         tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
+            if parameter.layout is not torch.strided:
+                raise ValueError("memory.predict: sparse parameters cannot be predicted; use memory.track")
             tracker.find(parameter)
         with tracker:  # without a record
             made = step()

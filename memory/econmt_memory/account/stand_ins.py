@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from econmt_memory.estimate.fake import scalar_of
 from econmt_memory.measure.patches import patched
 
 _IN_FLOAT32 = frozenset(
@@ -59,6 +61,8 @@ class OnCPU(TorchFunctionMode):
             return args[0]
         if func is Tensor.numpy:
             return np.ones(tuple(args[0].shape), str(args[0].dtype).removeprefix("torch."))
+        if func is Tensor.tolist:
+            return np.full(tuple(args[0].shape), scalar_of(args[0])).tolist()
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
@@ -79,14 +83,17 @@ class OnCPU(TorchFunctionMode):
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Returns the fake tensor that stands for a real one; the same one each time."""
-        if (
-            isinstance(tensor, FakeTensor)
-            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            or tensor.layout is not torch.strided
-        ):
+        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return tensor
+        if tensor.is_nested:
+            raise ValueError("memory.predict: nested tensors cannot be predicted; use memory.track")
+        if is_lazy(tensor):
+            raise ValueError("memory.predict: a lazy parameter has no shape yet; run the model once before")
+        if tensor.layout is not torch.strided:
             return tensor
         if id(tensor) not in self._fakes:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            with torch.inference_mode(mode=False):  # the program may use the tensor elsewhere
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
             self.know(tensor, fake)

@@ -48,7 +48,7 @@ def track(
     models = several(model, nn.Module)
     optimizers = several(optimizer, Optimizer)
     parameter = next((each for one in models for each in one.parameters()), None)
-    where = torch.device(device or ("cpu" if parameter is None else parameter.device))
+    where = torch.device(str(device or ("cpu" if parameter is None else parameter.device)))
     if where.type not in ("cpu", "cuda"):
         raise ValueError(f"memory.track: device '{where}' cannot be tracked; use cpu or cuda")
     if where.type == "cuda" and not torch.cuda.is_available():
@@ -57,7 +57,7 @@ def track(
         raise ValueError(
             "memory.track: PyTorch's profiler runs already (torch.profiler, or a block of memory.track); end that first"
         )
-    if where == torch.device("cuda"):
+    if str(where) == "cuda":
         where = torch.device("cuda", torch.cuda.current_device())
     tracker = StepRecorder(where)
     scopes = ModuleScopes(tracker, models, optimizers)

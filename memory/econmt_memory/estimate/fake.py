@@ -27,7 +27,7 @@ from econmt_memory.measure.patches import patched
 aten = torch.ops.aten
 
 
-def _scalar(value: Tensor) -> float:
+def scalar_of(value: Tensor) -> float:
     """Replaces reading a scalar: conditions are true, and a program may divide by x and, for a float, by 1 - x."""
     return 0.5 if value.is_floating_point() else 1
 
@@ -162,7 +162,7 @@ def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
-    aten._local_scalar_dense.default: _scalar,
+    aten._local_scalar_dense.default: scalar_of,
     aten.is_set_to.default: _is_same,
     aten.nonzero.default: partial(elements_not_zero, 1.0),
     aten.index.Tensor: _index,

@@ -59,7 +59,7 @@ def look_at(func: Any, replacements: Mapping[OpOverload[..., Any], Callable[...,
         func.is_view and replacement is None,
         func._schema.is_mutable,
         replacement is not None,
-        replacement or (None if cost else _body(func, name)),
+        replacement or (None if cost else getattr(OPDEFS.get(name), "_init_fn", None)),
         cost,
         None if cost else flops_formula(func),
     )
@@ -67,9 +67,3 @@ def look_at(func: Any, replacements: Mapping[OpOverload[..., Any], Callable[...,
 
 def _has_kernel(func: Any, key: torch._C.DispatchKey) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-
-
-def _body(func: Any, name: str) -> Callable[..., Any] | None:
-    """Returns the Python body of a custom operator."""
-    definition = None if func.namespace == "aten" else OPDEFS.get(name)
-    return None if definition is None else definition._init_fn

@@ -18,10 +18,14 @@ import econmt
 from econmt.api import translation as translation_module
 from econmt.checkpoint.folder import ModelFolder
 from econmt.config.model import Model
-from econmt.config.recipe import load_recipe
+from econmt.config.recipe import load_recipe, read_recipe
 from econmt.data.text.glossary import Glossary
+from econmt.data.user_programs import program_words
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.errors import InputError
+from econmt.export.lexicon import make_lexicon
+from econmt.export.model_folder import quantize_model
+from econmt.export.runtime import export_runtime
 from tests.conftest import ROOT, run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import snapshot, write_recipe
@@ -308,3 +312,57 @@ def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> N
     for lowercase in (False, True):
         found = econmt.evaluate(["ein hund bellt laut"], ["Ein Hund bellt laut"], lowercase=lowercase)
         assert all((found[name].value > 99.9) == lowercase for name in ("bleu", "chrf"))
+
+
+def test_a_translator_that_another_thread_replaces_meanwhile(model: econmt.TrainedModel) -> None:
+    class Meanwhile(Glossary):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, _: object) -> bool:
+            model._translator = None
+            return True
+
+    for _ in range(2):
+        assert model.translator({"beam_size": 3}, glossary=Meanwhile({"a": "B"})).options.beam_size == 3
+
+
+def test_arguments_of_another_kind_are_told(
+    model: Any, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lexicon = partial(make_lexicon, word_model, tmp_path / "lexicon", [])
+    calls: list[tuple[Callable[..., object], Any, str]] = [
+        (model.translator({}).translate_chunk, [1], "input:1: expected text or a Request, found int"),
+        (model.translate, [econmt.Request("a", *[5])], "input:1: constraints: expected a list of phrases"),
+        (model.translate, [econmt.Request("a", glossary=model)], "input:1: glossary: expected"),
+        (Glossary, {"a": 5}, "a glossary expects terms with their translations"),
+        (partial(Glossary.checked, where="x"), {5: "a"}, "x: expected terms with their translations"),
+        (Glossary, {"a": "\u3000"}, "a glossary expects terms"),
+        (lambda given: model.translate(["a"], avoid=given), Glossary({}), "avoid expects a list of phrases"),
+        (model.scorer, "2", "batch_size: expected a whole number"),
+        (model.to, ["cpu"], r"device '\['cpu'\]': unknown; use auto, cpu"),
+        (econmt.api.check_training, model, "recipe .*: expected one that load_recipe has read"),
+        (lambda given: lexicon(top_k=given), "x", r"top_k: expected a whole number from 1 to .*, found x"),
+    ]
+    for run, given, message in calls:
+        with pytest.raises(InputError, match=message):
+            run(given)
+    assert read_recipe(str(word_model / "recipe.yaml")) == model.recipe
+    for made in (export_runtime, quantize_model):
+        made(str(word_model), str(tmp_path / made.__name__))  # type: ignore[operator]
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(InputError, match="the working directory has been removed; change to another one"):
+        econmt.train("quickstart")
+
+
+def test_long_terms_and_commands_are_shortened_in_messages(model: econmt.TrainedModel) -> None:
+    long = "x" * 5000
+    assert len(Glossary({long: long}).name_of(long)) < 100
+    for command in (long, f"cat '{long}"):
+        with pytest.raises(InputError) as error:
+            program_words("--command", command)
+        assert len(str(error.value)) < 400
+    request, compiler = econmt.Request("a", target_prefix=long), model.translator({}).constraint_compiler
+    with pytest.raises(InputError, match=r"x: target_prefix 'x{37}\.\.\.' has characters or words that"):
+        compiler.of(request, "x")

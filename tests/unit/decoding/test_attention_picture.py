@@ -143,8 +143,8 @@ def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> 
     tokens = copied(attention, ids, subwords.target.tokens(ids), text, subwords)
     assert tokens == ["▁ein", "☃"]
     assert subwords.target.joined(tokens) == "ein☃"
-    # What the source vocabulary knows is copied as a word.
-    tokens = copied(
-        seeing([0, len(source) - 1], len(source) + 1), ids, subwords.target.tokens(ids), text, subwords
-    )
-    assert tokens == ["▁ein", "läuft"]
+    # What the source vocabulary knows is copied as a word; U+2581 is a space.
+    last = seeing([0, len(source) - 1], len(source) + 1)
+    for spaced in (text, text.replace(" ", "▁")):
+        tokens = copied(last, ids, subwords.target.tokens(ids), spaced, subwords)
+        assert tokens == ["▁ein", "läuft"]

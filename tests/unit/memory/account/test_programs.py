@@ -332,3 +332,39 @@ def test_a_prediction_says_that_gradients_are_sparse(sparse: bool) -> None:
     model, rows = nn.Embedding(100, 8, sparse=sparse), torch.arange(50)
     predicted = memory.predict(lambda: model(rows).sum().backward(), model, device="cpu")
     assert any("Gradients are sparse" in note for note in predicted.notes) == sparse
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_prediction_reads_lists_and_knows_inference_and_blocks_in_the_step(device: str) -> None:
+    layer, inputs = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step() -> None:
+        with torch.inference_mode():
+            layer(inputs)
+        with memory.track(layer):
+            layer(torch.tensor(inputs.tolist())).sum().backward()
+        layer(inputs).sum().backward()
+
+    account = memory.predict(step, layer, device=device)
+    assert account.by_category()["weights"] > 0
+
+
+def test_what_cannot_be_predicted_is_told() -> None:
+    lines, lazy, sparse = nn.Linear(8, 8), nn.LazyLinear(8), nn.Module()
+    sparse.weight = nn.Parameter(torch.eye(8).to_sparse())
+    parts = [torch.ones(2, 8), torch.ones(3, 8)]
+    padded, jagged = (
+        torch.nested.nested_tensor(parts, layout=kind) for kind in (torch.strided, torch.jagged)
+    )
+    for step, model, message in (
+        (lambda: lines(jagged), lines, "nested tensors cannot be predicted"),
+        (lambda: lines(padded), lines, "nested tensors cannot be predicted"),
+        (lambda: lazy(parts[0]), lazy, "a lazy parameter has no shape yet; run the model once before"),
+        (lambda: torch.sparse.mm(sparse.weight, parts[0]), sparse, "sparse parameters cannot be predicted"),
+    ):
+        with pytest.raises(ValueError, match=f"^memory.predict: {message}"):
+            memory.predict(step, model, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="step is no function that runs a step, but float"):
+        memory.predict(1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nonzero 'x' is no share; give a number from 0 to 1"):
+        memory.predict(step, nonzero="x")  # type: ignore[arg-type]

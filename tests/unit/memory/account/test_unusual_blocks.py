@@ -304,3 +304,52 @@ def test_parameters_that_wrap_tensors() -> None:
     categories = account.by_category()
     assert categories["weights"] == size
     assert categories["optimizer state"] >= 2 * size
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer whose state has an entry of no parameter."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.state["all"]["sums"] = torch.zeros(64)
+        super().step(closure)
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_optimizers_may_have_state_of_no_parameter(predicts: bool) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = Counting(model.parameters(), 0.1)
+
+    def step() -> None:
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    if predicts:
+        account = memory.predict(step, model, optimizer, device="cpu")
+    else:
+        with memory.track(model, optimizer) as account:
+            step()
+    assert account.by_category()["optimizer state"] == 64 * 4
+
+
+class Silent(Exception):
+    """An error without a text."""
+
+    __str__ = None  # type: ignore[assignment]
+
+
+def test_an_error_that_cannot_be_printed_ends_the_block_as_itself() -> None:
+    with pytest.raises(Silent), memory.track() as account:
+        raise Silent
+    assert account.notes == ["The step ended with Silent; the account counts until then."]
+
+
+def test_names_of_any_characters_are_written_and_levels_are_numbers(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.add_module("\ud800", nn.Linear(2, 2))
+    with memory.track(model) as account:
+        model.get_submodule("\ud800")(torch.ones(1, 2))
+    account.to_csv(tmp_path / "account.csv")
+    assert "\\ud800," in (tmp_path / "account.csv").read_text()
+    for depth in (0, -1, "1"):
+        with pytest.raises(ValueError, match=f"depth {depth!r}: give a number of levels"):
+            account.by_module(depth)  # type: ignore[arg-type]
