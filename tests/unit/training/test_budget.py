@@ -461,7 +461,8 @@ def test_a_gpu_that_is_full_learns_smaller_micro_batches(
     assert needed - fixed > 200 << 20  # many segments of the allocator
     trainer.step.clear()
     torch.cuda.empty_cache()
-    plan.budget = (fixed + needed) // 2
+    # Graphs of other tests may hold memory in which there is no tensor.
+    plan.budget = (fixed + needed) // 2 + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     with trainer.budget.enforced():
         divided = gradients(trainer, [batch])
     assert trainer.budget.notes
