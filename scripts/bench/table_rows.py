@@ -125,7 +125,8 @@ def fit_rows() -> Rows:
     with reproducible(torch.device("cpu"), 1), rules_only("cuda"):
         named = {each.name: each for each in techniques(task.recipe.ops.stash, "cuda", False)}
         for precision in (NAMED["bfloat16"], NAMED["float32"]):
-            ways = [named[name]._replace(precision=precision) for name in ("reference", "all")]
+            narrow = "" if precision.name == "float32" else f", {precision.name}"
+            ways = [named[name + narrow] for name in ("reference", "all")]
             kept, lean = (fit(task, way, ECHO[1:], FOUR_GIB, "cuda", ECHO.rows).rows for way in ways)
             yield precision.name, f"{kept:,}", f"{lean:,}", f"{lean / kept:.1f}"
 
