@@ -172,6 +172,7 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
             (ones, None, None, RESETS.t()),
         ),
         (ValueError, r"resets must be .* got torch.int64", (ones, None, None, RESETS.long())),
+        (ValueError, "resets is on meta; it must be on the CPU", (ones, None, None, RESETS.to("meta"))),
         (ValueError, r"resets must be .* got a value of type list", (ones, None, None, RESETS.tolist())),
         (
             ValueError,

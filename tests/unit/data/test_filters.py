@@ -10,7 +10,7 @@ import pytest
 
 from econmt.config.recipe import Recipe
 from econmt.data.batching.store import PreparedData, open_prepared, prepare
-from econmt.data.text.filters import LeftOut, Selection, repeats, report_lines
+from econmt.data.text.filters import LeftOut, Selection, repeats, report_lines, words_of
 from econmt.errors import InputError
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
@@ -189,6 +189,14 @@ def test_a_certainty_that_is_just_reached_is_enough(
     pairs = make_recipe(filters={"language_certainty": 0.75}, subwords={"type": "words"}).pairs
     selection = Selection(pairs, [])
     assert [selection._reason(text, text) for text in certainties] == ["language", None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("pairs", "the pair"), ("source", "the source"), ("target", "the target")]
+)
+def test_a_duplicate_is_called_by_its_kind(make_recipe: Make, kind: str, what: str) -> None:
+    data = make_recipe(filters={"duplicates": kind}).data
+    assert words_of("duplicate", data) == f"where {what} came before"
 
 
 def test_repeated_words_are_counted() -> None:

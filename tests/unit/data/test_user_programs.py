@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,14 @@ def run(code: str, lines: list[str], **more: bool) -> tuple[list[bytes], int, st
     """Returns the lines that a shell's program writes, its exit code, and its last complaint."""
     with start_program(["sh", "-c", code], lines, **more) as program:
         return list(program.output()), program.code, program.complaint
+
+
+@pytest.mark.parametrize(
+    ("speed", "shown"), [(None, ""), (9.96, "10.0/s"), (10.4, "10/s"), (1234.5, "1,234/s")]
+)
+def test_rates_have_as_many_digits_as_they_need(speed: float | None, shown: str) -> None:
+    task: Any = SimpleNamespace(finished_speed=None, speed=speed)
+    assert progress_bars._Rate().render(task) == shown
 
 
 @pytest.fixture
