@@ -174,6 +174,14 @@ def test_rows_that_do_not_count_may_hold_anything(device: str) -> None:
     assert found[0][2::3].eq(0).all()
 
 
+def test_a_maximum_that_grows_along_a_row(device: str) -> None:
+    hidden, targets = torch.ones(2, 1, device=device), torch.tensor([0, 19_999], device=device)
+    weight = torch.linspace(-30.0, 60.0, 20_000, device=device).unsqueeze(1)  # many blocks of words
+    found = linear_cross_entropy(hidden, weight, targets, reduction="none")
+    exact = functional.cross_entropy(hidden.double() @ weight.double().t(), targets, reduction="none")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_float64_goes_another_way(device: str) -> None:
     given = arguments(5, 4, 9, True)
     given = {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
