@@ -138,7 +138,7 @@ def judge_checkpoint(training: recipe.Training, state: TrainingState, columns: R
 
 
 TWENTY_BLEU = 600, 1800
-"""Fewest and most updates after which shipped recipes had 20 BLEU on validation; docs/results has their runs."""
+"""Fewest and most updates after which shipped recipes had 20 BLEU on validation."""
 
 RECENT = 180.0
 """Seconds over which the pace is measured for the remaining time, since the load of machines changes."""
