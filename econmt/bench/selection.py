@@ -54,15 +54,14 @@ def choose(
     )
     measurements = list(session.measurements.values())
     positions = max(shape.source, shape.target)
-    with precision.products(device):
-        chosen = choose_implementations(
-            Implementations.of(recipe.ops),
-            measurements,
-            device=device.type,
-            dtype=precision.dtype,
-            updates=updates,
-            positions=positions / min(positions, POSITIONS),
-        )
+    chosen = choose_implementations(
+        Implementations.of(recipe.ops),
+        measurements,
+        device=device.type,
+        precision=precision,
+        updates=updates,
+        positions=positions / min(positions, POSITIONS),
+    )
     return Chosen(measurements, chosen, session.seconds)
 
 

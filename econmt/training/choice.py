@@ -15,7 +15,7 @@ from torch import nn
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import OPS, Recipe, Training
 from econmt.data.batching.batch import AnyBatch, Batches
-from econmt.engine.precision import Precision
+from econmt.engine.precision import NAMED, Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.model import Implementations
@@ -153,12 +153,12 @@ def settle(
     else:
         why = "default; the model is too small to measure"
     positions = max(shape.source, shape.target)
-    with captured(in_graphs), precision.products(device):
+    with captured(in_graphs):
         chosen = choose_implementations(
             of_recipe,
             measured,
             device=device.type,
-            dtype=precision.dtype,
+            precision=precision,
             updates=updates,
             positions=positions / min(positions, POSITIONS),
         )
@@ -170,7 +170,7 @@ def choose_implementations(
     measurements: Iterable[Measurement],
     *,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    precision: Precision = NAMED["float32"],
     updates: float = 0.0,
     positions: float = 1.0,
 ) -> Implementations:
@@ -178,7 +178,7 @@ def choose_implementations(
 
     Args:
         measurements: Measurements of the model's ops; where there are none, the default holds.
-        device, dtype: Device type, and type of the products.
+        device, precision: Device type, and precision of the products.
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
         positions: Positions of an average batch, relative to the measured one.
     """
@@ -196,7 +196,8 @@ def choose_implementations(
     named = filter(None, map(of_recipe.traits, ("encoder", "decoder")))
     decoder = settled.traits("decoder")
     if of_recipe.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
-        settled = settled._replace(stash=decoder.stash_in_model(dtype))
+        with precision.products(torch.device(device)):
+            settled = settled._replace(stash=decoder.stash_in_model(precision.dtype))
     return settled
 
 

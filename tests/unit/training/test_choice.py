@@ -12,7 +12,7 @@ import torch
 
 from econmt.config.recipe import load_recipe
 from econmt.data.batching.batch import BatchShape
-from econmt.engine.precision import Precision
+from econmt.engine.precision import NAMED, Precision
 from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.tasks.translation import TranslationTask
@@ -198,9 +198,9 @@ def test_what_a_machine_cannot_run_is_refused() -> None:
 
 def test_in_cuda_graphs_the_rule_recomputes() -> None:
     with rules_only("cuda"):
-        eager = choose_implementations(AUTO, [], device="cuda", dtype=torch.bfloat16)
+        eager = choose_implementations(AUTO, [], device="cuda", precision=NAMED["bfloat16"])
         with captured():
-            found = choose_implementations(AUTO, [], device="cuda", dtype=torch.bfloat16)
+            found = choose_implementations(AUTO, [], device="cuda", precision=NAMED["bfloat16"])
     assert {found.traits(key).recomputes for key in ("encoder", "decoder", "output")} == {True}
     level = implementations_of("attentional_lstm")[found.decoder].traits.model_stash
     assert found.stash == eager.stash == level
