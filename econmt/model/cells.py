@@ -14,6 +14,7 @@ from torch import Tensor
 from econmt.config.stacks import CELLS as CELL_RULES
 from econmt_ops import bidirectional_lstm, final_state, lstm
 from econmt_ops.cells.protocol import Cell
+from econmt_ops.cells.scan import ScanLayer
 from econmt_ops.cells.table import KINDS
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
@@ -44,8 +45,12 @@ class RecipeCell:
         result: tuple[Tensor, State] = self.op(inputs, tuple(stack), **options, **self.how(how))
         return result
 
-    def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
-        """Returns the top layer's output at the last step (B, H) from the results of :meth:`run`."""
+    def last(
+        self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool, residual: bool = False
+    ) -> Tensor:
+        """Returns the last output of the top layer (B, H), of an LSTM without the residual sum, after :meth:`run`."""
+        if self.cell.name == "lstm" or not (residual or isinstance(self.cell, ScanLayer)):
+            return states[-1][0]
         return final_state(outputs, lengths=lengths, reverse=reverse)
 
     def run_both_ways(
@@ -62,10 +67,6 @@ class RecipeCell:
 
 class LSTMLayers(RecipeCell):
     """Runs LSTM layers; a bidirectional layer is one operation."""
-
-    def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
-        """See :meth:`RecipeCell.last`; this is h of the top layer, without a residual sum."""
-        return states[-1][0]
 
     def run_both_ways(
         self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]

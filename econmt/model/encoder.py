@@ -141,7 +141,7 @@ class Encoder(nn.Module):
             dropout_seed=seed,
             variational=self.dropout.variational,
         )
-        return outputs, self.cell.last(outputs, states, lengths, self.config.reverse_input)
+        return outputs, self.cell.last(outputs, states, lengths, self.config.reverse_input, residual)
 
     def initialize(self, init: recipe.Initialization) -> None:
         """Draws initial values of all parameters."""

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
@@ -44,18 +43,6 @@ def compute_dtype(first: Tensor) -> torch.dtype:
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the type in which an op of this compute type accumulates: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def cast_all(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Any]:
-    """Casts tensors to a type, on a GPU in one launch; None stays None."""
-    others = [tensor for tensor in tensors if tensor is not None and tensor.dtype != dtype]
-    if others and others[0].is_cuda:
-        casts = [torch.empty_like(tensor, dtype=dtype) for tensor in others]
-        torch._foreach_copy_(casts, others)
-    else:
-        casts = [tensor.to(dtype) for tensor in others]
-    made = iter(casts)
-    return [tensor if tensor is None or tensor.dtype == dtype else next(made) for tensor in tensors]
 
 
 def explicit_casts(first: Tensor) -> AbstractContextManager[None]:

@@ -31,7 +31,7 @@ from econmt_ops.cells.table import KINDS
 from econmt_ops.core.chunks import previous, rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
-from econmt_ops.core.precision import accumulate_dtype, cast_all
+from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
@@ -143,7 +143,7 @@ class _SteppedCall:
         if call.lengths is not None:
             self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
         weights = call.input, call.hidden, call.read_bias, call.recurrent_bias, *call.extra
-        self.input, self.hidden, *biases = cast_all(weights, dtype)
+        self.input, self.hidden, *biases = [None if part is None else part.to(dtype) for part in weights]
         self.read_product = Product(self.input, biases[0], calls=len(self.blocks))
         self.recurrent_product = Product(self.hidden, biases[1], calls=self.steps)
         # Rounded to the compute type, as all weights are.
@@ -151,8 +151,11 @@ class _SteppedCall:
 
     def read(self, begin: int, end: int) -> Tensor:
         """Returns the inputs (K, B, I) of a block, with zeros at padded positions."""
-        inputs = self.call.inputs[begin:end].contiguous()
-        return inputs if self.padding is None else zero_padding(inputs, self.padding[begin:end])
+        inputs = self.call.inputs[begin:end]
+        if self.padding is None:
+            return inputs.contiguous()
+        copy = inputs.clone(memory_format=torch.contiguous_format)
+        return copy.masked_fill_(self.padding[begin:end].unsqueeze(-1), 0.0)
 
     def step(self, number: int, read: Tensor, recurrent: Tensor, before: Sequence[Tensor]) -> CellStep:
         """Returns the arguments of a step from its input and recurrent products (B, G H) and its states."""
@@ -191,7 +194,9 @@ def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
         if keep:
             for target, part in zip(results.kept, state[1:], strict=True):
                 target[number] = part
-        reads = stepped.read_product(stepped.read(begin, end))
+        reads = stepped.read_product(
+            call.inputs[begin:end].contiguous()
+        )  # steps ignore those of padded positions
         for step in steps_of(range(end - begin)):
             arguments = stepped.step(begin + step, reads[step], stepped.recurrent_product(state[0]), state)
             stepped.run.step_forward_into(arguments, state, results.outputs[begin + step])

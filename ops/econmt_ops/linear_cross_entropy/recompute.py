@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.backends import triton
@@ -188,6 +189,11 @@ def _scaled(
 
 def _times(gradient: Tensor, factor: Tensor, in_place: bool) -> Tensor:
     """Multiplies a gradient by a float32 scalar, which may be out of float16's range."""
+    if in_place and triton.serves(gradient) and not isinstance(gradient, FakeTensor):
+        from econmt_ops.backends.triton.cross_entropy import scale  # imports triton
+
+        scale(gradient, factor)
+        return gradient
     if gradient.dtype == torch.float16:
         factor = factor.unsqueeze(0)  # on a GPU, PyTorch casts a scalar to float16
     return gradient.mul_(factor) if in_place else (gradient * factor).to(gradient.dtype)

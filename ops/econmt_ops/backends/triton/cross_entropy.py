@@ -22,6 +22,12 @@ _VALUES = 8192
 _WHOLE = 16384
 """Values of a row, at most, that a program holds in its registers, so that it reads them once."""
 
+_TILE = 4096
+"""Values that a program scales at once."""
+
+_MOST_PROGRAMS = 2048
+"""Programs, at most, that scale values."""
+
 
 @triton.jit
 def _exponential(value, shift, PRECISE: tl.constexpr):
@@ -173,15 +179,34 @@ def loss_rows(
         put_gradient(whole_row, (target, wanted), factors, False, PRECISE, PARTS, LANES)
 
 
-def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
+@triton.jit
+def scale_values(values, factor, count, step, TILE: tl.constexpr):
+    """Multiplies values by a scalar, in float32; leaves them as they are if it is 1."""
+    by = tl.load(factor).to(tl.float32)
+    if by != 1.0:
+        own = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        for begin in range(0, count, step):
+            place = begin + own
+            value = tl.load(values + place, mask=place < count).to(tl.float32) * by
+            tl.store(values + place, value.to(values.dtype.element_ty), mask=place < count)
+
+
+def scale(values: Tensor, factor: Tensor) -> None:
+    """Multiplies contiguous values in place by a scalar on the device; reads and writes nothing if it is 1."""
+    programs = min(_MOST_PROGRAMS, triton.cdiv(values.numel(), _TILE))
+    if programs:
+        scale_values[(programs,)](values, factor, values.numel(), programs * _TILE, TILE=_TILE)
+
+
+def row_constants(logits: Tensor, vocabulary: int, warps: int = _WARPS) -> dict[str, Any]:
     """Returns the compile-time arguments with which a program handles a row of logits, part by part."""
-    lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
+    lanes = min(16 // logits.element_size() * 32 * warps, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
     return {
         "PRECISE": logits.dtype == torch.float32,
         "PARTS": parts,
         "LANES": lanes,
-        "num_warps": _WARPS,
+        "num_warps": warps,
     }
 
 

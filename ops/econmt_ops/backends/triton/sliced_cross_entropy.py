@@ -132,7 +132,7 @@ def slice_numbers_of(logits: Tensor, own: int, targets: Tensor, labels: Labels) 
         own,
         labels.ignore_index,
         SMOOTH=labels.smoothing != 0.0,
-        **row_constants(logits, own),
+        **row_constants(logits, own, warps=4),  # 8,192 x 6,144 logits take 39 us, with 8 warps 52
     )
     return numbers
 
