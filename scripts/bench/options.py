@@ -5,8 +5,9 @@
     python -m scripts.bench options --device cuda --only gru coverage       # rows whose names contain a word
 
 Rows are every shipped recipe, and multi30k with each option alone. "reference" keeps what autograd keeps, "auto" is
-what users get. Columns: target tokens a second of both, in turns; their ratio; and on a GPU peaks of allocated memory
-in MB (10^6 bytes). A row whose options are refused or that fails prints a line below the table.
+what users get; on a GPU "plain" is `scripts.bench.plain_model`, an LSTM with additive attention of the same sizes,
+where there is input feeding. Columns: target tokens a second, in turns; the ratio of auto and reference; and on a GPU
+their peaks of allocated memory in MB (10^6 bytes). A row that fails prints a line below the table.
 """
 
 from __future__ import annotations
@@ -125,7 +126,10 @@ def row_of(case: Case, precision: str, device: torch.device, seconds: float) -> 
             rows //= ROWS_ON_A_CPU
         torch.manual_seed(2)
         batch = task.example(Shape(rows, *positions))
-        runs = {name: prepared(task, batch, name, precision, device) for name in ("reference", "auto")}
+        names = ["reference", "auto"]
+        if device.type == "cuda" and task.recipe.translation_model.decoder.input_feeding:
+            names.insert(0, "plain")
+        runs = {name: prepared(task, batch, name, precision, device) for name in names}
         repeats = 20 if device.type == "cuda" else 1
         calls = {name: partial(_repeat, run, repeats) for name, (run, _) in runs.items()}
         timings = in_turns(calls, device, seconds=seconds * len(calls))
@@ -135,7 +139,7 @@ def row_of(case: Case, precision: str, device: torch.device, seconds: float) -> 
     row |= {f"{name} tokens/s": speed for name, speed in speeds.items()}
     row["auto / reference"] = f"{speeds['auto'] / speeds['reference']:.2f}"
     if device.type == "cuda":
-        row |= {f"{name} MB": round(peak / 1e6) for name, (_, peak) in runs.items()}
+        row |= {f"{name} MB": round(runs[name][1] / 1e6) for name in names[-2:]}
     return row
 
 
