@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt.bench.rows import Row, Say
@@ -117,6 +117,10 @@ def rows_of_output(
     losses: dict[str, Callable[[], Tensor]] = {
         "cross_entropy(linear)": lambda: functional.cross_entropy(functional.linear(hidden, weight), targets)
     }
+    if hasattr(nn, "LinearCrossEntropyOptions"):  # since torch 2.13
+        losses["linear_cross_entropy of torch"] = lambda: functional.linear_cross_entropy(
+            hidden, weight, targets, options=nn.LinearCrossEntropyOptions()
+        )
     for name in ("recompute", "compiled") if compiled else ("recompute",):
         losses[name] = partial(linear_cross_entropy, hidden, weight, targets, implementation=name)
 
