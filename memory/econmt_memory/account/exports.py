@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from econmt_memory.measure.ledger import CATEGORIES, kind_of
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import Storage
+from econmt_memory.measure.storages import MemoryRecord, Storage
 
 
 def over_time(

@@ -30,8 +30,16 @@ from econmt_memory.measure.profiled_operators import (
     read_events,
     tensors_of,
 )
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
+from econmt_memory.measure.storages import (
+    BLOCK,
+    Beginning,
+    Change,
+    MemoryRecord,
+    NodeLayers,
+    Storage,
+    Work,
+    shape_of,
+)
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
 
 

@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import Beginning, Storage, expanded
+from econmt_memory.measure.storages import Beginning, MemoryRecord, Storage
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
@@ -177,19 +176,11 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
         ledger.entries[kind_of(storage)] += size
     if tracker.unknown:
         ledger.entries["other", "other"] += tracker.unknown
-    hidden = tracker.hidden.get(moment)
-    if hidden is not None:
-        ledger.entries["workspace", hidden.layer] += hidden.size
-        inside = TensorAtPeak(
-            hidden.size, (hidden.size,), "uint8", "workspace", hidden.layer, hidden.operator
-        )
-        ledger.largest.append(inside)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         what = storage.shape, dtype, category, layer, storage.operator, str(storage.line or "")
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
-    ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
     backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
     stashes = map(_feature_maps, map(tracker.alive, backward))
     ledger.stash = max(stashes, key=Counter.total, default=Counter())
@@ -206,7 +197,7 @@ def _timeline(tracker: MemoryRecord) -> list[Moment]:
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], begin.phase))
         points += [
             Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], begin.phase)
-            for number in expanded(begin.changes, end.changes, tracker.repetitions)
+            for number in range(begin.changes, end.changes)
         ]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
 

@@ -1,10 +1,14 @@
-"""Records of a computation: storages, changes of their sizes, phases, and the layers of autograd nodes."""
+"""Record of the live bytes at every moment of a computation: storages, changes of their sizes, phases, and operators."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +93,10 @@ class Storage:
     category: str | None = None
 
 
+REPEATED = Storage(0, (), torch.uint8, "", "other", 0)
+"""Storage of the changes that stand for repetitions of a loop's body, which add up to no growth."""
+
+
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """Returns a tensor's shape; the number of its elements for a nested tensor, which has several."""
     return (tensor.numel(),) if tensor.is_nested else tuple(tensor.shape)
@@ -113,14 +121,6 @@ class Work(NamedTuple):
     flops: int
 
 
-class Hidden(NamedTuple):
-    """Bytes that an operator used and freed internally."""
-
-    size: int
-    layer: str
-    operator: str
-
-
 class Beginning(NamedTuple):
     """Beginning of a phase: ``seconds`` after the start, after a number of ``changes``."""
 
@@ -129,24 +129,70 @@ class Beginning(NamedTuple):
     changes: int
 
 
-class Repetition(NamedTuple):
-    """Changes ``begin`` to ``end`` that stand for ``times`` equal sequences, which add up to no growth.
+class MemoryRecord:
+    """Storages of one device and how their sizes changed, with the operators that ran.
 
-    ``order`` has the indices of the changes of one sequence, with those of inner repetitions as often as they occurred.
+    Args:
+        device: Device whose memory counts.
+
+    Attributes:
+        before: Storages that existed before the recording, with their sizes then.
+        changes: Changes of sizes, in order.
+        begins: Beginnings of phases, in order.
+        works: Operators that ran, in order.
+        seconds: Seconds of the whole recording.
+        flops: Floating-point operations of matrix products, by the type of their factors.
     """
 
-    begin: int
-    end: int
-    times: int
-    order: list[int]
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before: list[tuple[Storage, int]] = []
+        self.changes: list[Change] = []
+        self.begins: list[Beginning] = []
+        self.works: list[Work] = []
+        self.seconds = 0.0
+        self.flops: Counter[torch.dtype] = Counter()
+        self._at_start = self._start = 0
 
+    def settle(self) -> None:
+        """Completes the record, after the recording."""
 
-def expanded(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
-    """Yields the indices of changes from ``begin`` to ``end``, those of repetitions as often as they occurred."""
-    for repetition in repetitions:
-        if begin <= repetition.begin and repetition.end <= end:
-            yield from range(begin, repetition.begin)
-            for _ in range(repetition.times):
-                yield from repetition.order
-            begin = repetition.end
-    yield from range(begin, end)
+    def since(self, nanoseconds: int) -> float:
+        """Returns the seconds from the start of the recording to a moment, in nanoseconds of the epoch."""
+        return (nanoseconds - self._start) / 1e9
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return self.since(time.time_ns())
+
+    def phase_of(self, layer: str, *, updating: bool, in_backward: bool) -> str:
+        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before."""
+        if updating or in_backward:
+            return "optimizer" if updating else "backward"
+        return "forward" if layer != "other" or not self.begins else self.begins[-1].phase
+
+    def phase(self) -> str:
+        """Returns the current phase."""
+        return self.begins[-1].phase if self.begins else "forward"
+
+    @property
+    def unknown(self) -> int:
+        """Bytes that were allocated at the start and belong to no known storage."""
+        return max(0, self._at_start - sum(size for _, size in self.before)) if self._at_start else 0
+
+    def live(self) -> Iterator[int]:
+        """Yields the live bytes at the start and after each change."""
+        start = self.unknown + sum(size for _, size in self.before)
+        return accumulate((change.size for change in self.changes), initial=start)
+
+    def peak(self) -> tuple[int, int]:
+        """Returns the most live bytes, and the number of changes before that moment."""
+        moment, size = max(enumerate(self.live()), key=itemgetter(1))  # the first of equals
+        return size, moment
+
+    def alive(self, moment: int) -> dict[Storage, int]:
+        """Returns the storages that are alive after ``moment`` changes, with their bytes."""
+        sizes = dict(self.before)
+        for change in self.changes[:moment]:
+            sizes[change.storage] = sizes.get(change.storage, 0) + change.size
+        return {storage: size for storage, size in sizes.items() if size}

@@ -23,16 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import (
+    REPEATED,
     Beginning,
     Change,
-    Hidden,
+    MemoryRecord,
     NodeLayers,
-    Repetition,
     Storage,
     Work,
-    expanded,
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, user_line
@@ -101,13 +99,11 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
         """Marks a loop body that stands for ``times`` further equal ones."""
-        begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
+        begin, flops = len(self.changes), self.flops.copy()
         yield
         for dtype, done in self.flops.items():
             self.flops[dtype] = done + times * (done - flops[dtype])
-        end, inside = len(self.changes), self.repetitions[repetitions:]
-        order = list(expanded(begin, end, inside))
-        self.repetitions[repetitions:] = [Repetition(begin, end, times + 1, order)]
+        self.changes += times * [change._replace(storage=REPEATED) for change in self.changes[begin:]]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
@@ -201,7 +197,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.workspace is not None:
             self._charge(facts.workspace(*args, **kwargs), 0, torch.uint8, layer)
         if body is None and self._meter is not None:
-            self._note_hidden(self._meter()[1])
+            self._note_inside(self._meter()[1], layer)
         return result
 
     def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
@@ -268,11 +264,13 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(storage, size - storage.size)
             storage.size = size
 
-    def _note_hidden(self, peak: int) -> None:
+    def _note_inside(self, peak: int, layer: str) -> None:
+        """Records what an operator took and gave back, from the allocator's peak while it ran."""
         size = peak - self._at_start - self._grown
-        before = self.hidden.get(len(self.changes))
-        if size > (0 if before is None else before.size):
-            self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), self._path())
+        if size > 0:
+            storage = Storage(size, (size,), torch.uint8, self._path(), layer, 0)
+            self._change(storage, size)
+            self._change(storage, -size)
 
     def _path(self) -> str:
         """Returns the names of the running operator and of the custom operators around it, outermost first."""

@@ -20,8 +20,7 @@ from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
 from econmt_memory.account.exports import over_time, trace, write_snapshot
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import Beginning, Change, Storage
+from econmt_memory.measure.storages import Beginning, Change, MemoryRecord, Storage
 from tests.conftest import ROOT
 from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
 
