@@ -20,13 +20,12 @@ from econmt.estimate.report.report import (
     speed_text,
 )
 from econmt_memory.measure.ledger import CATEGORIES
-from econmt_memory.report.charts import Bar, Part, escape
+from econmt_memory.report.charts import Bar, Part, bars, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
 from econmt_memory.report.page import (
     bar_parts,
     document,
     html_table,
-    labelled_bars,
     layer_bars,
     live_chart,
     section,
@@ -184,7 +183,7 @@ def _technique_bars(title: str, profiles: Sequence[Profile], sizes: Sequence[Map
         name, reference = profile.technique.name, reference_of(profile, profiles)
         change = "" if reference is None else less(sums[profiles.index(reference)], total)
         rows.append(Bar(name, bar_parts(name, of_profile), format_bytes(total), change))
-    return f"<h3>{title}</h3>{labelled_bars(title, list(sizes[0]), rows, max(sums))}"
+    return f"<h3>{title}</h3>{bars(title, list(sizes[0]), rows, max(sums))}"
 
 
 def _speeds(profiles: Sequence[Profile]) -> str:
@@ -200,7 +199,7 @@ def _speeds(profiles: Sequence[Profile]) -> str:
     if not rows:
         return ""
     title = "Target tokens a second" + (f", {_timed(profiles[0])}" if _timed(profiles[0]) else "")
-    return f"<h3>{title}</h3>{labelled_bars(title, (), rows, max(row.parts[0].amount for row in rows))}"
+    return f"<h3>{title}</h3>{bars(title, (), rows, max(row.parts[0].amount for row in rows))}"
 
 
 def kernel_section(steps: Sequence[KernelTimes]) -> str:

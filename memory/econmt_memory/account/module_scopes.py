@@ -165,21 +165,8 @@ class ModuleScopes:
         self._tracker.label(parameter, "weights", name)
         self._label_gradient(parameter)
         if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook(self._follower(name))  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
             self._hooks.callback(hook.remove)
-
-    def _follower(self, name: str) -> Callable[[Tensor], None]:
-        """Returns a function that labels the gradient of a parameter of module ``name``."""
-        label = self._tracker.label
-
-        def follow(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
-                label(gradient, "gradients", name)
-            else:
-                self._label_gradient(parameter)
-
-        return follow
 
     def _label_gradient(self, parameter: Tensor) -> None:
         gradient = parameter.grad

@@ -16,7 +16,7 @@ from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from econmt_memory.measure.storages import Beginning, MemoryRecord, Storage
+from econmt_memory.measure.storages import UNKNOWN, Beginning, MemoryRecord, Storage
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
@@ -172,18 +172,18 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
         peak = next(islice(tracker.live(), moment, None))
     ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
     alive = tracker.alive(moment)
-    for storage, size in alive.items():
-        ledger.entries[kind_of(storage)] += size
-    if tracker.unknown:
-        ledger.entries["other", "other"] += tracker.unknown
+    ledger.entries = _by_kind(alive)
+    alive.pop(UNKNOWN, None)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         what = storage.shape, dtype, category, layer, storage.operator, str(storage.line or "")
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
-    backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
-    stashes = map(_feature_maps, map(tracker.alive, backward))
-    ledger.stash = max(stashes, key=Counter.total, default=Counter())
+    for begin in tracker.begins:
+        if begin.phase == "backward":
+            sizes = _by_kind(tracker.alive(begin.changes)).items()
+            stash = Counter({layer: size for (category, layer), size in sizes if category == "feature maps"})
+            ledger.stash = max(ledger.stash, stash, key=Counter.total)
     ledger.timeline = _timeline(tracker)
     return ledger
 
@@ -202,14 +202,12 @@ def _timeline(tracker: MemoryRecord) -> list[Moment]:
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
 
 
-def _feature_maps(alive: Mapping[Storage, int]) -> Counter[str]:
-    """Returns the bytes of feature maps among storages, by layer."""
-    stash: Counter[str] = Counter()
+def _by_kind(alive: Mapping[Storage, int]) -> Counter[tuple[str, str]]:
+    """Returns the bytes of storages by category and layer."""
+    sizes: Counter[tuple[str, str]] = Counter()
     for storage, size in alive.items():
-        category, layer = kind_of(storage)
-        if category == "feature maps":
-            stash[layer] += size
-    return stash
+        sizes[kind_of(storage)] += size
+    return sizes
 
 
 def kind_of(storage: Storage) -> tuple[str, str]:

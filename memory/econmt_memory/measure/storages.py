@@ -1,4 +1,4 @@
-"""Record of the live bytes at every moment of a computation: storages, changes of their sizes, phases, and operators."""
+"""Record of a computation: storages, changes of their sizes, phases, operators, and the layers of autograd nodes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class NodeLayers:
     """
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._layers: list[str] = []
+        self._noted: list[tuple[int, str]] = []
         self._parameters: dict[int, str] = {}
 
     def add_parameters(self, layers: Mapping[Tensor, str]) -> None:
@@ -41,8 +40,7 @@ class NodeLayers:
 
     def note(self, layer: str) -> None:
         """Assigns the nodes that are created from now on to ``layer``."""
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
-        self._layers.append(layer)
+        self._noted.append((torch._C._autograd._get_sequence_nr(), layer))
 
     def __call__(self, node: Any) -> str:
         """Returns the layer of a node."""
@@ -52,13 +50,13 @@ class NodeLayers:
 
     def of_number(self, number: int) -> str:
         """Returns the layer of the node with a number."""
-        index = bisect_right(self._numbers, number)
-        return self._layers[index - 1] if index else "other"
+        index = bisect_right(self._noted, number, key=itemgetter(0))
+        return self._noted[index - 1][1] if index else "other"
 
     @property
     def are_known(self) -> bool:
         """True if the layers of nodes have been noted."""
-        return bool(self._numbers)
+        return bool(self._noted)
 
     def running(self) -> str:
         """Returns the layer of the running code; in a backward pass, that of the node being computed."""
@@ -95,6 +93,9 @@ class Storage:
 
 REPEATED = Storage(0, (), torch.uint8, "", "other", 0)
 """Storage of the changes that stand for repetitions of a loop's body, which add up to no growth."""
+
+UNKNOWN = Storage(0, (), torch.uint8, "", "other", 0)
+"""Storage of bytes that were allocated at the start and belong to no known storage."""
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -175,15 +176,15 @@ class MemoryRecord:
         """Returns the current phase."""
         return self.begins[-1].phase if self.begins else "forward"
 
-    @property
-    def unknown(self) -> int:
-        """Bytes that were allocated at the start and belong to no known storage."""
-        return max(0, self._at_start - sum(size for _, size in self.before)) if self._at_start else 0
+    def start(self) -> dict[Storage, int]:
+        """Returns the storages that existed before the recording, with their bytes; unknown ones are one of them."""
+        sizes = dict(self.before)
+        unknown = self._at_start - sum(sizes.values())
+        return {UNKNOWN: unknown, **sizes} if unknown > 0 else sizes
 
     def live(self) -> Iterator[int]:
         """Yields the live bytes at the start and after each change."""
-        start = self.unknown + sum(size for _, size in self.before)
-        return accumulate((change.size for change in self.changes), initial=start)
+        return accumulate((change.size for change in self.changes), initial=sum(self.start().values()))
 
     def peak(self) -> tuple[int, int]:
         """Returns the most live bytes, and the number of changes before that moment."""
@@ -192,7 +193,7 @@ class MemoryRecord:
 
     def alive(self, moment: int) -> dict[Storage, int]:
         """Returns the storages that are alive after ``moment`` changes, with their bytes."""
-        sizes = dict(self.before)
+        sizes = self.start()
         for change in self.changes[:moment]:
             sizes[change.storage] = sizes.get(change.storage, 0) + change.size
         return {storage: size for storage, size in sizes.items() if size}

@@ -58,15 +58,17 @@ def css_class(kind: str) -> str:
 
 
 def legend(kinds: Sequence[str]) -> str:
-    """Returns the legend of the colours."""
+    """Returns the legend of the colours; none without kinds."""
     items = "".join(
         f'<li><span class="swatch {css_class(kind)}"></span>{escape(kind)}</li>' for kind in kinds
     )
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend">{items}</ul>' if kinds else ""
 
 
-def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
-    """Draws horizontal stacked bars; ``description`` is for screen readers, ``largest`` fills the width."""
+def bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float) -> str:
+    """Draws horizontal stacked bars with the legend of the kinds that occur; ``largest`` fills the width."""
+    used = {part.kind for row in rows for part in row.parts}
+    read_out = ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
     drawn = []
     for row in rows:
         whole = sum(part.amount for part in row.parts)
@@ -75,7 +77,10 @@ def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
             f'<div class="bar"><span class="label">{escape(row.label)}</span><span class="line">{segments}'
             f'<span class="value">{escape(row.figure)} <b class="remark">{escape(row.remark)}</b></span></span></div>'
         )
-    return f'<div class="bars" role="img" aria-label="{escape(description)}">{"".join(drawn)}</div>'
+    return (
+        legend([kind for kind in kinds if kind in used])
+        + f'<div class="bars" role="img" aria-label="{escape(f"{title}: {read_out}")}">{"".join(drawn)}</div>'
+    )
 
 
 def _segment(part: Part, whole: float, share: float) -> str:

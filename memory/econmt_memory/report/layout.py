@@ -27,7 +27,7 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
         table: table with cells and headings as strings.
         width: maximum number of columns.
     """
-    if _width_of(table) <= width:
+    if Console(width=10_000).measure(table).maximum <= width:
         return table
     columns = [_narrow(column) for column in table.columns]
     title = [str(table.title or "")]
@@ -90,9 +90,3 @@ def table_console() -> Console:
 def print_table(console: Console, table: Table) -> None:
     """Prints a table so that it fits the console."""
     console.print(fitted(table, console.width))
-
-
-def _width_of(table: Table) -> int:
-    """Returns the width of a table without wrapping."""
-    console = Console(width=10_000)
-    return console.measure(table).maximum

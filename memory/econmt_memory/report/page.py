@@ -90,20 +90,12 @@ def layer_bars(ledger: Ledger, largest: int) -> str:
             layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES}
         )
         rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, sizes.total())}"))
-    return labelled_bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
+    return charts.bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
 
 
 def bar_parts(name: str, sizes: Mapping[str, int]) -> list[Part]:
     """Returns the segments of the bar ``name``, from its bytes by kind."""
     return [Part(kind, size, f"{name}, {kind}: {format_bytes(size)}") for kind, size in sizes.items() if size]
-
-
-def labelled_bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float) -> str:
-    """Returns bars with the legend of the kinds that occur; ``largest`` fills the width."""
-    read_out = ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
-    used = [kind for kind in kinds if any(part.kind == kind for row in rows for part in row.parts)]
-    legend = charts.legend(used) if used else ""
-    return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
 
 
 def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *, slider: bool = True) -> str:

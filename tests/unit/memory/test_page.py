@@ -222,7 +222,7 @@ def test_a_timeline_is_drawn_to_scale() -> None:
 
 def test_words_stand_in_a_segment_only_if_they_fit() -> None:
     parts = [Part("weights", 900, "w"), Part("gradients", 95, "g"), Part("other", 5, "o")]
-    drawn = Page(charts.bars([Bar("layer", parts, "1.0 kB", "2x")], "words", largest=1000))
+    drawn = Page(charts.bars("words", (), [Bar("layer", parts, "1.0 kB", "2x")], 1000))
     assert [t["text"] for t in drawn.find("i", "inside")] == ["weights 90 %", "10 %", ""]
     assert drawn.find("b", "remark")[0]["text"] == "2x"
     assert [float(t["style"].split()[1]) for t in drawn.find("span", "segment")] == [0.9, 0.095, 0.005]

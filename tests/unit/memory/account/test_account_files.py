@@ -95,6 +95,7 @@ def test_live_bytes_over_time() -> None:
     record.changes = [Change(*each) for each in sizes]
     other, workspace = ("other", "OTHER"), ("workspace", "M")
     assert over_time(record, str.upper) == [
+        (0.0, "forward", {other: 2}),
         (0.0, "forward", {other: 7}),
         (1000.0, "forward", {other: 7, workspace: 10}),
         (2000.0, "backward", {other: 7, workspace: 6}),
@@ -103,7 +104,7 @@ def test_live_bytes_over_time() -> None:
     ]
     assert record.peak() == (17, 1), "the first of equals"
     counters = [event["args"] for event in trace(record)["traceEvents"] if event["ph"] == "C"]
-    assert [each["other"] for each in counters] == [7, 7, 7, 2, 2]
+    assert [each["other"] for each in counters] == [2, 7, 7, 7, 2, 2]
 
 
 def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
