@@ -20,9 +20,8 @@ from econmt_memory.account import exports
 from econmt_memory.account.advice import Advice, advise
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, ledger_of
 from econmt_memory.measure.storages import PHASES, MemoryRecord
-from econmt_memory.report.data import ledger_data
 from econmt_memory.report.layout import print_table
-from econmt_memory.report.ledger_tables import largest_table, ledger_table, peak_moment
+from econmt_memory.report.ledger_tables import largest_table, ledger_data, ledger_table, peak_moment
 from econmt_memory.report.page import account_page
 from econmt_memory.report.tables import Cell, ReportTable, format_bytes, shape_text
 

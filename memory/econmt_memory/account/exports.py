@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +50,12 @@ def trace(tracker: MemoryRecord) -> dict[str, Any]:
     ends = [*(begin.seconds for begin in tracker.begins[1:]), tracker.seconds]
     for begin, end in zip(tracker.begins, ends, strict=True):
         events.append(_slice(begin.phase, 0, begin.seconds, end))
-    module: dict[str, Any] = {}
-    for work in tracker.works:
-        events.append(
-            _slice(work.operator, 2, work.begin, work.end, {"module": work.layer, "flops": work.flops})
-        )
-        if module.get("name") == work.layer:
-            module["dur"] = 1e6 * work.end - module["ts"]
-        else:
-            module = _slice(work.layer, 1, work.begin, work.end)
-            events.append(module)
+    for layer, group in groupby(tracker.works, key=attrgetter("layer")):
+        works = list(group)
+        events.append(_slice(layer, 1, works[0].begin, works[-1].end))
+        for work in works:
+            args = {"module": layer, "flops": work.flops}
+            events.append(_slice(work.operator, 2, work.begin, work.end, args))
     live = dict.fromkeys(CATEGORIES, 0)
     for seconds, storage, size, _ in _changes(tracker):
         live[kind_of(storage)[0]] += size

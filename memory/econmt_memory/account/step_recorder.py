@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -75,12 +76,7 @@ class StepRecorder(MemoryRecord):
         self._updates: list[int] = []
         self._older: set[int] = set()
         # Arguments for the methods of _StepMemory with these names; the first is the time, in nanoseconds of the epoch.
-        self._notes: dict[str, list[tuple[Any, ...]]] = {
-            "label": [],
-            "mark": [],
-            "use": [],
-            "release_older": [],
-        }
+        self._notes: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self._used: set[int] = set()
         self._references: list[weakref.ref[Any]] = []
 

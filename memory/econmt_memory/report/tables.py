@@ -53,11 +53,6 @@ def _shown(cell: Cell, unit: str) -> Text:
     return Text(printable(cell))
 
 
-def cell_text(cell: Cell) -> str:
-    """Returns the text of a cell."""
-    return cell if isinstance(cell, str) else format_bytes(cell)
-
-
 def format_bytes(size: float) -> str:
     """Formats a number of bytes in decimal units, as the literature does: 1.2 MB."""
     for unit in ("B", "kB", "MB"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,17 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from econmt import memory
-from tests.unit.memory.account.models import CASES, Case, counted_peak, gpt, next_word_loss
-
-
-def tracked(case: Case) -> memory.Account:
-    """The account of a case's third step."""
-    case.step()
-    case.step()
-    gc.collect()
-    with memory.track(case.model, case.optimizer) as account:
-        case.step()
-    return account
+from tests.unit.memory.account.models import CASES, Case, counted_peak, gpt, next_word_loss, tracked
 
 
 def test_modules_and_categories_of_a_gpt(tmp_path: Path) -> None:

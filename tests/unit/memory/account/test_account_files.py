@@ -22,7 +22,7 @@ from econmt_memory.account.exports import over_time, trace, write_snapshot
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
 from econmt_memory.measure.storages import Beginning, Change, MemoryRecord, Storage
 from tests.conftest import ROOT
-from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
+from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss, tracked
 
 
 def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
@@ -39,18 +39,10 @@ def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
     assert AccountComparison(before, before).table().sums[-1] == 0
 
 
-def account_of(case: Case) -> memory.Account:
-    """The account of a case's second step."""
-    case.step()
-    with memory.track(case.model, case.optimizer) as account:
-        case.step()
-    return account
-
-
 @pytest.fixture(scope="module")
 def account() -> memory.Account:
     torch.manual_seed(0)
-    return account_of(gpt())
+    return tracked(gpt())
 
 
 def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: Path) -> None:
@@ -161,7 +153,7 @@ def test_operations_of_convolutions() -> None:
 
 def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    wider = account_of(gpt(2))
+    wider = tracked(gpt(2))
     comparison = memory.compare(account, wider)
     assert comparison.grown == wider.peak_bytes - account.peak_bytes
     assert sum(comparison.changes().values()) == comparison.grown
@@ -255,7 +247,7 @@ def test_advice_saves_what_it_predicts() -> None:
     def peak(checkpointed: bool, rows: int) -> memory.Account:
         torch.manual_seed(0)
         model = GPT(50, 64, 4, checkpointed=checkpointed)
-        return account_of(Case(model, adam(model), lambda: next_word_loss(model, ids[:rows])))
+        return tracked(Case(model, adam(model), lambda: next_word_loss(model, ids[:rows])))
 
     plain = peak(False, 8)
     advice = {each.text: each.bytes for each in plain.advice()}

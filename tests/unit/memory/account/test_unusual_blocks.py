@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from econmt import memory
 from econmt_memory.account import exports
-from tests.unit.memory.account.models import Case
+from tests.unit.memory.account.models import Case, tracked
 
 
 class Exponential(nn.Module):
@@ -178,8 +178,7 @@ def test_an_optimizer_within_another_one_belongs_to_its_step() -> None:
     model(torch.ones(8, 64)).sum().backward()
     with memory.track(model, [outer, inner]) as account:
         outer.step()
-    _ = account.ledger
-    assert {work.phase for work in account._tracker.works} == {"optimizer"}
+    assert {work.phase for work in account._settled().works} == {"optimizer"}
 
 
 def test_an_account_says_that_modules_ran_in_another_thread() -> None:
@@ -297,11 +296,7 @@ def test_parameters_that_wrap_tensors() -> None:
     size = sum(parameter.nbytes for parameter in model.parameters())
     fully_shard(model)
     case = Case(model, torch.optim.Adam(model.parameters()), lambda: model(inputs).sum())
-    case.step()
-    case.step()
-    with memory.track(model, case.optimizer) as account:
-        case.step()
-    categories = account.by_category()
+    categories = tracked(case).by_category()
     assert categories["weights"] == size
     assert categories["optimizer state"] >= 2 * size
 
