@@ -27,9 +27,6 @@ from econmt_memory.measure.user_lines import UserLine, user_line
 StepFollower = StepRecorder | PredictingTracker
 """Record of a program's step, of real or of fake tensors."""
 
-_CALLS = 3
-"""Number of stack frames between the line that calls a module and the hook that looks for that line."""
-
 
 class ModuleScopes:
     """Scopes of modules: the code of a module belongs to the layer of its name.
@@ -260,7 +257,7 @@ class ModuleScopes:
         self.inputs[name] = size
         line = None
         if _is_of_torch(module):
-            line = (self._running[-1][1] if self._running else None) or user_line(_CALLS)
+            line = (self._running[-1][1] if self._running else None) or user_line()
         self._tracker.calling = line
         self._running.append((module, line))
         scopes.enter(name)

@@ -75,10 +75,10 @@ class PredictingTracker(Tracker):
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
 
-    def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
+    def _charge(self, workspace: int, layer: str) -> None:
         """Records internal memory; assumed bytes have a row of their own."""
         assumed = self.allocator is not None and self._path() in ASSUMED
-        super()._charge(workspace, flops, dtype, ASSUMED_ROW if assumed and workspace else layer)
+        super()._charge(workspace, ASSUMED_ROW if assumed and workspace else layer)
 
     def find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""

@@ -86,7 +86,7 @@ class StepRecorder(MemoryRecord):
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
         unpack = itemgetter(0) if self.clock is None else self.unpack
-        with recorded(operators=True) as self._recorded:
+        with recorded() as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
             try:
@@ -292,7 +292,7 @@ class _StepMemory:
         self._at: dict[int, Storage] = {}
         self._addresses: list[int] = []
         self._live = recorder._at_start
-        self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other", 0)
+        self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other")
 
     def change(
         self, nanoseconds: int, address: int, size: int, total: int, operator: str, node: NodeRun | None

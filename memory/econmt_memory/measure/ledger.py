@@ -8,13 +8,11 @@ first. Other storages that the step creates are *workspace*, and those that exis
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
-from operator import attrgetter
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 from econmt_memory.measure.storages import UNKNOWN, Beginning, MemoryRecord, Storage
 
@@ -23,6 +21,8 @@ LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exc
 
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
 """Categories of bytes."""
+
+_Key = TypeVar("_Key")
 
 LARGEST = 20
 """Number of the largest storages at the peak that a ledger lists."""
@@ -75,7 +75,7 @@ class Ledger:
         peak: Most live bytes.
         entries: Live bytes at the peak by (category, layer); their sum is ``peak``.
         stash: Bytes of feature maps kept at the end of the forward pass, by layer.
-        timeline: Live bytes over the step, one point per change; in an estimate, a change counts as a millisecond.
+        timeline: Live bytes over the step, one point per change.
         largest: Largest storages alive at the peak, largest first.
         milliseconds: Milliseconds by (phase, layer), which add up to ``seconds``; empty in an estimate.
         rank: Rank whose step it is, such as "rank 0 of 2"; empty for a single process.
@@ -126,10 +126,7 @@ class Ledger:
 
     def by_layer(self) -> Counter[str]:
         """Returns the bytes at the peak by layer, over all categories."""
-        sizes: Counter[str] = Counter()
-        for (_, name), size in self.entries.items():
-            sizes[name] += size
-        return sizes
+        return summed((name, size) for (_, name), size in self.entries.items())
 
     @property
     def stashed(self) -> int:
@@ -160,19 +157,21 @@ class Ledger:
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
 
 
-def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
-    """Returns the ledger of a step that a tracker has observed.
+def summed(sizes: Iterable[tuple[_Key, Any]]) -> Counter[_Key]:
+    """Returns the sum of the sizes of each key."""
+    sums: Counter[_Key] = Counter()
+    for key, size in sizes:
+        sums[key] += size
+    return sums
 
-    Its entries are those of the peak, or of the moment ``until``, in seconds after the start.
-    """
+
+def ledger_of(tracker: MemoryRecord, *, at_end: bool = False) -> Ledger:
+    """Returns the ledger of a step that a tracker has observed; its entries are those of the peak, or of the end."""
     tracker.settle()
-    peak, moment = tracker.peak()
-    if until is not None:
-        moment = bisect_right(tracker.changes, until, key=attrgetter("seconds"))
-        peak = next(islice(tracker.live(), moment, None))
-    ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
-    alive = tracker.alive(moment)
-    ledger.entries = _by_kind(alive)
+    alive = tracker.alive(len(tracker.changes) if at_end else tracker.peak()[1])
+    entries = summed((kind_of(storage), size) for storage, size in alive.items())
+    ledger = Ledger(entries.total(), entries)
+    ledger.flops, ledger.device = sum(tracker.flops.values()), tracker.device.type
     alive.pop(UNKNOWN, None)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = kind_of(storage)
@@ -181,8 +180,8 @@ def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
     for begin in tracker.begins:
         if begin.phase == "backward":
-            sizes = _by_kind(tracker.alive(begin.changes)).items()
-            stash = Counter({layer: size for (category, layer), size in sizes if category == "feature maps"})
+            kinds = ((kind_of(storage), size) for storage, size in tracker.alive(begin.changes).items())
+            stash = summed((layer, size) for (category, layer), size in kinds if category == "feature maps")
             ledger.stash = max(ledger.stash, stash, key=Counter.total)
     ledger.timeline = _timeline(tracker)
     return ledger
@@ -200,14 +199,6 @@ def _timeline(tracker: MemoryRecord) -> list[Moment]:
             for number in range(begin.changes, end.changes)
         ]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
-
-
-def _by_kind(alive: Mapping[Storage, int]) -> Counter[tuple[str, str]]:
-    """Returns the bytes of storages by category and layer."""
-    sizes: Counter[tuple[str, str]] = Counter()
-    for storage, size in alive.items():
-        sizes[kind_of(storage)] += size
-    return sizes
 
 
 def kind_of(storage: Storage) -> tuple[str, str]:

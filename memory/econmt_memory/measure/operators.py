@@ -34,9 +34,8 @@ class OperatorFacts(NamedTuple):
         is_mutable: True if it may write to its arguments.
         replaced: True if a replacement runs instead.
         body: Function that runs with the tracker on; None: the operator runs, without the tracker.
-        cost: Returns the internal bytes and the operations that it declares.
-        flops: Formula of its floating-point operations, unless it declares them.
-        workspace: Returns internal bytes that a prediction assumes.
+        flops: Formula of its floating-point operations; called with its arguments, and its result as ``out_val``.
+        workspace: Returns internal bytes that it declares or that a prediction assumes.
     """
 
     name: str
@@ -47,7 +46,6 @@ class OperatorFacts(NamedTuple):
     is_mutable: bool
     replaced: bool
     body: Callable[..., Any] | None
-    cost: Callable[..., tuple[int, int]] | None
     flops: Callable[..., int] | None
     workspace: Callable[..., int] | None = None
 
@@ -67,9 +65,15 @@ def look_at(func: Any, replacements: Mapping[OpOverload[..., Any], Callable[...,
         func._schema.is_mutable,
         replacement is not None,
         replacement or (None if cost else getattr(OPDEFS.get(name), "_init_fn", None)),
-        cost,
-        None if cost else flops_formula(func),
+        partial(_declared, cost, 1) if cost else flops_formula(func),
+        partial(_declared, cost, 0) if cost else None,
     )
+
+
+def _declared(cost: Callable[..., tuple[int, int]], part: int, *args: Any, **kwargs: Any) -> int:
+    """Returns the internal bytes or the operations that an operator declares."""
+    kwargs.pop("out_val", None)
+    return cost(*args, **kwargs)[part]
 
 
 def _has_kernel(func: Any, key: torch._C.DispatchKey) -> bool:

@@ -74,7 +74,7 @@ class Storage:
         shape, dtype: Shape and type of the first tensor that was observed in it.
         operator: Operator that created it; empty if it existed before the recording.
         layer: Layer whose code created it.
-        address: Address of its first byte; 0 for fake tensors.
+        address: Address of its first byte, in the record of a program's step.
         kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
         line: Line of the program that ran when it was created; None if it is small or was there before.
         category: Category from :meth:`Tracker.label`, such as weights; None without a label.
@@ -85,16 +85,16 @@ class Storage:
     dtype: torch.dtype
     operator: str
     layer: str
-    address: int
+    address: int = 0
     kept_by: str | None = None
     line: UserLine | None = None
     category: str | None = None
 
 
-REPEATED = Storage(0, (), torch.uint8, "", "other", 0)
+REPEATED = Storage(0, (), torch.uint8, "", "other")
 """Storage of the changes that stand for repetitions of a loop's body, which add up to no growth."""
 
-UNKNOWN = Storage(0, (), torch.uint8, "", "other", 0)
+UNKNOWN = Storage(0, (), torch.uint8, "", "other")
 """Storage of bytes that were allocated at the start and belong to no known storage."""
 
 

@@ -126,7 +126,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts is None:
             facts = look_at(func, self.replacements)
             if self.workspace is not None:
-                facts = facts._replace(workspace=self.workspace(func))
+                facts = facts._replace(workspace=facts.workspace or self.workspace(func))
             self._facts[id(func)] = facts
         if facts.is_device:
             return args[0].fake_device
@@ -165,7 +165,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         read: list[Tensor],
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
-        body, cost = facts.body, facts.cost
+        body = facts.body
         begin, phase = self.now() if facts.replaced else 0.0, self.phase()
         if body is None:
             if self._meter is not None:
@@ -181,8 +181,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.flops is not None and read:
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
-        declared = None if cost is None else cost(*args, **kwargs)
-        flops += 0 if declared is None else declared[1]
         layer = self.nodes.running()
         if begin:
             self.works.append(Work(begin, self.now(), self._path(), layer, phase, flops))
@@ -192,19 +190,15 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
-        if declared is not None:
-            self._charge(*declared, read[0].dtype, layer)
-        if facts.workspace is not None:
-            self._charge(facts.workspace(*args, **kwargs), 0, torch.uint8, layer)
+        if facts.workspace is not None and self._meter is None:  # otherwise the allocator counts it
+            self._charge(facts.workspace(*args, **kwargs), layer)
         if body is None and self._meter is not None:
             self._note_inside(self._meter()[1], layer)
         return result
 
-    def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
-        """Records the internal bytes and the operations that an operator declares."""
-        self.flops[dtype] += flops
-        if self._meter is None:  # otherwise the allocator has counted it
-            self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
+    def _charge(self, workspace: int, layer: str) -> None:
+        """Records internal bytes of an operator."""
+        self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""
@@ -243,8 +237,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _register(self, tensor: Tensor, operator: str, layer: str) -> Storage:
         memory = tensor.untyped_storage()
         key = memory._cdata
-        address = 0 if memory.device.type == "meta" else memory.data_ptr()
-        storage = Storage(0, shape_of(tensor), tensor.dtype, operator, layer, address)
+        storage = Storage(0, shape_of(tensor), tensor.dtype, operator, layer)
         storage.size = self._allocated(storage, memory.nbytes())
 
         def gone(_: weakref.ref[Any]) -> None:
@@ -268,7 +261,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Records what an operator took and gave back, from the allocator's peak while it ran."""
         size = peak - self._at_start - self._grown
         if size > 0:
-            storage = Storage(size, (size,), torch.uint8, self._path(), layer, 0)
+            storage = Storage(size, (size,), torch.uint8, self._path(), layer)
             self._change(storage, size)
             self._change(storage, -size)
 

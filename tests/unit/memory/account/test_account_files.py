@@ -104,7 +104,9 @@ def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) 
     account.to_trace(path)
     events = json.loads(path.read_text())["traceEvents"]
     counters = [event for event in events if event["ph"] == "C"]
-    assert max(sum(event["args"].values()) for event in counters) == account.peak_bytes
+    sums = [sum(event["args"].values()) for event in counters]
+    assert max(sums) == account.peak_bytes
+    assert sums == [sum(sizes.values()) for _, _, sizes in account.over_time()]
     assert {*counters[0]["args"]} == set(CATEGORIES)
     stamps = [event["ts"] for event in counters]
     assert stamps == sorted(stamps)
@@ -205,7 +207,7 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
     ("asked", "size"), [("2.50 GiB", 5 << 29), ("20.00 MiB", 20 << 20), ("1.5 KiB", 1536), ("512 bytes", 512)]
 )
 def test_what_a_gpu_was_asked_for(asked: str, size: int) -> None:
-    account = memory.Account(SimpleNamespace(now=lambda: 0.0))
+    account = memory.Account(SimpleNamespace())
     account.fail(
         torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has 1.00 GiB free.")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import sys
 import threading
 import warnings
@@ -19,7 +18,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from econmt import memory
-from econmt_memory.account import exports
 from tests.unit.memory.account.models import Case, tracked
 
 
@@ -224,19 +222,6 @@ def _nothing() -> memory.Account:
     with memory.track() as account:
         pass
     return account
-
-
-def test_a_trace_sums_the_counters_without_all_modules_at_each_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
-    with memory.track(model) as account:
-        model(torch.ones(2, 4)).sum().backward()
-    sums = [sum(sizes.values()) for _, _, sizes in account.over_time()]
-    monkeypatch.delattr(exports, "over_time")
-    account.to_trace(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [sum(event["args"].values()) for event in events if event["ph"] == "C"] == sums
 
 
 def test_wrong_arguments_are_named() -> None:
