@@ -18,10 +18,9 @@ from econmt_memory.account import exports
 from econmt_memory.account.advice import Advice, advise
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, ledger_of, summed
 from econmt_memory.measure.storages import PHASES, MemoryRecord
-from econmt_memory.report.layout import print_table
 from econmt_memory.report.ledger_tables import largest_table, ledger_data, ledger_table, peak_moment
 from econmt_memory.report.page import account_page
-from econmt_memory.report.tables import Cell, ReportTable, format_bytes, shape_text
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes, print_table, shape_text
 
 if TYPE_CHECKING:
     from econmt_memory.account.module_scopes import ModuleScopes, StepFollower

@@ -11,8 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from econmt_memory.account.account import OUTSIDE, Account
-from econmt_memory.report.layout import print_table
-from econmt_memory.report.tables import Cell, ReportTable
+from econmt_memory.report.tables import Cell, ReportTable, print_table
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from econmt.estimate.report.report import (
     summary,
 )
 from econmt_memory.measure.ledger import Ledger, Moment, OutsideMemory, TensorAtPeak
-from econmt_memory.report.layout import fitted, print_table
 from econmt_memory.report.ledger_tables import (
     downsample,
     grouped,
@@ -33,7 +32,7 @@ from econmt_memory.report.ledger_tables import (
     maker,
     peak_moment,
 )
-from econmt_memory.report.tables import ReportTable, shape_text
+from econmt_memory.report.tables import ReportTable, fitted, print_table, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
 
 
