@@ -45,10 +45,7 @@ class ModuleScopes:
     """
 
     def __init__(
-        self,
-        tracker: StepFollower,
-        models: Iterable[nn.Module],
-        optimizers: Iterable[Optimizer],
+        self, tracker: StepFollower, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]
     ) -> None:
         # Weak, so that the account keeps nothing alive that the program lets go.
         self.names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()

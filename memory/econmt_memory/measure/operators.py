@@ -113,11 +113,7 @@ def _cudnn(inputs: Tensor, weights: list[Tensor], *_: Any, **__: Any) -> int:
 
 
 def _convolution(
-    inputs: Tensor,
-    weight: Tensor,
-    *rest: Any,
-    out_val: Tensor | None = None,
-    transposed: bool | None = None,
+    inputs: Tensor, weight: Tensor, *rest: Any, out_val: Tensor | None = None, transposed: bool | None = None
 ) -> int:
     """Returns the operations of a convolution: each weight meets each output, or each input if it is transposed."""
     at_inputs = bool(rest[4]) if transposed is None else transposed
