@@ -98,7 +98,3 @@ class PredictingTracker(Tracker):
             if requested:
                 self.allocator.free(address)
         return self.allocator.size_of(self._blocks[storage][1]) if size else 0
-
-    def _freed(self, storage: Storage) -> None:
-        if self.allocator is not None and storage in self._blocks:
-            self.allocator.free(self._blocks.pop(storage)[1])

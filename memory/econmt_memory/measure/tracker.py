@@ -242,7 +242,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def gone(_: weakref.ref[Any]) -> None:
             del self._known[key]
-            self._freed(storage)
+            self._allocated(storage, 0)
             self._change(storage, -storage.size)
 
         self._known[key] = storage, weakref.ref(memory, gone)
@@ -275,11 +275,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.changes.append(Change(self.now(), storage, size))
 
     def _allocated(self, _storage: Storage, size: int) -> int:
-        """Returns the bytes that ``size`` bytes of a storage take."""
+        """Returns the bytes that ``size`` bytes of a storage take, from now on; 0: it is gone."""
         return -(-size // self._block) * self._block
-
-    def _freed(self, storage: Storage) -> None:
-        """Notes that a storage is gone."""
 
 
 def _device_type(tensor: Tensor) -> str:
