@@ -185,24 +185,6 @@ def test_compiled_modules_are_one_row() -> None:
     assert account.by_category()["weights"] == sum(each.nbytes for each in case.model.parameters())
 
 
-def test_a_model_in_distributed_data_parallel() -> None:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        case = gpt()
-        parallel = torch.nn.parallel.DistributedDataParallel(case.model)
-        ids = torch.zeros(4, 32, dtype=torch.int64)
-        case.loss = lambda: next_word_loss(parallel, ids)
-        case.model = parallel
-        account = tracked(case)
-    finally:
-        torch.distributed.destroy_process_group()
-    modules = account.by_module(1)
-    assert list(modules)[:3] == ["words", "places", "blocks"]
-    # The buckets of gradients exist before the step.
-    assert account.by_category()["other"] >= account.by_category()["weights"]
-
-
 def test_a_prediction_of_autocast_on_a_gpu_follows_its_list_of_functions() -> None:
     """On a GPU, layer normalization returns float32, which the next product casts to bfloat16."""
 

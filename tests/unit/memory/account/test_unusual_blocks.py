@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from econmt import memory
-from tests.unit.memory.account.models import Case, tracked
+from tests.unit.memory.account.models import Case, gpt, next_word_loss, tracked
 
 
 class Exponential(nn.Module):
@@ -284,6 +284,17 @@ def test_parameters_that_wrap_tensors() -> None:
     categories = tracked(case).by_category()
     assert categories["weights"] == size
     assert categories["optimizer state"] >= 2 * size
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_model_in_distributed_data_parallel() -> None:
+    case, ids = gpt(), torch.zeros(4, 32, dtype=torch.int64)
+    case.model = parallel = nn.parallel.DistributedDataParallel(case.model)
+    case.loss = lambda: next_word_loss(parallel, ids)
+    account = tracked(case)
+    assert list(account.by_module(1))[:3] == ["words", "places", "blocks"]
+    # The buckets of gradients exist before the step.
+    assert account.by_category()["other"] >= account.by_category()["weights"]
 
 
 class Counting(torch.optim.SGD):
