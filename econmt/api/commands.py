@@ -52,8 +52,8 @@ from econmt.options.shared_options import DataDirOption as DataDirOption
 from econmt.options.shared_options import OverridesArgument as OverridesArgument
 from econmt.training.interrupts import Interrupted as Interrupted
 from econmt.training.interrupts import Interrupts as Interrupts
-from econmt_memory.report.layout import print_table as print_table
-from econmt_memory.report.layout import table_console as table_console
+from econmt_memory.report.tables import print_table as print_table
+from econmt_memory.report.tables import table_console as table_console
 
 
 def load_models(

@@ -34,7 +34,7 @@ from econmt.options.shared_options import (
     check_writable,
 )
 from econmt.training.choice import expected_updates
-from econmt_memory.report.layout import print_table, table_console
+from econmt_memory.report.tables import print_table, table_console
 
 app = typer.Typer(
     help="Measure on this machine: what auto chooses, training steps. Prints a table on a terminal, CSV into a pipe.",

@@ -23,7 +23,7 @@ import econmt
 from econmt.config.json_reader import json_text
 from econmt.errors import EconmtError, printable
 from econmt.options.option_groups import option
-from econmt_memory.report.layout import WIDTH
+from econmt_memory.report.tables import WIDTH
 
 REQUIRED = {
     "numpy": "numpy",

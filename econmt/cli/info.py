@@ -26,8 +26,7 @@ from econmt.export.model_folder import ADVICE, read_metrics, recipe_of
 from econmt.options.option_groups import argument, option
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.results import read_results
-from econmt_memory.report.layout import WIDTH
-from econmt_memory.report.tables import format_bytes
+from econmt_memory.report.tables import WIDTH, format_bytes
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),

@@ -43,7 +43,7 @@ from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
 from econmt_memory.account.comparison import compare
-from econmt_memory.report.layout import print_table, table_console
+from econmt_memory.report.tables import print_table, table_console
 from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "reference, bfloat16", "all, bfloat16")

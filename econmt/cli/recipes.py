@@ -12,7 +12,7 @@ from econmt.data.files import write_atomically
 from econmt.errors import InputError, printable, talk
 from econmt.options.option_groups import argument, option, with_option_groups
 from econmt.options.shared_options import RecipeChoice
-from econmt_memory.report.layout import WIDTH
+from econmt_memory.report.tables import WIDTH
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
 

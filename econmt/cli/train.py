@@ -47,9 +47,8 @@ from econmt.training.hooks import program_hook
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import RunResults
 from econmt.training.run import Outcome, run_recipe
-from econmt_memory.report.layout import print_table, table_console
 from econmt_memory.report.ledger_tables import ledger_table
-from econmt_memory.report.tables import ReportTable
+from econmt_memory.report.tables import ReportTable, print_table, table_console
 
 LONGEST_SAMPLE = 60
 """Characters of a sample sentence that is quoted whole."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from econmt.data.batching.bucket_shapes import GRAPH_BYTES
-from econmt_memory.estimate.cublas import VARIABLE, cublas_workspace
+from econmt_memory.estimate.allocator import CUBLAS_VARIABLE, cublas_workspace
 from econmt_memory.measure.ledger import OutsideMemory
 
 STACK_BYTES = 256
@@ -128,7 +128,7 @@ def limit_workspaces(precision: str) -> None:
     cuda: Any = torch.cuda
     if precision not in ("auto", "bfloat16", "float16") or cuda.is_initialized():
         return
-    if os.environ.setdefault(VARIABLE, WORKSPACE) == WORKSPACE:
+    if os.environ.setdefault(CUBLAS_VARIABLE, WORKSPACE) == WORKSPACE:
         # PyTorch 2.11 warns that cuBLASLt, which wants 1 MiB, gets no more than cuBLAS.
         warnings.filterwarnings("ignore", "Requested unified CUBLASLT workspace size")
 

@@ -31,7 +31,7 @@ from econmt_memory.estimate.fake import ON_GPU, assuming_distinct, fake_tensors
 from econmt_memory.estimate.gpu_reductions import REDUCTIONS
 from econmt_memory.estimate.shape_cache import ShapeCache
 from econmt_memory.measure.ledger import Ledger
-from econmt_memory.measure.storages import BLOCK, Storage
+from econmt_memory.measure.storages import BLOCK, REPEATED, Storage
 from econmt_memory.measure.tracker import Tracker
 from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
@@ -143,5 +143,6 @@ def simulate(tracker: Tracker, *, in_graphs: bool) -> CachingAllocator:
     if in_graphs:
         allocator.begin_pools()
     for change in tracker.changes:
-        follow(change.storage, change.size)
+        if change.storage is not REPEATED:
+            follow(change.storage, change.size)
     return allocator

@@ -19,7 +19,7 @@ from rich.text import Text
 from econmt import errors
 from econmt.data.progress_bars import Heartbeat
 from econmt.errors import printable, talk
-from econmt_memory.report.layout import WIDTH, print_table
+from econmt_memory.report.tables import WIDTH, print_table
 
 BAR = range(4, 31)
 """Columns that the progress bar of a live line may take."""

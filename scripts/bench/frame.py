@@ -28,7 +28,7 @@ from econmt.bench.rows import Row, Say, append_csv, circumstances, save_figure, 
 from econmt.data.progress_bars import status_line
 from econmt.engine.devices import resolve_device
 from econmt.errors import EconmtError
-from econmt_memory.report.layout import WIDTH, print_table
+from econmt_memory.report.tables import WIDTH, print_table
 from econmt_ops.dispatch.capture import GraphCache
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 

@@ -13,7 +13,7 @@ from econmt.estimate.techniques import Technique
 from econmt.tasks.protocol import Shape
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.measure.storages import PHASES
-from econmt_memory.report.data import ledger_data
+from econmt_memory.report.ledger_tables import ledger_data
 
 
 def times_data(ledger: Ledger, shape: Shape) -> dict[str, Any]:

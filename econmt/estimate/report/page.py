@@ -20,17 +20,14 @@ from econmt.estimate.report.report import (
     speed_text,
 )
 from econmt_memory.measure.ledger import CATEGORIES
-from econmt_memory.report.charts import Bar, Part, escape
+from econmt_memory.report.charts import Bar, bars, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
 from econmt_memory.report.page import (
-    bar_parts,
     document,
     html_table,
-    labelled_bars,
     layer_bars,
     live_chart,
     section,
-    tiles_of,
 )
 from econmt_memory.report.tables import format_bytes
 
@@ -90,7 +87,7 @@ def _subtitle(report: Report) -> str:
     return f"<p class='what'>{' · '.join(parts)}</p><p class='note'>{escape(report.how)}</p>"
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: Report) -> list[tuple[str, str, str]]:
     first = report.profiles[0]
     if len(report.profiles) == 1:
         tiles = [
@@ -112,7 +109,7 @@ def _tiles(report: Report) -> str:
         if ratio := faster_text(first, best):
             figures = f"{first.tokens_per_second:,.0f} → {best.tokens_per_second:,.0f} target tokens/s"
             tiles.append((ratio, "the reference's speed", figures))
-    return tiles_of(tiles)
+    return tiles
 
 
 def _timed(profile: Profile) -> str:
@@ -183,8 +180,8 @@ def _technique_bars(title: str, profiles: Sequence[Profile], sizes: Sequence[Map
     for profile, of_profile, total in zip(profiles, sizes, sums, strict=True):
         name, reference = profile.technique.name, reference_of(profile, profiles)
         change = "" if reference is None else less(sums[profiles.index(reference)], total)
-        rows.append(Bar(name, bar_parts(name, of_profile), format_bytes(total), change))
-    return f"<h3>{title}</h3>{labelled_bars(title, list(sizes[0]), rows, max(sums))}"
+        rows.append(Bar(name, of_profile, format_bytes(total), change))
+    return f"<h3>{title}</h3>{bars(title, list(sizes[0]), rows, max(sums))}"
 
 
 def _speeds(profiles: Sequence[Profile]) -> str:
@@ -195,12 +192,12 @@ def _speeds(profiles: Sequence[Profile]) -> str:
         if speed is not None:
             reference = reference_of(profile, profiles)
             ratio = "" if reference is None else faster_text(reference, profile)
-            part = Part("speed", round(speed, 1), f"{name}: {speed:,.0f} target tokens/s")
-            rows.append(Bar(name, [part], f"{speed:,.0f}", ratio))
+            words = "{:,.0f} target tokens/s".format
+            rows.append(Bar(name, {"speed": round(speed, 1)}, f"{speed:,.0f}", ratio, words))
     if not rows:
         return ""
     title = "Target tokens a second" + (f", {_timed(profiles[0])}" if _timed(profiles[0]) else "")
-    return f"<h3>{title}</h3>{labelled_bars(title, (), rows, max(row.parts[0].amount for row in rows))}"
+    return f"<h3>{title}</h3>{bars(title, (), rows, max(row.amounts['speed'] for row in rows))}"
 
 
 def kernel_section(steps: Sequence[KernelTimes]) -> str:

@@ -16,9 +16,8 @@ from econmt.estimate.techniques import Technique
 from econmt.tasks.protocol import Shape
 from econmt_memory.measure.ledger import CATEGORIES, LAYERS, Ledger
 from econmt_memory.measure.storages import PHASES
-from econmt_memory.report.layout import print_table
 from econmt_memory.report.ledger_tables import largest_table, ledger_table, peak_moment
-from econmt_memory.report.tables import Cell, ReportTable, format_bytes, format_share
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes, format_share, print_table
 
 _LEAST_MILLISECONDS = 0.05
 """Shortest time for which a layer that keeps nothing is listed."""

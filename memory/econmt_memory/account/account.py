@@ -6,26 +6,21 @@ import csv
 import io
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
 from econmt_memory.account import exports
 from econmt_memory.account.advice import Advice, advise
-from econmt_memory.measure.ledger import CATEGORIES, Ledger, ledger_of
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import PHASES
-from econmt_memory.report.data import ledger_data
-from econmt_memory.report.layout import print_table
-from econmt_memory.report.ledger_tables import largest_table, ledger_table, peak_moment
+from econmt_memory.measure.ledger import CATEGORIES, Ledger, ledger_of, summed
+from econmt_memory.measure.storages import PHASES, MemoryRecord
+from econmt_memory.report.ledger_tables import largest_table, ledger_data, ledger_table, peak_moment
 from econmt_memory.report.page import account_page
-from econmt_memory.report.tables import Cell, ReportTable, format_bytes, shape_text
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes, print_table, shape_text
 
 if TYPE_CHECKING:
     from econmt_memory.account.module_scopes import ModuleScopes, StepFollower
@@ -37,8 +32,6 @@ _ASKED = re.compile(r"[Tt]ried to allocate (\d[\d.]*) ?(bytes|KiB|MiB|GiB)?")
 _UNITS = {None: 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _LINES = 5
 """Number of lines of the program that a table lists."""
-
-_Key = TypeVar("_Key")
 
 
 class Account:
@@ -58,7 +51,6 @@ class Account:
         self.full: int | None = None
         self._tracker = tracker
         self._scopes: ModuleScopes | None = None
-        self._until: float | None = None
 
     def fail(self, error: BaseException) -> None:
         """Notes that the step ended with an error."""
@@ -69,7 +61,6 @@ class Account:
             return
         asked = _ASKED.search(text)
         self.full = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 0
-        self._until = self._tracker.now()
         size = f" when {format_bytes(self.full)} were requested" if self.full else ""
         self.notes.append(f"The memory was full{size}; the tables show what was alive then.")
 
@@ -91,13 +82,11 @@ class Account:
                 "the memory account is complete when its with block has ended; read it after the block"
             )
         tracker = self._tracker
-        ledger = ledger_of(tracker, self._until)
-        spent: Counter[tuple[str, str]] = Counter()
-        for work in tracker.works:
-            spent[work.phase, work.layer] += 1000.0 * (work.end - work.begin)  # type: ignore[assignment]
-            ledger.operations[work.layer] += work.flops
-        ledger.milliseconds = dict(spent) if tracker.clock is None else tracker.clock.milliseconds()
-        ledger.operations = +ledger.operations
+        ledger = ledger_of(tracker, at_end=self.full is not None)
+        works = tracker.works
+        spent = (((work.phase, work.layer), 1000.0 * (work.end - work.begin)) for work in works)
+        ledger.milliseconds = dict(summed(spent)) if tracker.clock is None else tracker.clock.milliseconds()
+        ledger.operations = +summed((work.layer, work.flops) for work in works)
         ledger.seconds = tracker.seconds
         return ledger
 
@@ -194,12 +183,13 @@ class Account:
         """Returns the ledger whose modules below ``depth`` levels count for those above them."""
         above, ledger = self._above(depth), self.ledger
         names = [*self.names, *(name for _, name in ledger.entries)]
+        times = ledger.milliseconds.items()
         return replace(
             ledger,
-            entries=_merged(ledger.entries, lambda key: (key[0], above(key[1]))),
-            stash=_merged(ledger.stash, above),
-            milliseconds=dict(_merged(ledger.milliseconds, lambda key: (key[0], above(key[1])))),
-            operations=_merged(ledger.operations, above),
+            entries=summed(((kind, above(name)), size) for (kind, name), size in ledger.entries.items()),
+            stash=summed((above(name), size) for name, size in ledger.stash.items()),
+            milliseconds=dict(summed(((phase, above(name)), spent) for (phase, name), spent in times)),
+            operations=summed((above(name), flops) for name, flops in ledger.operations.items()),
             largest=[tensor._replace(layer=above(tensor.layer)) for tensor in ledger.largest],
             order=list(dict.fromkeys(map(above, names))),
         )
@@ -253,13 +243,6 @@ def _rows(ledger: Ledger) -> list[str]:
     """Returns the modules that have bytes, time or operations."""
     timed = [name for _, name in ledger.milliseconds]
     return ledger.ordered([*ledger.layers, *ledger.stash, *timed, *ledger.operations])
-
-
-def _merged(sizes: Mapping[_Key, Any], name_of: Any) -> Counter[Any]:
-    total: Counter[Any] = Counter()
-    for key, size in sizes.items():
-        total[name_of(key)] += size
-    return total
 
 
 def _written(text: str, path: Path | str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from econmt_memory.measure.ledger import Ledger
@@ -50,9 +51,8 @@ def _checkpoints(ledger: Ledger, scopes: ModuleScopes) -> list[Advice]:
     kept: Counter[str] = Counter()
     for (category, name), size in ledger.entries.items():
         if category == "feature maps":
-            parts = name.split(".")
-            for depth in range(1, len(parts) + 1):
-                kept[".".join(parts[:depth])] += size
+            for module in accumulate(name.split("."), "{}.{}".format):  # and those around it
+                kept[module] += size
     families: dict[tuple[str, str], list[str]] = {}
     for name, kind in scopes.kinds.items():
         if kept[name] > scopes.inputs.get(name, kept[name]):

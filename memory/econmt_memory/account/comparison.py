@@ -11,8 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from econmt_memory.account.account import OUTSIDE, Account
-from econmt_memory.report.layout import print_table
-from econmt_memory.report.tables import Cell, ReportTable
+from econmt_memory.report.tables import Cell, ReportTable, print_table
 
 
 @dataclass(frozen=True)
@@ -64,24 +63,16 @@ def compare(before: Account | Path | str, after: Account | Path | str) -> Accoun
 
 def _entries(source: Account | Path | str) -> Counter[tuple[str, str]]:
     if isinstance(source, Account):
-        return Counter({(kind, _named(name)): size for (kind, name), size in source.ledger.entries.items()})
+        return source.rolled_up(None).entries
     path = Path(source)
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         # A profile's first technique is that of the recipe.
         ledger = data["ledger"] if "ledger" in data else data["profiles"][0]["ledger"]
-        return Counter(
-            {
-                (str(row["category"]), _named(str(row["layer"]))): int(row["bytes"])
-                for row in ledger["entries"]
-            }
-        )
+        rows = ((str(row["category"]), str(row["layer"]), int(row["bytes"])) for row in ledger["entries"])
+        return Counter({(kind, OUTSIDE if name == "other" else name): size for kind, name, size in rows})
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
         wanted = "expected the output of Account.to_json or of econmt profile --json"
         raise ValueError(f"{path}: no memory account; {wanted}") from None
-
-
-def _named(name: str) -> str:
-    return OUTSIDE if name == "other" else name

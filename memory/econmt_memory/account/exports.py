@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from econmt_memory.measure.ledger import CATEGORIES, kind_of
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import Storage
+from econmt_memory.measure.storages import MemoryRecord, Storage
 
 
 def over_time(
@@ -18,8 +19,6 @@ def over_time(
 ) -> list[tuple[float, str, dict[tuple[str, str], int]]]:
     """Returns the bytes by (category, module) at the start and after each change, with milliseconds and phase."""
     live: Counter[tuple[str, str]] = Counter()
-    if tracker.unknown:
-        live["other", above("other")] += tracker.unknown
     moments = []
     for seconds, storage, size, phase in _changes(tracker):
         category, name = kind_of(storage)
@@ -30,13 +29,12 @@ def over_time(
 
 def _changes(tracker: MemoryRecord) -> Iterator[tuple[float, Storage, int, str]]:
     """Yields time, storage, size and phase of each change, storages that were there before first."""
-    begins = [*tracker.begins]
-    phase = begins.pop(0).phase if begins else "forward"
-    for storage, size in tracker.before:
+    phases = {begin.changes: begin.phase for begin in tracker.begins}
+    phase = phases.get(0, "forward")
+    for storage, size in tracker.start().items():
         yield 0.0, storage, size, phase
-    for change in tracker.changes:
-        while begins and begins[0].seconds <= change.seconds:
-            phase = begins.pop(0).phase
+    for number, change in enumerate(tracker.changes):
+        phase = phases.get(number, phase)
         yield change.seconds, change.storage, change.size, phase
 
 
@@ -52,18 +50,13 @@ def trace(tracker: MemoryRecord) -> dict[str, Any]:
     ends = [*(begin.seconds for begin in tracker.begins[1:]), tracker.seconds]
     for begin, end in zip(tracker.begins, ends, strict=True):
         events.append(_slice(begin.phase, 0, begin.seconds, end))
-    module: dict[str, Any] = {}
-    for work in tracker.works:
-        events.append(
-            _slice(work.operator, 2, work.begin, work.end, {"module": work.layer, "flops": work.flops})
-        )
-        if module.get("name") == work.layer:
-            module["dur"] = 1e6 * work.end - module["ts"]
-        else:
-            module = _slice(work.layer, 1, work.begin, work.end)
-            events.append(module)
+    for layer, group in groupby(tracker.works, key=attrgetter("layer")):
+        works = list(group)
+        events.append(_slice(layer, 1, works[0].begin, works[-1].end))
+        for work in works:
+            args = {"module": layer, "flops": work.flops}
+            events.append(_slice(work.operator, 2, work.begin, work.end, args))
     live = dict.fromkeys(CATEGORIES, 0)
-    live["other"] = tracker.unknown
     for seconds, storage, size, _ in _changes(tracker):
         live[kind_of(storage)[0]] += size
         events.append({"ph": "C", "name": "live bytes", "pid": 0, "ts": 1e6 * seconds, "args": {**live}})
@@ -97,7 +90,7 @@ def write_snapshot(tracker: MemoryRecord, path: Path) -> None:
             addresses[storage], after = after, after + size
             live[storage] = size
             events.append({"action": "alloc", "addr": addresses[storage], "size": size, **entry})
-    segments = [_segment(addresses[storage], size, storage) for storage, size in live.items()]
+    segments = [_segment(addresses[storage], size, _frames(storage)) for storage, size in live.items()]
     path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [events]}, protocol=4))
 
 
@@ -112,16 +105,10 @@ def _frames(storage: Storage) -> list[dict[str, Any]]:
     return frames
 
 
-def _segment(address: int, size: int, storage: Storage) -> dict[str, Any]:
+def _segment(address: int, size: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns a segment that holds one storage."""
     block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated"}
     sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
-    kind = {
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "device": 0,
-        "stream": 0,
-    }
-    blocks = [{**block, "frames": _frames(storage)}]
-    return {"address": address, **sizes, **kind, "frames": [], "blocks": blocks}
+    kind = {"segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False}
+    blocks = [{**block, "frames": frames}]
+    return {"address": address, **sizes, **kind, "device": 0, "stream": 0, "frames": [], "blocks": blocks}

@@ -27,9 +27,6 @@ from econmt_memory.measure.user_lines import UserLine, user_line
 StepFollower = StepRecorder | PredictingTracker
 """Record of a program's step, of real or of fake tensors."""
 
-_CALLS = 3
-"""Number of stack frames between the line that calls a module and the hook that looks for that line."""
-
 
 class ModuleScopes:
     """Scopes of modules: the code of a module belongs to the layer of its name.
@@ -48,10 +45,7 @@ class ModuleScopes:
     """
 
     def __init__(
-        self,
-        tracker: StepFollower,
-        models: Iterable[nn.Module],
-        optimizers: Iterable[Optimizer],
+        self, tracker: StepFollower, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]
     ) -> None:
         # Weak, so that the account keeps nothing alive that the program lets go.
         self.names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
@@ -165,21 +159,8 @@ class ModuleScopes:
         self._tracker.label(parameter, "weights", name)
         self._label_gradient(parameter)
         if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook(self._follower(name))  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
             self._hooks.callback(hook.remove)
-
-    def _follower(self, name: str) -> Callable[[Tensor], None]:
-        """Returns a function that labels the gradient of a parameter of module ``name``."""
-        label = self._tracker.label
-
-        def follow(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
-                label(gradient, "gradients", name)
-            else:
-                self._label_gradient(parameter)
-
-        return follow
 
     def _label_gradient(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -273,7 +254,7 @@ class ModuleScopes:
         self.inputs[name] = size
         line = None
         if _is_of_torch(module):
-            line = (self._running[-1][1] if self._running else None) or user_line(_CALLS)
+            line = (self._running[-1][1] if self._running else None) or user_line()
         self._tracker.calling = line
         self._running.append((module, line))
         scopes.enter(name)

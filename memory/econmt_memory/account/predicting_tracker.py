@@ -67,7 +67,7 @@ class PredictingTracker(Tracker):
 
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
-        for records in (self.changes, self.hidden, self.repetitions, self.begins, self.works, self.flops):
+        for records in (self.changes, self.begins, self.works, self.flops):
             records.clear()
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:
@@ -75,10 +75,10 @@ class PredictingTracker(Tracker):
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
 
-    def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
+    def _charge(self, workspace: int, layer: str) -> None:
         """Records internal memory; assumed bytes have a row of their own."""
         assumed = self.allocator is not None and self._path() in ASSUMED
-        super()._charge(workspace, flops, dtype, ASSUMED_ROW if assumed and workspace else layer)
+        super()._charge(workspace, ASSUMED_ROW if assumed and workspace else layer)
 
     def find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""
@@ -98,7 +98,3 @@ class PredictingTracker(Tracker):
             if requested:
                 self.allocator.free(address)
         return self.allocator.size_of(self._blocks[storage][1]) if size else 0
-
-    def _freed(self, storage: Storage) -> None:
-        if self.allocator is not None and storage in self._blocks:
-            self.allocator.free(self._blocks.pop(storage)[1])

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -30,8 +31,16 @@ from econmt_memory.measure.profiled_operators import (
     read_events,
     tensors_of,
 )
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
+from econmt_memory.measure.storages import (
+    BLOCK,
+    Beginning,
+    Change,
+    MemoryRecord,
+    NodeLayers,
+    Storage,
+    Work,
+    shape_of,
+)
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
 
 
@@ -67,12 +76,7 @@ class StepRecorder(MemoryRecord):
         self._updates: list[int] = []
         self._older: set[int] = set()
         # Arguments for the methods of _StepMemory with these names; the first is the time, in nanoseconds of the epoch.
-        self._notes: dict[str, list[tuple[Any, ...]]] = {
-            "label": [],
-            "mark": [],
-            "use": [],
-            "release_older": [],
-        }
+        self._notes: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self._used: set[int] = set()
         self._references: list[weakref.ref[Any]] = []
 
@@ -82,7 +86,7 @@ class StepRecorder(MemoryRecord):
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
         unpack = itemgetter(0) if self.clock is None else self.unpack
-        with recorded(operators=True) as self._recorded:
+        with recorded() as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
             try:
@@ -288,7 +292,7 @@ class _StepMemory:
         self._at: dict[int, Storage] = {}
         self._addresses: list[int] = []
         self._live = recorder._at_start
-        self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other", 0)
+        self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other")
 
     def change(
         self, nanoseconds: int, address: int, size: int, total: int, operator: str, node: NodeRun | None

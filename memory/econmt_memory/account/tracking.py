@@ -63,12 +63,7 @@ def track(
     scopes = ModuleScopes(tracker, models, optimizers)
     account = Account(tracker)
     try:
-        with (
-            tracker.recording(),
-            scopes.active(),
-            nested_hooks(tracker),
-            warnings.catch_warnings(),
-        ):
+        with tracker.recording(), scopes.active(), nested_hooks(tracker), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Using `torch.compile")  # of hooks that see a module twice
             yield account
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Simulation of PyTorch's CUDA caching allocator with its default settings.
+"""Simulation of PyTorch's CUDA caching allocator with its default settings, and what cuBLAS takes from it.
 
 Sizes are multiples of 512 bytes. Requests up to 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments
 of 20 MiB, and larger ones get their own segment, a multiple of 2 MiB. An allocation takes the smallest free block that
@@ -7,6 +7,8 @@ is large enough; the rest is split off unless it is small. Free neighbours are m
 
 from __future__ import annotations
 
+import os
+import re
 from bisect import bisect_left, insort
 
 from econmt_memory.measure.storages import BLOCK
@@ -17,44 +19,34 @@ _LARGE_SEGMENT = 20 << 20
 _OWN_SEGMENT = 10 << 20
 _ROUNDING = 2 << 20
 
+CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+"""Environment variable with the size of cuBLAS's workspace, as cuBLAS reads it."""
+
+_CUBLAS_WORKSPACE = 32 << 20
+"""Bytes of cuBLAS's workspace by default on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
+
+Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
+Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
+"""
+
 
 def round_up(size: int, multiple: int) -> int:
     """Rounds a size up to a multiple of ``multiple``."""
     return -(-size // multiple) * multiple
 
 
-class _Pool:
-    """Free blocks of one pool, as (size, address) in ascending order."""
+def cublas_workspace(unset: str = "") -> int:
+    """Returns the bytes of the workspace for a thread; ``unset``: configuration if the variable is not set."""
+    sizes = re.findall(r":(\d+):(\d+)", os.environ.get(CUBLAS_VARIABLE, unset))
+    return sum(int(kibibytes) * int(count) for kibibytes, count in sizes) << 10 or _CUBLAS_WORKSPACE
 
-    def __init__(self, small: bool) -> None:
-        self.small = small
-        self.free: list[tuple[int, int]] = []
-        self.ends: dict[int, int] = {}
-        """Beginnings of the free blocks by their ends."""
-        self.begins: dict[int, int] = {}
-        """Ends of the free blocks by their beginnings."""
 
-    def put(self, begin: int, end: int) -> None:
-        insort(self.free, (end - begin, begin))
-        self.begins[begin], self.ends[end] = end, begin
-
-    def take(self, begin: int, end: int) -> None:
-        del self.free[bisect_left(self.free, (end - begin, begin))]
-        del self.begins[begin], self.ends[end]
-
-    def segment(self, size: int) -> int:
-        """Returns the bytes of a new segment for a request."""
-        if self.small:
-            return _SMALL_SEGMENT
-        return _LARGE_SEGMENT if size < _OWN_SEGMENT else round_up(size, _ROUNDING)
-
-    def splits(self, rest: int) -> bool:
-        """Returns True if the rest of a block is split off."""
-        return rest >= BLOCK if self.small else rest > _SMALL
+_Pool = list[tuple[int, int]]
+"""Free blocks, as (size, address) in ascending order."""
 
 
 class CachingAllocator:
-    """Allocator of one device; a block is freed into the pools from which it came.
+    """Allocator of one device; a block is freed into the pool from which it came.
 
     Attributes:
         allocated, reserved: Bytes of used blocks, and of segments.
@@ -65,33 +57,38 @@ class CachingAllocator:
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
         self._used: dict[int, tuple[int, _Pool]] = {}
+        # Ends of free blocks by their beginnings, and the reverse.
+        self._ends: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
         self._next = 0
         self.begin_pools()
 
     def begin_pools(self) -> None:
         """Makes further allocations come from new segments, as those of another stream or of a CUDA graph do."""
-        self._pools = {small: _Pool(small) for small in (True, False)}
+        self._pools: dict[bool, _Pool] = {True: [], False: []}
 
     def allocate(self, size: int) -> int:
         """Allocates ``size`` > 0 bytes; returns their address."""
         size = round_up(size, BLOCK)
-        pool = self._pools[size <= _SMALL]
-        index = bisect_left(pool.free, (size, -1))
-        if index < len(pool.free):
-            length, begin = pool.free[index]
-            pool.take(begin, begin + length)
+        is_small = size <= _SMALL
+        pool = self._pools[is_small]
+        index = bisect_left(pool, (size, -1))
+        if index < len(pool):
+            length, begin = pool[index]
+            self._take(pool, begin)
         else:
-            length, begin = pool.segment(size), self._next
+            large = _LARGE_SEGMENT if size < _OWN_SEGMENT else round_up(size, _ROUNDING)
+            length, begin = _SMALL_SEGMENT if is_small else large, self._next
             # A gap between segments, so that their blocks are not merged.
             self._next += length + BLOCK
             self.reserved += length
             self.peak_reserved = max(self.peak_reserved, self.reserved)
-        end = begin + length
-        if pool.splits(length - size):
-            pool.put(begin + size, end)
-            end = begin + size
-        self._used[begin] = end, pool
-        self.allocated += end - begin
+        rest = length - size
+        if rest >= BLOCK if is_small else rest > _SMALL:
+            self._put(pool, begin + size, begin + length)
+            length = size
+        self._used[begin] = begin + length, pool
+        self.allocated += length
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return begin
 
@@ -103,12 +100,19 @@ class CachingAllocator:
         """Frees the bytes that :meth:`allocate` has allocated at an address."""
         end, pool = self._used.pop(begin)
         self.allocated -= end - begin
-        if begin in pool.ends:
-            before = pool.ends[begin]
-            pool.take(before, begin)
-            begin = before
-        if end in pool.begins:
-            after = pool.begins[end]
-            pool.take(end, after)
-            end = after
-        pool.put(begin, end)
+        if begin in self._begins:
+            begin = self._begins[begin]
+            self._take(pool, begin)
+        if end in self._ends:
+            end = self._take(pool, end)
+        self._put(pool, begin, end)
+
+    def _put(self, pool: _Pool, begin: int, end: int) -> None:
+        insort(pool, (end - begin, begin))
+        self._ends[begin], self._begins[end] = end, begin
+
+    def _take(self, pool: _Pool, begin: int) -> int:
+        """Takes a free block from its pool and returns its end."""
+        end = self._ends.pop(begin)
+        del self._begins[end], pool[bisect_left(pool, (end - begin, begin))]
+        return end

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_memory.estimate.cublas import cublas_workspace
+from econmt_memory.estimate.allocator import cublas_workspace
 from econmt_memory.estimate.gpu_attention import ATTENTION
 from econmt_memory.estimate.gpu_convolutions import CONVOLUTIONS
 from econmt_memory.estimate.gpu_recurrent import RECURRENT

@@ -46,9 +46,10 @@ class ShapeCache:
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of an operator."""
         tensors: list[FakeTensor] = []
+        values = (*args, *kwargs.items()) if kwargs else args
         try:
             # By id: operators live as long as the program, and their hashes are slow.
-            key = id(func), _describe(args, tensors), _describe(kwargs.items(), tensors) if kwargs else ()
+            key = id(func), _describe(values, tensors)
         except _UnknownError:
             return func(*args, **kwargs)
         if func.is_view or func in _NEAR_VIEWS:  # depend on the storage's offset, too, and are fast
@@ -58,7 +59,8 @@ class ShapeCache:
         form = _KNOWN.get(key)
         if form is None:
             result = func(*args, **kwargs)
-            _KNOWN[key] = _form(func, result, tensors, key[1:], (args, kwargs))
+            is_changed = _describe(values, []) != key[1] or torch.Tag.inplace_view in func.tags
+            _KNOWN[key] = _UnknownError if is_changed else _form(result, tensors)
             return result
         return func(*args, **kwargs) if form is _UnknownError else self._create(form, tensors)
 
@@ -106,12 +108,8 @@ def _describe(values: Iterable[Any], tensors: list[FakeTensor]) -> tuple[Any, ..
     return tuple(properties)
 
 
-def _form(func: Any, result: Any, tensors: list[FakeTensor], key: Any, arguments: Any) -> Any:
+def _form(result: Any, tensors: list[FakeTensor]) -> Any:
     """Returns the form of a result, from which it can be created again; _UnknownError if that is not possible."""
-    args, kwargs = arguments
-    after = _describe(args, []), _describe(kwargs.items(), []) if kwargs else ()
-    if after != key or torch.Tag.inplace_view in func.tags:
-        return _UnknownError
     try:
         return _part(result, [*tensors], {tensor.untyped_storage()._cdata for tensor in tensors})
     except _UnknownError:

@@ -31,14 +31,10 @@ def profiler_is_free() -> bool:
 
 
 @contextmanager
-def recorded(*, operators: bool = False) -> Iterator[list[Any]]:
-    """Records what is allocated and released within the context, unless a profiler runs already.
+def recorded() -> Iterator[list[Any]]:
+    """Records what is allocated and released within the context, and by which operators.
 
-    Args:
-        operators: True if operators are recorded, too, with the shapes and addresses of their tensors.
-
-    Returns:
-        A list to which the profiler's result is added after the context.
+    The result of the profiler is added to the list after the context, unless a profiler ran already.
     """
     found: list[Any] = []
     # Bound here, since torch has no such names without its profiler.
@@ -51,7 +47,7 @@ def recorded(*, operators: bool = False) -> Iterator[list[Any]]:
     activities = {profiler.ProfilerActivity.CPU}
     config = profiler.ProfilerConfig(
         profiler.ProfilerState.KINETO,
-        operators,
+        True,  # with the shapes and addresses of tensors
         True,
         False,
         False,
@@ -59,12 +55,10 @@ def recorded(*, operators: bool = False) -> Iterator[list[Any]]:
         # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
         profiler._ExperimentalConfig(disable_external_correlation=True),
     )
-    # No operator has the scope of the lite interpreter, so that memory events remain.
-    scopes = () if operators else ({profiler.RecordScope.LITE_INTERPRETER},)
     try:
         with _quiet():
             autograd._prepare_profiler(config, activities)
-            autograd._enable_profiler(config, activities, *scopes)
+            autograd._enable_profiler(config, activities)
         try:
             # The profiler leaves out what happens to a GPU's memory outside of all ranges.
             with _without_warnings(), profiler._RecordFunctionFast("econmt_memory"):

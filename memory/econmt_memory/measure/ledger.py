@@ -8,22 +8,21 @@ first. Other storages that the step creates are *workspace*, and those that exis
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
-from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import Beginning, Storage, expanded
+from econmt_memory.measure.storages import UNKNOWN, Beginning, MemoryRecord, Storage
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
 
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
 """Categories of bytes."""
+
+_Key = TypeVar("_Key")
 
 LARGEST = 20
 """Number of the largest storages at the peak that a ledger lists."""
@@ -76,7 +75,7 @@ class Ledger:
         peak: Most live bytes.
         entries: Live bytes at the peak by (category, layer); their sum is ``peak``.
         stash: Bytes of feature maps kept at the end of the forward pass, by layer.
-        timeline: Live bytes over the step, one point per change; in an estimate, a change counts as a millisecond.
+        timeline: Live bytes over the step, one point per change.
         largest: Largest storages alive at the peak, largest first.
         milliseconds: Milliseconds by (phase, layer), which add up to ``seconds``; empty in an estimate.
         rank: Rank whose step it is, such as "rank 0 of 2"; empty for a single process.
@@ -127,10 +126,7 @@ class Ledger:
 
     def by_layer(self) -> Counter[str]:
         """Returns the bytes at the peak by layer, over all categories."""
-        sizes: Counter[str] = Counter()
-        for (_, name), size in self.entries.items():
-            sizes[name] += size
-        return sizes
+        return summed((name, size) for (_, name), size in self.entries.items())
 
     @property
     def stashed(self) -> int:
@@ -161,38 +157,32 @@ class Ledger:
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
 
 
-def ledger_of(tracker: MemoryRecord, until: float | None = None) -> Ledger:
-    """Returns the ledger of a step that a tracker has observed.
+def summed(sizes: Iterable[tuple[_Key, Any]]) -> Counter[_Key]:
+    """Returns the sum of the sizes of each key."""
+    sums: Counter[_Key] = Counter()
+    for key, size in sizes:
+        sums[key] += size
+    return sums
 
-    Its entries are those of the peak, or of the moment ``until``, in seconds after the start.
-    """
+
+def ledger_of(tracker: MemoryRecord, *, at_end: bool = False) -> Ledger:
+    """Returns the ledger of a step that a tracker has observed; its entries are those of the peak, or of the end."""
     tracker.settle()
-    peak, moment = tracker.peak()
-    if until is not None:
-        moment = bisect_right(tracker.changes, until, key=attrgetter("seconds"))
-        peak = next(islice(tracker.live(), moment, None))
-    ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
-    alive = tracker.alive(moment)
-    for storage, size in alive.items():
-        ledger.entries[kind_of(storage)] += size
-    if tracker.unknown:
-        ledger.entries["other", "other"] += tracker.unknown
-    hidden = tracker.hidden.get(moment)
-    if hidden is not None:
-        ledger.entries["workspace", hidden.layer] += hidden.size
-        inside = TensorAtPeak(
-            hidden.size, (hidden.size,), "uint8", "workspace", hidden.layer, hidden.operator
-        )
-        ledger.largest.append(inside)
+    alive = tracker.alive(len(tracker.changes) if at_end else tracker.peak()[1])
+    entries = summed((kind_of(storage), size) for storage, size in alive.items())
+    ledger = Ledger(entries.total(), entries)
+    ledger.flops, ledger.device = sum(tracker.flops.values()), tracker.device.type
+    alive.pop(UNKNOWN, None)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = kind_of(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         what = storage.shape, dtype, category, layer, storage.operator, str(storage.line or "")
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
-    ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
-    backward = (begin.changes for begin in tracker.begins if begin.phase == "backward")
-    stashes = map(_feature_maps, map(tracker.alive, backward))
-    ledger.stash = max(stashes, key=Counter.total, default=Counter())
+    for begin in tracker.begins:
+        if begin.phase == "backward":
+            kinds = ((kind_of(storage), size) for storage, size in tracker.alive(begin.changes).items())
+            stash = summed((layer, size) for (category, layer), size in kinds if category == "feature maps")
+            ledger.stash = max(ledger.stash, stash, key=Counter.total)
     ledger.timeline = _timeline(tracker)
     return ledger
 
@@ -206,19 +196,9 @@ def _timeline(tracker: MemoryRecord) -> list[Moment]:
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], begin.phase))
         points += [
             Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], begin.phase)
-            for number in expanded(begin.changes, end.changes, tracker.repetitions)
+            for number in range(begin.changes, end.changes)
         ]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
-
-
-def _feature_maps(alive: Mapping[Storage, int]) -> Counter[str]:
-    """Returns the bytes of feature maps among storages, by layer."""
-    stash: Counter[str] = Counter()
-    for storage, size in alive.items():
-        category, layer = kind_of(storage)
-        if category == "feature maps":
-            stash[layer] += size
-    return stash
 
 
 def kind_of(storage: Storage) -> tuple[str, str]:

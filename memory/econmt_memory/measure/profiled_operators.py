@@ -141,12 +141,9 @@ class Operations:
     def of(self, operator: ProfiledOperator) -> int:
         """Returns the operations of an operator, by its formula or as it declares them."""
         facts = operator.facts
-        if facts.flops is None and facts.cost is None:
+        if facts.flops is None:
             return 0
         args, kwargs = self._arguments(operator)
-        if facts.cost is not None:
-            return facts.cost(*args, **kwargs)[1]
-        assert facts.flops is not None
         # The size of a convolution's result is not among its arguments.
         result = operator.overload(*args, **kwargs) if facts.name == "aten.convolution" else None
         return int(facts.flops(*args, **kwargs, out_val=result))

@@ -1,10 +1,14 @@
-"""Records of a computation: storages, changes of their sizes, phases, and the layers of autograd nodes."""
+"""Record of a computation: storages, changes of their sizes, phases, operators, and the layers of autograd nodes."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +31,7 @@ class NodeLayers:
     """
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._layers: list[str] = []
+        self._noted: list[tuple[int, str]] = []
         self._parameters: dict[int, str] = {}
 
     def add_parameters(self, layers: Mapping[Tensor, str]) -> None:
@@ -37,8 +40,7 @@ class NodeLayers:
 
     def note(self, layer: str) -> None:
         """Assigns the nodes that are created from now on to ``layer``."""
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
-        self._layers.append(layer)
+        self._noted.append((torch._C._autograd._get_sequence_nr(), layer))
 
     def __call__(self, node: Any) -> str:
         """Returns the layer of a node."""
@@ -48,13 +50,13 @@ class NodeLayers:
 
     def of_number(self, number: int) -> str:
         """Returns the layer of the node with a number."""
-        index = bisect_right(self._numbers, number)
-        return self._layers[index - 1] if index else "other"
+        index = bisect_right(self._noted, number, key=itemgetter(0))
+        return self._noted[index - 1][1] if index else "other"
 
     @property
     def are_known(self) -> bool:
         """True if the layers of nodes have been noted."""
-        return bool(self._numbers)
+        return bool(self._noted)
 
     def running(self) -> str:
         """Returns the layer of the running code; in a backward pass, that of the node being computed."""
@@ -72,7 +74,7 @@ class Storage:
         shape, dtype: Shape and type of the first tensor that was observed in it.
         operator: Operator that created it; empty if it existed before the recording.
         layer: Layer whose code created it.
-        address: Address of its first byte; 0 for fake tensors.
+        address: Address of its first byte, in the record of a program's step.
         kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
         line: Line of the program that ran when it was created; None if it is small or was there before.
         category: Category from :meth:`Tracker.label`, such as weights; None without a label.
@@ -83,10 +85,17 @@ class Storage:
     dtype: torch.dtype
     operator: str
     layer: str
-    address: int
+    address: int = 0
     kept_by: str | None = None
     line: UserLine | None = None
     category: str | None = None
+
+
+REPEATED = Storage(0, (), torch.uint8, "", "other")
+"""Storage of the changes that stand for repetitions of a loop's body, which add up to no growth."""
+
+UNKNOWN = Storage(0, (), torch.uint8, "", "other")
+"""Storage of bytes that were allocated at the start and belong to no known storage."""
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -113,14 +122,6 @@ class Work(NamedTuple):
     flops: int
 
 
-class Hidden(NamedTuple):
-    """Bytes that an operator used and freed internally."""
-
-    size: int
-    layer: str
-    operator: str
-
-
 class Beginning(NamedTuple):
     """Beginning of a phase: ``seconds`` after the start, after a number of ``changes``."""
 
@@ -129,24 +130,70 @@ class Beginning(NamedTuple):
     changes: int
 
 
-class Repetition(NamedTuple):
-    """Changes ``begin`` to ``end`` that stand for ``times`` equal sequences, which add up to no growth.
+class MemoryRecord:
+    """Storages of one device and how their sizes changed, with the operators that ran.
 
-    ``order`` has the indices of the changes of one sequence, with those of inner repetitions as often as they occurred.
+    Args:
+        device: Device whose memory counts.
+
+    Attributes:
+        before: Storages that existed before the recording, with their sizes then.
+        changes: Changes of sizes, in order.
+        begins: Beginnings of phases, in order.
+        works: Operators that ran, in order.
+        seconds: Seconds of the whole recording.
+        flops: Floating-point operations of matrix products, by the type of their factors.
     """
 
-    begin: int
-    end: int
-    times: int
-    order: list[int]
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before: list[tuple[Storage, int]] = []
+        self.changes: list[Change] = []
+        self.begins: list[Beginning] = []
+        self.works: list[Work] = []
+        self.seconds = 0.0
+        self.flops: Counter[torch.dtype] = Counter()
+        self._at_start = self._start = 0
 
+    def settle(self) -> None:
+        """Completes the record, after the recording."""
 
-def expanded(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
-    """Yields the indices of changes from ``begin`` to ``end``, those of repetitions as often as they occurred."""
-    for repetition in repetitions:
-        if begin <= repetition.begin and repetition.end <= end:
-            yield from range(begin, repetition.begin)
-            for _ in range(repetition.times):
-                yield from repetition.order
-            begin = repetition.end
-    yield from range(begin, end)
+    def since(self, nanoseconds: int) -> float:
+        """Returns the seconds from the start of the recording to a moment, in nanoseconds of the epoch."""
+        return (nanoseconds - self._start) / 1e9
+
+    def now(self) -> float:
+        """Returns the seconds since the start of the recording."""
+        return self.since(time.time_ns())
+
+    def phase_of(self, layer: str, *, updating: bool, in_backward: bool) -> str:
+        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before."""
+        if updating or in_backward:
+            return "optimizer" if updating else "backward"
+        return "forward" if layer != "other" or not self.begins else self.begins[-1].phase
+
+    def phase(self) -> str:
+        """Returns the current phase."""
+        return self.begins[-1].phase if self.begins else "forward"
+
+    def start(self) -> dict[Storage, int]:
+        """Returns the storages that existed before the recording, with their bytes; unknown ones are one of them."""
+        sizes = dict(self.before)
+        unknown = self._at_start - sum(sizes.values())
+        return {UNKNOWN: unknown, **sizes} if unknown > 0 else sizes
+
+    def live(self) -> Iterator[int]:
+        """Yields the live bytes at the start and after each change."""
+        return accumulate((change.size for change in self.changes), initial=sum(self.start().values()))
+
+    def peak(self) -> tuple[int, int]:
+        """Returns the most live bytes, and the number of changes before that moment."""
+        moment, size = max(enumerate(self.live()), key=itemgetter(1))  # the first of equals
+        return size, moment
+
+    def alive(self, moment: int) -> dict[Storage, int]:
+        """Returns the storages that are alive after ``moment`` changes, with their bytes."""
+        sizes = self.start()
+        for change in self.changes[:moment]:
+            sizes[change.storage] = sizes.get(change.storage, 0) + change.size
+        return {storage: size for storage, size in sizes.items() if size}

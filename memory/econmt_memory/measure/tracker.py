@@ -23,16 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt_memory.measure.record import MemoryRecord
 from econmt_memory.measure.storages import (
+    REPEATED,
     Beginning,
     Change,
-    Hidden,
+    MemoryRecord,
     NodeLayers,
-    Repetition,
     Storage,
     Work,
-    expanded,
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, user_line
@@ -101,13 +99,11 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
         """Marks a loop body that stands for ``times`` further equal ones."""
-        begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
+        begin, flops = len(self.changes), self.flops.copy()
         yield
         for dtype, done in self.flops.items():
             self.flops[dtype] = done + times * (done - flops[dtype])
-        end, inside = len(self.changes), self.repetitions[repetitions:]
-        order = list(expanded(begin, end, inside))
-        self.repetitions[repetitions:] = [Repetition(begin, end, times + 1, order)]
+        self.changes += times * [change._replace(storage=REPEATED) for change in self.changes[begin:]]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
@@ -130,7 +126,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts is None:
             facts = look_at(func, self.replacements)
             if self.workspace is not None:
-                facts = facts._replace(workspace=self.workspace(func))
+                facts = facts._replace(workspace=facts.workspace or self.workspace(func))
             self._facts[id(func)] = facts
         if facts.is_device:
             return args[0].fake_device
@@ -169,7 +165,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         read: list[Tensor],
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
-        body, cost = facts.body, facts.cost
+        body = facts.body
         begin, phase = self.now() if facts.replaced else 0.0, self.phase()
         if body is None:
             if self._meter is not None:
@@ -185,8 +181,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.flops is not None and read:
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
-        declared = None if cost is None else cost(*args, **kwargs)
-        flops += 0 if declared is None else declared[1]
         layer = self.nodes.running()
         if begin:
             self.works.append(Work(begin, self.now(), self._path(), layer, phase, flops))
@@ -196,19 +190,15 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
-        if declared is not None:
-            self._charge(*declared, read[0].dtype, layer)
-        if facts.workspace is not None:
-            self._charge(facts.workspace(*args, **kwargs), 0, torch.uint8, layer)
+        if facts.workspace is not None and self._meter is None:  # otherwise the allocator counts it
+            self._charge(facts.workspace(*args, **kwargs), layer)
         if body is None and self._meter is not None:
-            self._note_hidden(self._meter()[1])
+            self._note_inside(self._meter()[1], layer)
         return result
 
-    def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
-        """Records the internal bytes and the operations that an operator declares."""
-        self.flops[dtype] += flops
-        if self._meter is None:  # otherwise the allocator has counted it
-            self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
+    def _charge(self, workspace: int, layer: str) -> None:
+        """Records internal bytes of an operator."""
+        self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""
@@ -247,13 +237,12 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _register(self, tensor: Tensor, operator: str, layer: str) -> Storage:
         memory = tensor.untyped_storage()
         key = memory._cdata
-        address = 0 if memory.device.type == "meta" else memory.data_ptr()
-        storage = Storage(0, shape_of(tensor), tensor.dtype, operator, layer, address)
+        storage = Storage(0, shape_of(tensor), tensor.dtype, operator, layer)
         storage.size = self._allocated(storage, memory.nbytes())
 
         def gone(_: weakref.ref[Any]) -> None:
             del self._known[key]
-            self._freed(storage)
+            self._allocated(storage, 0)
             self._change(storage, -storage.size)
 
         self._known[key] = storage, weakref.ref(memory, gone)
@@ -268,11 +257,13 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(storage, size - storage.size)
             storage.size = size
 
-    def _note_hidden(self, peak: int) -> None:
+    def _note_inside(self, peak: int, layer: str) -> None:
+        """Records what an operator took and gave back, from the allocator's peak while it ran."""
         size = peak - self._at_start - self._grown
-        before = self.hidden.get(len(self.changes))
-        if size > (0 if before is None else before.size):
-            self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), self._path())
+        if size > 0:
+            storage = Storage(size, (size,), torch.uint8, self._path(), layer)
+            self._change(storage, size)
+            self._change(storage, -size)
 
     def _path(self) -> str:
         """Returns the names of the running operator and of the custom operators around it, outermost first."""
@@ -284,11 +275,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.changes.append(Change(self.now(), storage, size))
 
     def _allocated(self, _storage: Storage, size: int) -> int:
-        """Returns the bytes that ``size`` bytes of a storage take."""
+        """Returns the bytes that ``size`` bytes of a storage take, from now on; 0: it is gone."""
         return -(-size // self._block) * self._block
-
-    def _freed(self, storage: Storage) -> None:
-        """Notes that a storage is gone."""
 
 
 def _device_type(tensor: Tensor) -> str:

@@ -29,13 +29,9 @@ class UserLine(NamedTuple):
         return f"{self.code.co_filename}:{self.number} in {self.code.co_name}"
 
 
-def user_line(skipped: int = 0) -> UserLine | None:
-    """Returns the innermost running line that is not PyTorch's; None if there is none, as in a thread of PyTorch.
-
-    Args:
-        skipped: Number of callers that are known to be PyTorch's or the account's, and are not looked at.
-    """
-    frame: FrameType | None = sys._getframe(1 + skipped)
+def user_line() -> UserLine | None:
+    """Returns the innermost running line that is not PyTorch's; None if there is none, as in a thread of PyTorch."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         library = _is_library.get(code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -35,21 +35,17 @@ def escape(text: object) -> str:
     return html.escape(printable(text))
 
 
-class Part(NamedTuple):
-    """Segment of a bar: the kind that determines its colour, its length, and its tooltip."""
-
-    kind: str
-    amount: float
-    title: str
-
-
 class Bar(NamedTuple):
-    """Stacked bar: a label before it, its segments, and a figure and a highlighted remark behind it."""
+    """Stacked bar: a label before it, amounts by kind, and a figure and a highlighted remark behind it.
+
+    ``words`` formats the amounts for tooltips.
+    """
 
     label: str
-    parts: list[Part]
+    amounts: Mapping[str, float]
     figure: str
     remark: str = ""
+    words: Callable[[float], str] = format_bytes
 
 
 def css_class(kind: str) -> str:
@@ -58,35 +54,40 @@ def css_class(kind: str) -> str:
 
 
 def legend(kinds: Sequence[str]) -> str:
-    """Returns the legend of the colours."""
+    """Returns the legend of the colours; none without kinds."""
     items = "".join(
         f'<li><span class="swatch {css_class(kind)}"></span>{escape(kind)}</li>' for kind in kinds
     )
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend">{items}</ul>' if kinds else ""
 
 
-def bars(rows: Sequence[Bar], description: str, *, largest: float) -> str:
-    """Draws horizontal stacked bars; ``description`` is for screen readers, ``largest`` fills the width."""
+def bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float) -> str:
+    """Draws horizontal stacked bars with the legend of the kinds that occur; ``largest`` fills the width."""
+    used = {kind for row in rows for kind, amount in row.amounts.items() if amount}
+    read_out = ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
     drawn = []
     for row in rows:
-        whole = sum(part.amount for part in row.parts)
-        segments = "".join(_segment(part, whole, part.amount / max(1, largest)) for part in row.parts)
+        segments = "".join(_segment(row, kind, largest) for kind, amount in row.amounts.items() if amount)
         drawn.append(
             f'<div class="bar"><span class="label">{escape(row.label)}</span><span class="line">{segments}'
             f'<span class="value">{escape(row.figure)} <b class="remark">{escape(row.remark)}</b></span></span></div>'
         )
-    return f'<div class="bars" role="img" aria-label="{escape(description)}">{"".join(drawn)}</div>'
-
-
-def _segment(part: Part, whole: float, share: float) -> str:
-    """Returns a segment of ``share`` of the width; inside are kind and share of the bar, only the share, or nothing."""
-    percent = format_share(part.amount, whole)
-    texts = (f"{part.kind} {percent}", percent) if part.amount < whole else ()
-    text = next((text for text in texts if len(text) * _CHARACTER + 12 < share * _BAR_WIDTH), "")
-    kind = css_class(part.kind)
     return (
-        f'<span class="segment {kind} on-{kind}" style="--share: {share:.5f}" data-kind="{escape(part.kind)}" '
-        f'data-amount="{part.amount}" title="{escape(part.title)}"><i class="inside">{escape(text)}</i></span>'
+        legend([kind for kind in kinds if kind in used])
+        + f'<div class="bars" role="img" aria-label="{escape(f"{title}: {read_out}")}">{"".join(drawn)}</div>'
+    )
+
+
+def _segment(bar: Bar, name: str, largest: float) -> str:
+    """Returns the segment of a kind; inside are kind and share of the bar, only the share, or nothing."""
+    amount, whole, kind = bar.amounts[name], sum(bar.amounts.values()), css_class(name)
+    percent, share = format_share(amount, whole), amount / max(1, largest)
+    texts = (f"{name} {percent}", percent) if amount < whole else ()
+    text = next((text for text in texts if len(text) * _CHARACTER + 12 < share * _BAR_WIDTH), "")
+    title = escape(f"{bar.label}, {name}: {bar.words(amount)}")
+    return (
+        f'<span class="segment {kind} on-{kind}" style="--share: {share:.5f}" data-kind="{escape(name)}" '
+        f'data-amount="{amount}" title="{title}"><i class="inside">{escape(text)}</i></span>'
     )
 
 

@@ -1,9 +1,11 @@
-"""Tables of a ledger: bytes at the peak by layer and category, and the largest tensors."""
+"""A ledger as tables and as JSON values: bytes at the peak by layer and category, and the largest tensors."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
 
 from econmt_memory.measure.allocations import OUTSIDE
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, Moment, TensorAtPeak
@@ -11,6 +13,9 @@ from econmt_memory.report.tables import Cell, ReportTable, format_bytes, format_
 
 LARGEST = 10
 """Number of groups of equal tensors at the peak that are listed."""
+
+POINTS = 1000
+"""Number of points of a downsampled timeline, approximately."""
 
 
 def peak_moment(ledger: Ledger) -> Moment:
@@ -88,3 +93,50 @@ def largest_table(ledger: Ledger) -> ReportTable:
         rows,
         left=range(2, 7),
     )
+
+
+def downsample(timeline: Sequence[Moment], points: int = POINTS) -> list[Moment]:
+    """Reduces a timeline to fewer points with the same outline.
+
+    Of the moments that share a column of the chart, the highest and the last one remain, and each phase's first one.
+    """
+    if len(timeline) <= points:
+        return list(timeline)
+    span = timeline[-1].milliseconds or 1.0
+    columns = max(1, points // 2)
+    kept: list[Moment] = []
+    for (phase, _), group in groupby(
+        timeline, lambda moment: (moment.phase, int(columns * moment.milliseconds / span))
+    ):
+        together = list(group)
+        highest = max(range(len(together)), key=lambda index: together[index].bytes)
+        begins = not kept or kept[-1].phase != phase
+        indices = sorted({highest, len(together) - 1} | ({0} if begins else set()))
+        kept += [together[index] for index in indices]
+    return kept
+
+
+def ledger_data(ledger: Ledger) -> dict[str, Any]:
+    """Returns a ledger as JSON values."""
+    return {
+        "rank": ledger.rank or None,
+        "peak_bytes": ledger.peak,
+        "peak_phase": peak_moment(ledger).phase if ledger.timeline else None,
+        "entries": [
+            {"category": category, "layer": layer, "bytes": size}
+            for category in CATEGORIES
+            for layer in ledger.layers
+            if (size := ledger.entries.get((category, layer)))
+        ],
+        "stash_bytes": ledger.stashed,
+        "stash": {layer: ledger.stash[layer] for layer in ledger.ordered(+ledger.stash)},
+        "largest": [{**tensor._asdict(), "count": count} for tensor, count in grouped(ledger.largest)],
+        "timeline": [list(moment) for moment in downsample(ledger.timeline)],
+        "allocated_bytes": ledger.allocated,
+        "reserved_bytes": ledger.reserved,
+        "graph_bytes": ledger.graphs,
+        "outside_bytes": None if ledger.outside is None else ledger.outside._asdict(),
+        "target_tokens": ledger.tokens,
+        "flops": ledger.flops,
+        **({"flops_by_layer": dict(ledger.operations)} if ledger.operations else {}),
+    }

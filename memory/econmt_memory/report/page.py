@@ -10,10 +10,9 @@ from string import Template
 from econmt_memory.measure.ledger import CATEGORIES, Ledger
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report import charts
-from econmt_memory.report.charts import Bar, Part, escape
-from econmt_memory.report.data import downsample
-from econmt_memory.report.ledger_tables import peak_moment
-from econmt_memory.report.tables import Cell, ReportTable, cell_text, format_bytes, format_share
+from econmt_memory.report.charts import Bar, escape
+from econmt_memory.report.ledger_tables import downsample, peak_moment
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes, format_share
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -43,11 +42,13 @@ def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], 
     content = (
         f'<div class="panel" data-technique="0">{sections}</div><section class="made">{paragraphs}</section>'
     )
-    return document(title, f"<p class='what'>{escape(ledger.device)}</p>", tiles_of(tiles), content, [ledger])
+    return document(title, f"<p class='what'>{escape(ledger.device)}</p>", tiles, content, [ledger])
 
 
-def document(title: str, subtitle: str, tiles: str, content: str, ledgers: Sequence[Ledger]) -> str:
-    """Fills the template; the page's cursor shows the live bytes of the ledgers."""
+def document(
+    title: str, subtitle: str, tiles: Sequence[tuple[str, str, str]], content: str, ledgers: Sequence[Ledger]
+) -> str:
+    """Fills the template; tiles are a figure, what it counts, and details; the cursor shows the ledgers' live bytes."""
     moments = [
         [
             [round(moment.milliseconds, 3), moment.bytes, PHASES.index(moment.phase)]
@@ -59,19 +60,14 @@ def document(title: str, subtitle: str, tiles: str, content: str, ledgers: Seque
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),
         subtitle=subtitle,
-        tiles=tiles,
+        tiles="".join(
+            f'<div class="tile"><span class="figure">{escape(figure)}</span><span class="what">{escape(what)}</span>'
+            f'<span class="detail">{escape(detail)}</span></div>'
+            for figure, what, detail in tiles
+        ),
         content=content,
         # An unescaped "<" could end the script.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-    )
-
-
-def tiles_of(tiles: Sequence[tuple[str, str, str]]) -> str:
-    """Returns tiles of a figure, what it counts, and details."""
-    return "".join(
-        f'<div class="tile"><span class="figure">{escape(figure)}</span><span class="what">{escape(what)}</span>'
-        f'<span class="detail">{escape(detail)}</span></div>'
-        for figure, what, detail in tiles
     )
 
 
@@ -85,25 +81,10 @@ def layer_bars(ledger: Ledger, largest: int) -> str:
     rows = []
     sizes = ledger.by_layer()
     for layer in ledger.layers:
-        size = sizes[layer]
-        parts = bar_parts(
-            layer, {category: ledger.entries.get((category, layer), 0) for category in CATEGORIES}
-        )
-        rows.append(Bar(layer, parts, f"{format_bytes(size)} · {format_share(size, sizes.total())}"))
-    return labelled_bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
-
-
-def bar_parts(name: str, sizes: Mapping[str, int]) -> list[Part]:
-    """Returns the segments of the bar ``name``, from its bytes by kind."""
-    return [Part(kind, size, f"{name}, {kind}: {format_bytes(size)}") for kind, size in sizes.items() if size]
-
-
-def labelled_bars(title: str, kinds: Sequence[str], rows: Sequence[Bar], largest: float) -> str:
-    """Returns bars with the legend of the kinds that occur; ``largest`` fills the width."""
-    read_out = ", ".join(f"{row.label} {row.figure} {row.remark}".strip() for row in rows)
-    used = [kind for kind in kinds if any(part.kind == kind for row in rows for part in row.parts)]
-    legend = charts.legend(used) if used else ""
-    return legend + charts.bars(rows, f"{title}: {read_out}", largest=largest)
+        amounts = {category: ledger.entries[category, layer] for category in CATEGORIES}
+        figure = f"{format_bytes(sizes[layer])} · {format_share(sizes[layer], sizes.total())}"
+        rows.append(Bar(layer, amounts, figure))
+    return charts.bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
 
 
 def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *, slider: bool = True) -> str:
@@ -143,4 +124,4 @@ def html_table(kind: str, table: ReportTable) -> str:
 def _cell(cell: Cell) -> str:
     if isinstance(cell, str):
         return f"<td>{escape(cell)}</td>"
-    return f'<td data-bytes="{cell}">{cell_text(cell) if cell else ""}</td>'
+    return f'<td data-bytes="{cell}">{format_bytes(cell) if cell else ""}</td>'

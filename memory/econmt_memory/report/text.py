@@ -7,7 +7,6 @@ import re
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-_NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def printable(text: object) -> str:
@@ -23,5 +22,4 @@ def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: Python's form of an undecodable byte
         code -= 0xDC00
-    escape = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return _NAMED.get(match[0], f"\\x{code:02x}" if code < 0x100 else escape)
+    return chr(code).encode("unicode_escape").decode("ascii")

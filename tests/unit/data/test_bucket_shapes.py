@@ -23,7 +23,7 @@ from econmt.data.batching.bucket_shapes import (
 )
 from econmt.data.batching.pair_flops import PairFlops, pair_flops
 from econmt.model import Implementations, build_model
-from econmt_memory.measure.flops import flops_formula
+from econmt_memory.measure.operators import flops_formula
 
 works = st.builds(PairFlops, st.integers(0, 9), st.integers(1, 9), st.integers(0, 3))
 

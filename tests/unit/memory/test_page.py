@@ -17,7 +17,7 @@ from econmt.estimate.report.page import best_of, page
 from econmt_memory.measure.ledger import CATEGORIES, LAYERS
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report import charts
-from econmt_memory.report.charts import Bar, Part, css_class
+from econmt_memory.report.charts import Bar, css_class
 from econmt_memory.report.tables import format_bytes
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
 
@@ -221,8 +221,8 @@ def test_a_timeline_is_drawn_to_scale() -> None:
 
 
 def test_words_stand_in_a_segment_only_if_they_fit() -> None:
-    parts = [Part("weights", 900, "w"), Part("gradients", 95, "g"), Part("other", 5, "o")]
-    drawn = Page(charts.bars([Bar("layer", parts, "1.0 kB", "2x")], "words", largest=1000))
+    amounts = {"weights": 900, "gradients": 95, "workspace": 0, "other": 5}
+    drawn = Page(charts.bars("words", (), [Bar("layer", amounts, "1.0 kB", "2x")], 1000))
     assert [t["text"] for t in drawn.find("i", "inside")] == ["weights 90 %", "10 %", ""]
     assert drawn.find("b", "remark")[0]["text"] == "2x"
     assert [float(t["style"].split()[1]) for t in drawn.find("span", "segment")] == [0.9, 0.095, 0.005]

@@ -24,10 +24,15 @@ from econmt.estimate.report.report import (
     summary,
 )
 from econmt_memory.measure.ledger import Ledger, Moment, OutsideMemory, TensorAtPeak
-from econmt_memory.report.data import downsample
-from econmt_memory.report.layout import fitted, print_table
-from econmt_memory.report.ledger_tables import grouped, largest_table, ledger_table, maker, peak_moment
-from econmt_memory.report.tables import ReportTable, shape_text
+from econmt_memory.report.ledger_tables import (
+    downsample,
+    grouped,
+    largest_table,
+    ledger_table,
+    maker,
+    peak_moment,
+)
+from econmt_memory.report.tables import ReportTable, fitted, print_table, shape_text
 from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
 
 

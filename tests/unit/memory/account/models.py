@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from econmt import memory
 from econmt.config import recipe
 from econmt.model import Implementations, TranslationModel
 
@@ -350,11 +351,25 @@ LONG: dict[str, Callable[[], Case]] = {
 """Functions that make models whose step takes 150 ms and more of an H100, and up to 60 GB."""
 
 
-def cases(size: int = 1) -> Iterator[tuple[str, Case]]:
-    """Yields every model by name."""
-    for name, make in CASES.items():
-        torch.manual_seed(0)
-        yield name, make(size)
+def tracked(case: Case, steps: int = 2) -> memory.Account:
+    """The account of the step after some other ones."""
+    for _ in range(steps):
+        case.step()
+    gc.collect()
+    with memory.track(case.model, case.optimizer) as account:
+        case.step()
+    return account
+
+
+def events_of(profile: torch.profiler.profile) -> list[Any]:
+    """All events that PyTorch's profiler has recorded, in order."""
+    results: Any = profile.profiler
+    events: list[Any] = []
+    waiting = [*reversed(results.kineto_results.experimental_event_tree())]
+    while waiting:
+        events.append(waiting.pop())
+        waiting += reversed(events[-1].children)
+    return sorted(events, key=lambda event: event.start_time_ns)
 
 
 def counted_peak(make: Callable[[], Callable[[], object]]) -> int:
@@ -373,29 +388,17 @@ def counted_peak(make: Callable[[], Callable[[], object]]) -> int:
         gc.collect()
         with torch.profiler.record_function("counted step"):
             step()
-    begin = end = 0
-    events: list[tuple[int, int, int]] = []
-    results: Any = profile.profiler
-    waiting: list[Any] = list(results.kineto_results.experimental_event_tree())
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.name == "counted step":
-            begin, end = event.start_time_ns, event.end_time_ns
-        if event.tag.name == "Allocation":
-            events.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-    live: dict[int, int] = {}
+    events = events_of(profile)
+    (counted,) = (event for event in events if event.name == "counted step")
+    live: set[int] = set()
     total = peak = 0
-    for moment, address, size in sorted(events):
+    for event in events:
+        if event.tag.name != "Allocation" or event.start_time_ns > counted.end_time_ns:
+            continue
+        address, size = event.extra_fields.ptr, event.extra_fields.alloc_size
         if size < 0 and address not in live:
             continue  # allocated before
         total += size
-        if size > 0:
-            live[address] = size
-        else:
-            del live[address]
-        if begin <= moment <= end:
-            peak = max(peak, total)
-        elif moment < begin:
-            peak = total
+        live ^= {address}
+        peak = total if event.start_time_ns < counted.start_time_ns else max(peak, total)
     return peak

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,17 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from econmt import memory
-from tests.unit.memory.account.models import CASES, Case, counted_peak, gpt, next_word_loss
-
-
-def tracked(case: Case) -> memory.Account:
-    """The account of a case's third step."""
-    case.step()
-    case.step()
-    gc.collect()
-    with memory.track(case.model, case.optimizer) as account:
-        case.step()
-    return account
+from tests.unit.memory.account.models import CASES, Case, counted_peak, gpt, next_word_loss, tracked
 
 
 def test_modules_and_categories_of_a_gpt(tmp_path: Path) -> None:
@@ -194,24 +183,6 @@ def test_compiled_modules_are_one_row() -> None:
         next_word_loss(compiled, ids).backward()  # type: ignore[no-untyped-call]
     assert account.names[0] == "GPT"
     assert account.by_category()["weights"] == sum(each.nbytes for each in case.model.parameters())
-
-
-def test_a_model_in_distributed_data_parallel() -> None:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        case = gpt()
-        parallel = torch.nn.parallel.DistributedDataParallel(case.model)
-        ids = torch.zeros(4, 32, dtype=torch.int64)
-        case.loss = lambda: next_word_loss(parallel, ids)
-        case.model = parallel
-        account = tracked(case)
-    finally:
-        torch.distributed.destroy_process_group()
-    modules = account.by_module(1)
-    assert list(modules)[:3] == ["words", "places", "blocks"]
-    # The buckets of gradients exist before the step.
-    assert account.by_category()["other"] >= account.by_category()["weights"]
 
 
 def test_a_prediction_of_autocast_on_a_gpu_follows_its_list_of_functions() -> None:

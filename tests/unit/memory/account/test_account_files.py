@@ -20,10 +20,9 @@ from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
 from econmt_memory.account.exports import over_time, trace, write_snapshot
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
-from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import Beginning, Change, Storage
+from econmt_memory.measure.storages import Beginning, Change, MemoryRecord, Storage
 from tests.conftest import ROOT
-from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss
+from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss, tracked
 
 
 def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
@@ -40,18 +39,10 @@ def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
     assert AccountComparison(before, before).table().sums[-1] == 0
 
 
-def account_of(case: Case) -> memory.Account:
-    """The account of a case's second step."""
-    case.step()
-    with memory.track(case.model, case.optimizer) as account:
-        case.step()
-    return account
-
-
 @pytest.fixture(scope="module")
 def account() -> memory.Account:
     torch.manual_seed(0)
-    return account_of(gpt())
+    return tracked(gpt())
 
 
 def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: Path) -> None:
@@ -96,6 +87,7 @@ def test_live_bytes_over_time() -> None:
     record.changes = [Change(*each) for each in sizes]
     other, workspace = ("other", "OTHER"), ("workspace", "M")
     assert over_time(record, str.upper) == [
+        (0.0, "forward", {other: 2}),
         (0.0, "forward", {other: 7}),
         (1000.0, "forward", {other: 7, workspace: 10}),
         (2000.0, "backward", {other: 7, workspace: 6}),
@@ -104,7 +96,7 @@ def test_live_bytes_over_time() -> None:
     ]
     assert record.peak() == (17, 1), "the first of equals"
     counters = [event["args"] for event in trace(record)["traceEvents"] if event["ph"] == "C"]
-    assert [each["other"] for each in counters] == [7, 7, 7, 2, 2]
+    assert [each["other"] for each in counters] == [2, 7, 7, 7, 2, 2]
 
 
 def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
@@ -112,7 +104,9 @@ def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) 
     account.to_trace(path)
     events = json.loads(path.read_text())["traceEvents"]
     counters = [event for event in events if event["ph"] == "C"]
-    assert max(sum(event["args"].values()) for event in counters) == account.peak_bytes
+    sums = [sum(event["args"].values()) for event in counters]
+    assert max(sums) == account.peak_bytes
+    assert sums == [sum(sizes.values()) for _, _, sizes in account.over_time()]
     assert {*counters[0]["args"]} == set(CATEGORIES)
     stamps = [event["ts"] for event in counters]
     assert stamps == sorted(stamps)
@@ -161,7 +155,7 @@ def test_operations_of_convolutions() -> None:
 
 def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    wider = account_of(gpt(2))
+    wider = tracked(gpt(2))
     comparison = memory.compare(account, wider)
     assert comparison.grown == wider.peak_bytes - account.peak_bytes
     assert sum(comparison.changes().values()) == comparison.grown
@@ -213,7 +207,7 @@ def test_when_the_memory_is_full_the_account_says_what_was_alive() -> None:
     ("asked", "size"), [("2.50 GiB", 5 << 29), ("20.00 MiB", 20 << 20), ("1.5 KiB", 1536), ("512 bytes", 512)]
 )
 def test_what_a_gpu_was_asked_for(asked: str, size: int) -> None:
-    account = memory.Account(SimpleNamespace(now=lambda: 0.0))
+    account = memory.Account(SimpleNamespace())
     account.fail(
         torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has 1.00 GiB free.")
     )
@@ -255,7 +249,7 @@ def test_advice_saves_what_it_predicts() -> None:
     def peak(checkpointed: bool, rows: int) -> memory.Account:
         torch.manual_seed(0)
         model = GPT(50, 64, 4, checkpointed=checkpointed)
-        return account_of(Case(model, adam(model), lambda: next_word_loss(model, ids[:rows])))
+        return tracked(Case(model, adam(model), lambda: next_word_loss(model, ids[:rows])))
 
     plain = peak(False, 8)
     advice = {each.text: each.bytes for each in plain.advice()}

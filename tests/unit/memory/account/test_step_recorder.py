@@ -17,15 +17,14 @@ from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.step_recorder import StepRecorder, _StepMemory
 from econmt_memory.account.tracking import nested_hooks
 from econmt_memory.measure.clock import Clock
-from tests.unit.memory.account.models import gpt
+from tests.unit.memory.account.models import gpt, tracked
 
 CPU = torch.device("cpu")
 
 
 def live(account: memory.Account) -> list[int]:
     """Live bytes at the start and after each change."""
-    _ = account.ledger
-    return list(account._tracker.live())
+    return list(account._settled().live())
 
 
 def test_what_existed_before_counts_whole_until_it_is_released() -> None:
@@ -49,13 +48,12 @@ def test_gradients_count_for_the_module_that_owns_the_parameter() -> None:
     case.optimizer.zero_grad()
     with memory.track(case.model, case.optimizer) as account:
         case.step()
-    _ = account.ledger
-    storages = {change.storage for change in account._tracker.changes}
+    storages = {change.storage for change in account._settled().changes}
     sizes = {each.layer: each.size for each in storages if each.category == "gradients"}
     assert sizes["words"] == 500 * 64 * 4
     assert "head" not in sizes
     # The second pass adds to the gradients, in nodes that belong to parameters.
-    added = {work.layer for work in account._tracker.works if work.operator == "aten.add_"}
+    added = {work.layer for work in account._settled().works if work.operator == "aten.add_"}
     assert {"words", "norm", "blocks.1.up"} <= added
 
 
@@ -77,10 +75,9 @@ def test_lines_are_those_of_calls_of_modules_and_of_uses_of_functions() -> None:
     first = Residual.forward.__code__.co_firstlineno
     with memory.track(model) as account:
         model(inputs).sum().backward()
-    _ = account.ledger
     lines = {
         (change.storage.operator, change.storage.line.number - first)
-        for change in account._tracker.changes
+        for change in account._settled().changes
         if change.storage.kept_by and change.storage.line is not None
     }
     assert ("aten.addmm", 1) in lines
@@ -200,11 +197,8 @@ def test_a_block_of_several_steps() -> None:
     with memory.track(case.model, case.optimizer) as account:
         case.step()
         case.step()
-    _ = account.ledger
-    assert [begin.phase for begin in account._tracker.begins] == ["forward", "backward", "optimizer"] * 2
-    with memory.track(case.model, case.optimizer) as one_step:
-        case.step()
-    assert account.peak_bytes == one_step.peak_bytes
+    assert [begin.phase for begin in account._settled().begins] == ["forward", "backward", "optimizer"] * 2
+    assert account.peak_bytes == tracked(case).peak_bytes
 
 
 class MatrixOptimizer(torch.optim.Optimizer):
@@ -220,8 +214,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
 def optimizer_operators(account: memory.Account) -> list[str]:
     """Operators of the optimizer's step."""
-    _ = account.ledger
-    return [work.operator for work in account._tracker.works if work.phase == "optimizer"]
+    return [work.operator for work in account._settled().works if work.phase == "optimizer"]
 
 
 def test_an_optimizer_that_multiplies_nothing_counts_as_one_operator() -> None:
@@ -247,8 +240,7 @@ def test_operators_and_phases_are_recorded_again_after_an_optimizer_failed() -> 
         optimizer.param_groups[0]["lr"] = 0.1
         optimizer.step()
         nn.Linear(8, 8)(weight)
-    _ = account.ledger
-    assert [work.phase for work in account._tracker.works if work.operator == "aten.addmm"] == ["forward"]
+    assert [work.phase for work in account._settled().works if work.operator == "aten.addmm"] == ["forward"]
     optimizer.param_groups[0]["lr"] = "large"
     with pytest.raises(TypeError), memory.track(None, optimizer):
         optimizer.step()

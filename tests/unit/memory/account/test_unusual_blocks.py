@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import sys
 import threading
 import warnings
@@ -19,8 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from econmt import memory
-from econmt_memory.account import exports
-from tests.unit.memory.account.models import Case
+from tests.unit.memory.account.models import Case, gpt, next_word_loss, tracked
 
 
 class Exponential(nn.Module):
@@ -178,8 +176,7 @@ def test_an_optimizer_within_another_one_belongs_to_its_step() -> None:
     model(torch.ones(8, 64)).sum().backward()
     with memory.track(model, [outer, inner]) as account:
         outer.step()
-    _ = account.ledger
-    assert {work.phase for work in account._tracker.works} == {"optimizer"}
+    assert {work.phase for work in account._settled().works} == {"optimizer"}
 
 
 def test_an_account_says_that_modules_ran_in_another_thread() -> None:
@@ -225,19 +222,6 @@ def _nothing() -> memory.Account:
     with memory.track() as account:
         pass
     return account
-
-
-def test_a_trace_sums_the_counters_without_all_modules_at_each_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
-    with memory.track(model) as account:
-        model(torch.ones(2, 4)).sum().backward()
-    sums = [sum(sizes.values()) for _, _, sizes in account.over_time()]
-    monkeypatch.delattr(exports, "over_time")
-    account.to_trace(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [sum(event["args"].values()) for event in events if event["ph"] == "C"] == sums
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -297,13 +281,20 @@ def test_parameters_that_wrap_tensors() -> None:
     size = sum(parameter.nbytes for parameter in model.parameters())
     fully_shard(model)
     case = Case(model, torch.optim.Adam(model.parameters()), lambda: model(inputs).sum())
-    case.step()
-    case.step()
-    with memory.track(model, case.optimizer) as account:
-        case.step()
-    categories = account.by_category()
+    categories = tracked(case).by_category()
     assert categories["weights"] == size
     assert categories["optimizer state"] >= 2 * size
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_model_in_distributed_data_parallel() -> None:
+    case, ids = gpt(), torch.zeros(4, 32, dtype=torch.int64)
+    case.model = parallel = nn.parallel.DistributedDataParallel(case.model)
+    case.loss = lambda: next_word_loss(parallel, ids)
+    account = tracked(case)
+    assert list(account.by_module(1))[:3] == ["words", "places", "blocks"]
+    # The buckets of gradients exist before the step.
+    assert account.by_category()["other"] >= account.by_category()["weights"]
 
 
 class Counting(torch.optim.SGD):
