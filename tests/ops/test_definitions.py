@@ -16,7 +16,15 @@ from econmt_ops.core import chunks
 from econmt_ops.layers.op import OPS
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import DROPOUT, VARIATIONS, Variation, check, variants
-from tests.ops.helpers import Make, assert_close, each_implementation, poisoned, to, values_and_gradients
+from tests.ops.helpers import (
+    TOLERANCE,
+    Make,
+    assert_close,
+    each_implementation,
+    poisoned,
+    to,
+    values_and_gradients,
+)
 
 LOOPS = [name for name, case in CASES.items() if case.takes("stash") and not case.takes("decay")]
 """Cases with stash levels."""
@@ -57,7 +65,13 @@ def test_types(name: str, dtype: torch.dtype, device: str) -> None:
     """In float32 by the variation with two directions and masks, in 16 bits with lengths alone."""
     case = CASES[name]
     variation = VARIATIONS["variational" if dtype == torch.float32 else "ragged"]
-    check(case, variation, dtype, device, case.implementations(device))
+    check(case, variation, dtype, device, case.implementations(device), _most_error(name, dtype))
+
+
+def _most_error(name: str, dtype: torch.dtype) -> float:
+    """Layer normalisation of a few units enlarges rounding to 16 bits: errors of autograd alone reach 0.16."""
+    normalises = "lnlstm" in name or "norm" in name
+    return TOLERANCE[dtype] * (2.0 if normalises and dtype.itemsize == 2 else 1.0)
 
 
 @pytest.mark.parametrize("library", [True, False], ids=["library", "tensors"])
@@ -72,7 +86,7 @@ def test_stash_levels_in_blocks(name: str, stash: str, dtype: torch.dtype, libra
     options = {**DROPOUT, "reverse": number % 2 == 0}
     variation = Variation(Sizes(3, 4, 3, 6, 7, 9), options=options, repeated=number % 2 == 1)
     with nullcontext() if library else native.without():
-        check(CASES[name], variation, dtype, "cpu", ["recompute"], stash=stash)
+        check(CASES[name], variation, dtype, "cpu", ["recompute"], _most_error(name, dtype), stash=stash)
 
 
 @pytest.mark.parametrize("attention", ["additive", "layer_norm", "general", "dot"])

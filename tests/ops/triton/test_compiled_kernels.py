@@ -98,7 +98,7 @@ def test_persistent_kernels_of_all_cards_fit_and_wait(capability: int) -> None:
     """They are divided for many cards."""
     found = compiled(capability)
     assert len(found) > 20
-    assert_fits(capability, found)
+    assert_fits(capability, found, 0 if capability == 90 else 200)
     for name, kernels in found.items():
         (kernel,) = kernels
         assert kernel["wide products" if capability == 90 else "products"] > 0, (name, kernel)
