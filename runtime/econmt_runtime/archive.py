@@ -71,7 +71,15 @@ def _unpack(path: Path, folder: Path) -> None:
                     raise ValueError(f"{member.filename} is the name of two files") from None
                 with copy, archive.open(member) as source:
                     shutil.copyfileobj(source, copy)
-    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OSError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        OSError,
+    ) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a damaged offset in the file
             raise RuntimeInputError(
                 f"{path}: cannot be unpacked to {folder.parent} ({error.strerror or error}); free some space there, or "

@@ -168,12 +168,8 @@ class RuntimeTranslator:
                         f"line {first + index}: the model gives no finite probability to any translation"
                     )
                 entries = [
-                    Entry(
-                        one_line(self._target.decode(hypothesis.ids)),
-                        hypothesis.score,
-                        hypothesis.log_probability,
-                    )
-                    for hypothesis in hypotheses
+                    Entry(one_line(self._target.decode(ids)), score, log_probability)
+                    for ids, score, log_probability in hypotheses
                 ]
                 results[index] = RuntimeTranslation(*entries[0], tuple(entries))
         return results
