@@ -136,9 +136,10 @@ class Service:
                     if change := await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
                         notice(change)
-                except (EconmtError, OSError, RuntimeError, MemoryError) as error:
+                except Exception as error:  # noqa: BLE001  a folder may hold anything, and the next check may succeed
                     self._metrics.reloads.labels("failed").inc()
-                    notice(f"warning: the parameters before go on: {error}")
+                    kind = "" if isinstance(error, EconmtError) else f"{type(error).__name__}: "
+                    notice(f"warning: the parameters before go on: {kind}{error}")
 
     def _counted(self, path: str, endpoint: Endpoint) -> Endpoint:
         """Returns an endpoint that turns errors into responses, and counts responses."""

@@ -22,7 +22,8 @@ from econmt.data.user_programs import ProgramError, program_words, start_program
 from tests.conftest import econmt_environment
 
 STARTER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup it is ignored
 from econmt.data.user_programs import start_program
 with start_program(["sh", "-c", sys.argv[1]], ["a"]) as program:
     for _ in program.output():

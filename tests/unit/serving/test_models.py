@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -150,15 +151,28 @@ def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: p
     assert served.loaded.size > 0
 
 
-def test_a_failed_reload_leaves_the_server_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Served) -> str:
-        raise RuntimeError("no memory")
+def test_a_failed_reload_leaves_the_server_at_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    errors = iter((RuntimeError("no\nmemory"), KeyError("update"), InputError("no folder")))
+    done = threading.Event()
 
+    def fails(_: Served) -> str:
+        for error in errors:
+            raise error
+        done.set()
+        return ""
+
+    monkeypatch.setattr(Served, "reload", fails)
     with serving(folder, Settings(watch_seconds=0.02)) as client:
-        monkeypatch.setattr(Served, "reload", fails)
-        while b'econmt_reloads_total{result="failed"}' not in client.get("/metrics").content:
-            pass
+        while not done.is_set():  # a watch that ends stops the server
+            assert client.get("/health").status == 200
         assert client.post("/translate", q="a b c").status == 200
+    said = [
+        f"econmt: warning: the parameters before go on: {each}"
+        for each in ("RuntimeError: no\\nmemory", "KeyError: 'update'", "no folder")
+    ]
+    assert [line for line in capfd.readouterr().err.splitlines() if "go on" in line] == said
 
 
 @pytest.mark.parametrize(
