@@ -283,6 +283,14 @@ def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str
         assert made.missing() == [0, 1, 2], "nothing is left of a shard that failed"
 
 
+def test_a_program_that_writes_one_line_for_all_is_told(program: Callable[[str], str]) -> None:
+    teacher = open_teacher(TeacherChoice(command=program("import sys\nfor _ in sys.stdin: print('OK')")))
+    lines = [f"line {number}" for number in range(10)]
+    with pytest.raises(InputError, match=r"wrote 'OK' for each of 12 lines, which differ \(q:1 to 13\)$"):
+        teacher.translate([*lines, "", *lines[:2]], "q", 1, lambda _: None)
+    assert teacher.translate(lines[:9] * 3, "q", 1, lambda _: None) == [["OK"]] * 27, "so may repeated lines"
+
+
 def test_a_program_that_does_not_exist_is_told() -> None:
     with pytest.raises(InputError, match="--command nosuchprogram x: no such program"):
         open_teacher(TeacherChoice(command="nosuchprogram x"))
