@@ -55,10 +55,9 @@ _BEGINNING = re.compile("[•‣⁃∙·◦▪▫■□●○◆◇►▶➤→�
 """Bullets, flags, numbers such as ``#2``, and names such as ``@tom``, with which a sentence may begin."""
 _WORD_BEFORE = re.compile(rf"[^\s{_OPENING}]*\Z")
 _LONGEST_WORD = 40
-_BLANKS = re.compile(r"\s*")
 _ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[^\W\d_]")
 _ORDINAL = re.compile(r"\d{1,2}|[IVX]{1,5}")
-_ITEM = re.compile(r"\d{1,3}\Z")
+_ITEM = re.compile(r"\s*\d{1,3}\Z")
 
 _TITLES = {
     "": "Dr Prof Mr Mrs Ms St Ph.D Inc Ltd Co Jr Sr vs cf ca al",
@@ -75,10 +74,8 @@ _TITLES = {
     "pl": "np tj tzw ul al inż mgr hab św im",
     "cs": "např tzn tzv ul Ing Mgr MUDr JUDr sv",
     "sv": "t.ex bl.a d.v.s dvs osv kl",
-    "da": "f.eks bl.a dvs osv kl",
     "tr": "Sn Av Doç Yrd örn vb",
-    "no": "f.eks bl.a dvs osv kl",
-    "nb": "f.eks bl.a dvs osv kl",
+    **dict.fromkeys(("da", "nb", "no"), "f.eks bl.a dvs osv kl"),
     "fi": "esim ns mm ks tri Bros",
     "hu": "pl ún ill kb dr stb",
     "ro": "dl dna nr str ex",
@@ -118,13 +115,13 @@ def sentence_spans(text: str, language: str = "") -> list[Span]:
     ordinal number. The full stops of Chinese, Japanese, Burmese and Khmer end it even without a blank.
     """
     spans: list[Span] = []
-    begin = _after_blanks(text, 0)
+    begin = 0
     for end in _END.finditer(text):
         if end["greek"] and language != "el":
             continue
         if end["wide"] or _begins_sentence(text, begin, end, language):
             spans += _trimmed(text, begin, end.end())
-            begin = _after_blanks(text, end.end())
+            begin = end.end()
     return spans + _trimmed(text, begin, len(text))
 
 
@@ -133,13 +130,6 @@ def _trimmed(text: str, begin: int, end: int) -> list[Span]:
     piece = text[begin:end]
     start = begin + len(piece) - len(piece.lstrip())
     return [(start, begin + len(piece.rstrip()))] if piece.strip() else []
-
-
-def _after_blanks(text: str, at: int) -> int:
-    """Returns the index of the first character from ``at`` on that is not blank."""
-    blanks = _BLANKS.match(text, at)
-    assert blanks is not None
-    return blanks.end()
 
 
 def _begins_sentence(text: str, begin: int, end: re.Match[str], language: str) -> bool:

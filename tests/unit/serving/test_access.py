@@ -67,14 +67,14 @@ def test_a_client_may_ask_so_often_and_again_when_time_has_passed() -> None:
     for moment, taken in ((0.0, 3), (19.9, 0), (20.1, 1), (1000.0, 3)):
         now[0] = moment
         for _ in range(taken):
-            rates.check("a")  # which counts nothing
+            rates.take("a", 0.0)  # which counts nothing
             rates.take("a")
-        for ask in (rates.check, rates.take):
+        for requests in (0.0, 1.0):
             with pytest.raises(Refused, match="more than 3 requests a minute; ask again in") as refused:
-                ask("a")
+                rates.take("a", requests)
         if moment == 0.0:
             assert (refused.value.status, refused.value.retry_seconds) == (429, 20)
-    Rates(None).check("a")
+    Rates(None).take("a")
 
 
 def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
