@@ -36,6 +36,12 @@ TEXTS = [
     ("ur", "یہ ہے۔|وہ ہے۔"),
     ("hi", "टॉम ने कार खरीदी।|वह खुश है।"),
     ("th", "ทอมซื้อรถ เขาชอบมัน"),
+    ("bo", "ང་བོད་པ་ཡིན།|ཁྱེད་རང་སུ་ཡིན། །|ང་སློབ་གྲྭ་བ་ཡིན༎"),
+    ("bn", "কুকুর দৌড়ায়।|বিড়াল ঘুমায়।"),
+    ("nqo", "ߥߎߟߎ ߦߋ ߓߏߙߌ ߟߊ߸ ߖߊߞߎߡߊ ߦߋ ߛߎߣߐ߹|ߊ߬"),
+    ("mn", "ᠨᠣᠬᠠᠢ ᠪᠠᠢᠨᠠ᠃|ᠮᠤᠤᠷ ᠪᠠᠢᠨᠠ᠃"),
+    ("syr", "ܟܠܒܐ ܪܗܛ܀|ܩܛܘ ܕܡܟ܀"),
+    ("jv", "ꦱꦼꦒꦮꦺꦴꦤ꧀ꦩ꧀ꦭꦪꦸ꧉|ꦏꦸꦕꦶꦁꦠꦸꦫꦸ꧉"),
     # Letters of Georgian have capitals for whole lines only, so that no letter of a sentence is one.
     ("ka", "თბილისი დედაქალაქია.|ის დიდია!|მე იქ ვცხოვრობ."),
     ("my", "သူ အိမ်၊ ကျောင်းသွားသည်။|သူ ပြန်သည်။"),
@@ -55,6 +61,7 @@ SPACELESS = [
     ("my", "သူ အိမ်ပြန်သည်။|သူ လာသည်။"),
     ("zh", "他买了一辆新车。|他很喜欢！|“好！”他说。|真的？"),
     ("ja", "彼は車を買った。|「本当？」と聞いた。|はい。"),
+    ("ja", "本当︖|はい︒"),
 ]
 
 
@@ -235,7 +242,7 @@ def test_tags_and_sentences_together() -> None:
     assert found.hypotheses[0].alignment == [(word, word) for word in range(8)]
 
 
-@pytest.mark.parametrize("target", ["de", "ja"])
+@pytest.mark.parametrize("target", ["de", "th", "ja"])
 def test_lines_blanks_and_separators_come_back(target: str) -> None:
     how = division(sentence_spans, target)
     text = " One.  Two.\n\n\tThree\r\n  \nFour. Five.\u00a0Six.\n"
