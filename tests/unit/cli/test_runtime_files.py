@@ -22,7 +22,7 @@ from econmt.errors import InputError
 from econmt.export import runtime
 from econmt.export.runtime import export_runtime
 from econmt_runtime import RuntimeInputError, archive, files
-from tests.conftest import econmt_environment, run_python
+from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import LINES, write_random_lexicon
 from tests.unit.cli.test_runtime_folders import model as model
@@ -346,7 +346,7 @@ def test_the_temporary_folder_is_gone_before_it_translates(whole: Path, temporar
             process.stdin.close()
         else:
             process.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM)
-        assert process.wait(60) == {"Ctrl-C": 130, "kill": -signal.SIGTERM, "broken pipe": 0}[end]
+        assert process.wait(PATIENCE) == {"Ctrl-C": 130, "kill": -signal.SIGTERM, "broken pipe": 0}[end]
         assert process.stderr.read() == b""
     assert list(temporary.iterdir()) == []
 

@@ -19,7 +19,7 @@ from econmt.config import limits
 from econmt.data import progress_bars, user_programs
 from econmt.data.progress_bars import Heartbeat, counted, counting, download_bar, status_line
 from econmt.data.user_programs import ProgramError, program_words, start_program
-from tests.conftest import econmt_environment
+from tests.conftest import PATIENCE, econmt_environment
 
 STARTER = """
 import signal, sys
@@ -55,8 +55,8 @@ def held(tmp_path: Path) -> Iterator[Callable[[], bool]]:
         os.close(os.open(tmp_path / "held", os.O_WRONLY))  # without any writer so far there is no end to read
 
         def released() -> bool:
-            """Returns False if it is still held after a minute."""
-            while select.select([descriptor], [], [], 60)[0]:
+            """Returns False if it is still held."""
+            while select.select([descriptor], [], [], PATIENCE)[0]:
                 if not os.read(descriptor, 100):
                     return True
             return False

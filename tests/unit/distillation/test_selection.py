@@ -22,7 +22,7 @@ from econmt_distill.opening import open_teacher
 from econmt_distill.selection import make_text
 from econmt_distill.shards import Shards, _Estimate, duration
 from econmt_distill.teachers import TeacherChoice
-from tests.conftest import econmt_environment
+from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.distillation.conftest import calls
 
 LISTS = [
@@ -175,7 +175,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
             descriptor = os.pidfd_open(int(child))
         except ProcessLookupError:
             continue
-        assert select.select([descriptor], [], [], 60)[0], "it still runs"
+        assert select.select([descriptor], [], [], PATIENCE)[0], "it still runs"
         os.close(descriptor)
 
 

@@ -189,7 +189,7 @@ def test_a_signal_saves_and_ends_all(
 
 @pytest.mark.thorough
 def test_a_rank_that_hangs_is_named_and_all_end(start: Callable[..., Run]) -> None:
-    run = start("parallel.timeout=2")
+    run = start("parallel.timeout=10")
     run.wait_until_it_trains()
     os.kill(run.ranks()[1], signal.SIGSTOP)
     assert run.wait() == 1

@@ -94,7 +94,7 @@ def serving(
         finally:
             server._server.config.timeout_graceful_shutdown = 2  # for requests that a test has left behind
             server.stop()
-            thread.join(120)
+            thread.join(PATIENCE)
             if thread.is_alive():
                 faulthandler.dump_traceback(all_threads=True)
     assert not thread.is_alive()
@@ -103,5 +103,5 @@ def serving(
 @pytest.fixture(scope="session")
 def client(folder: Path) -> Iterator[Client]:
     """A client of a server without keys."""
-    with serving(folder, Settings(most_characters=500, read_seconds=1.0, watch_seconds=0.05)) as made:
+    with serving(folder, Settings(most_characters=500, read_seconds=PATIENCE, watch_seconds=0.05)) as made:
         yield made

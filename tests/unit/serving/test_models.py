@@ -238,7 +238,7 @@ def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch:
         running = threads.submit(server.run, bound)
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
         with pytest.raises(RuntimeError, match="CUDA error"):
-            running.result(30)
+            running.result(PATIENCE)
     assert (answer.status, answer.json) == (
         503,
         {"error": "the server is stopping; ask again when it is back"},

@@ -16,6 +16,7 @@ from econmt_serve.metrics import Metrics
 from econmt_serve.models import TranslationJob
 from econmt_serve.scheduler import Job, Scheduler
 from econmt_serve.settings import Refused, Settings
+from tests.conftest import PATIENCE
 
 
 class Fake:
@@ -35,7 +36,7 @@ class Fake:
         self.batches.append([request.text for request in requests])
         self.tasks.append(task)
         self.threads.add(threading.current_thread().name)
-        assert self.go.wait(10)
+        assert self.go.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         return [
@@ -132,7 +133,7 @@ async def test_the_rest_of_a_long_text_is_not_waited_for(table: Table) -> None:
     await table.answers(table.job("late", number=100_000))
 
 
-@with_table(wait_seconds=0.05)
+@with_table(wait_seconds=0.5)
 async def test_sentences_that_come_within_the_wait_go_together(table: Table) -> None:
     table.fake.go.set()
     first, second = table.job("a"), table.job("b")
