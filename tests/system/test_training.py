@@ -216,10 +216,7 @@ def test_bad_checkpoints_are_refused(folder: Path, capsys: pytest.CaptureFixture
         (whole[:50], "truncated safetensors file"),
         (b"", "not a safetensors file"),
         (pickle.dumps(Hostile()), "is a pickle; econmt never loads pickles"),
-        (
-            whole.replace(b'"econmt-1"', b'"foreign1"'),
-            "not a file of econmt (format foreign1, expected econmt-1)",
-        ),
+        (whole.replace(b'"econmt-1"', b'"foreign1"'), "not a file of econmt (format foreign1, expected"),
     ]
     for content, message in damages:
         run.best.unlink(missing_ok=True)  # a hard link to the same file

@@ -80,6 +80,7 @@ def test_lines_go_in_and_out() -> None:
 def test_programs_have_the_usual_signals() -> None:
     """SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end."""
     assert run("yes | head -n 1; trap '' TERM; kill 0; exit 4", []) == ([b"y"], 4, "")
+    assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, ""), "a killed supervisor is told"
 
 
 def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +137,6 @@ def test_no_program_outlives_the_process_that_has_started_it(number: str, held: 
         assert starter.stdout.readline() == b"started\n"
         starter.send_signal(signal.Signals[number])
     assert held()
-
-
-def test_a_killed_supervisor_is_told() -> None:
-    assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, "")
 
 
 def in_a_bar(items: Iterable[int], show: bool) -> list[int]:

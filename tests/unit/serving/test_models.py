@@ -60,11 +60,8 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
     (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
     assert isinstance(answer, tuple)
     assert answer.text == single.text
-
-
-def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such model folder"):
-        by_pair([tmp_path / "nosuch"], Settings())
+        by_pair([mine / "nosuch"], Settings())
 
 
 def test_what_failed_to_load_is_loaded_when_it_can_be(better: Path, mine: Path) -> None:

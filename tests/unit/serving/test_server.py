@@ -33,24 +33,18 @@ LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 
-def test_translates_a_line_as_the_model_does(client: Client, model: TrainedModel) -> None:
-    answer = client.post("/translate", q="a b c", source="src", target="trg")
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json == {"translatedText": model.translate(["a b c"])[0].text}
-
-
 def test_requests_of_many_clients_get_their_own_answers(client: Client, model: TrainedModel) -> None:
     expected = [each.text for each in model.translate(LINES)]
     assert len(set(expected)) > 2
     asked = [number % len(LINES) for number in range(60)]
     with ThreadPoolExecutor(12) as clients:
         found = clients.map(lambda at: client.post("/translate", q=LINES[at], source="src"), asked)
-        assert [each.json["translatedText"] for each in found] == [expected[at] for at in asked]
+        assert [each.json for each in found] == [{"translatedText": expected[at]} for at in asked]
 
 
 def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedModel) -> None:
     answer = client.post("/translate", q=["a b\n\nc d", "e"], source="auto", target="trg", alternatives=2)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     lists = model.translate(["a b", "c d", "e"], nbest_size=3)
     first, second, third = ([entry.text for entry in each.hypotheses] for each in lists)
     assert answer.json == {
@@ -247,9 +241,6 @@ def test_says_what_it_has(client: Client) -> None:
     assert health["models"][0]["parameters"] > 100
     settings = client.get("/frontend/settings").json
     assert settings == {"apiKeys": False, "keyRequired": False, "charLimit": 500, "alternatives": 3}
-
-
-def test_figures_count_requests(client: Client) -> None:
     client.post("/translate", q="a b c")
     text = client.get("/metrics").content.decode()
     assert 'econmt_requests_total{path="/translate",status="200"}' in text
@@ -290,11 +281,7 @@ WRONG = [
     ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
     ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
-    (
-        {"q": "a", "target_prefix": "D " * 200},
-        413,
-        "q: constraints and target_prefix have 400 tokens, a tran",
-    ),
+    ({"q": "a", "target_prefix": "D " * 200}, 413, "q: constraints and target_prefix have 400 tokens"),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
     ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
@@ -302,11 +289,7 @@ WRONG = [
     ({"q": "a", "target": LONG}, 400, "nothing translates auto to xxx"),
     ({"q": "a", LONG: 1}, 400, "the request: xxx"),
     ({"q": "a", "format": LONG}, 400, "the request: format: must be one of text, html, found the text 'xxx"),
-    (
-        {"q": "a", "alternatives": LONG},
-        400,
-        "the request: alternatives: expected a whole number, found the text 'xx",
-    ),
+    ({"q": "a", "alternatives": LONG}, 400, "the request: alternatives: expected a whole number, found"),
     ({"q": "a", "alternatives": 10**4000}, 400, "the request: alternatives: "),
     ({"q": "a", "glossary": {LONG: 1}}, 400, "the request: glossary.xxx"),
     ({"q": "a", "source": "\u202e" * 20_000}, 400, "nothing translates \\u202e"),
@@ -370,12 +353,7 @@ BODIES = [
     (b"q=a&alternatives=x", FORM, 400, ""),
     (b"q=%ff", FORM, 400, ""),
     (b"q=a&source=src&q=b", FORM, 400, "the request: a field is given twice; give each once"),
-    (
-        b"hello",
-        "text/plain",
-        415,
-        "content type text/plain is not read; send application/json, or a form urlencoded",
-    ),
+    (b"hello", "text/plain", 415, "content type text/plain is not read; send application/json, or a form"),
     (b"{}", "x" * 30_000, 415, "content type xxx"),
 ]
 
