@@ -79,6 +79,8 @@ def test_the_closest_translations_are_taken(tmp_path: Path) -> None:
     (tmp_path / "text/train.de").write_text("kept\n")
     made(tmp_path, references)
     assert (tmp_path / "text/train.de").read_text() == "kept\n"
+    (tmp_path / "text/statistics.json").unlink()
+    assert made(tmp_path, references).statistics.chosen == 2, "the text is made again"
     references.write_text("ein Hund\n\nzwei Kater\n")
     made(tmp_path, references)
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Kater\n"
