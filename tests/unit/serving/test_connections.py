@@ -119,7 +119,7 @@ def test_a_client_that_does_not_read_is_let_go(folder: Path, monkeypatch: pytest
 
 def test_a_key_in_the_head_is_looked_at_before_the_body(folder: Path) -> None:
     head = POST + b"Authorization: Bearer %s\r\nContent-Length: 100\r\n\r\n"
-    with serving(folder, Settings(requests_a_minute=2, read_seconds=60.0), Keys(["sesame"])) as client:
+    with serving(folder, Settings(requests_a_minute=2, read_seconds=PATIENCE), Keys(["sesame"])) as client:
         assert [statuses(exchange(client, head % b"wrong")) for _ in range(3)] == [[403], [403], [429]]
         body = {**JSON, "Authorization": "bearer sesame"}
         assert [client.ask("POST", "/translate", b"{", body).status for _ in range(3)] == [400, 400, 429]
@@ -127,7 +127,7 @@ def test_a_key_in_the_head_is_looked_at_before_the_body(folder: Path) -> None:
 
 
 def test_a_key_in_the_body_is_looked_at_before_the_fields(folder: Path) -> None:
-    with serving(folder, Settings(requests_a_minute=4, read_seconds=60.0), Keys(["sesame"])) as client:
+    with serving(folder, Settings(requests_a_minute=4, read_seconds=PATIENCE), Keys(["sesame"])) as client:
         basic = {**JSON, "Authorization": "Basic c2VzYW1l"}  # of a proxy
         assert client.ask("POST", "/translate", b'{"q": "a", "api_key": "sesame"}', basic).status == 200
         wrong = [b'{"nothing": 1}', b'{"q": "a", "api_key": ["sesame"]}', b'{"q": "a", "api_key": ""}']
@@ -140,7 +140,7 @@ def test_a_key_in_the_body_is_looked_at_before_the_fields(folder: Path) -> None:
 
 
 def test_without_keys_a_rate_is_looked_at_before_the_body(folder: Path) -> None:
-    with serving(folder, Settings(requests_a_minute=2, read_seconds=60.0)) as client:
+    with serving(folder, Settings(requests_a_minute=2, read_seconds=PATIENCE)) as client:
         assert client.ask("POST", "/translate", b"{", JSON).status == 400
         assert client.post("/detect", q="a").status == 200
         assert statuses(exchange(client, POST + b"Content-Length: 100\r\n\r\n")) == [429]
@@ -191,7 +191,7 @@ def test_large_bodies_have_a_common_bound(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(bodies, "_MOST_BYTES", 300_000)
     said = {"error": "the server has too many large requests; ask again in a few seconds"}
     kind, blank = {"Content-Type": "text/plain"}, b" " * 300_000
-    with serving(folder, Settings(read_seconds=60.0)) as client:
+    with serving(folder, Settings(read_seconds=PATIENCE)) as client:
         assert client.get("/health").status == 200
         received = client.service._bodies
         with connected(client) as unfinished:

@@ -90,7 +90,7 @@ def with_table(**settings: Any) -> Callable[[Test], Callable[[], None]]:
                 table.running.cancel()
                 await asyncio.gather(table.running, return_exceptions=True)
 
-        return lambda: asyncio.run(asyncio.wait_for(main(), 20))
+        return lambda: asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
     return decorate
 
@@ -118,7 +118,7 @@ async def test_what_is_asked_differently_is_not_translated_together(table: Table
 @with_table()
 async def test_a_long_text_does_not_stop_others(table: Table) -> None:
     await table.busy()
-    long = [table.job(f"long {number}", number=number) for number in range(40)]
+    long = [table.job(f"long {number}", number=1000 * number) for number in range(40)]
     short = table.job("short")
     table.scheduler.submit(long)
     table.scheduler.submit([short])
@@ -239,7 +239,7 @@ def test_none_wait_when_all_were_given_up() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert b"econmt_waiting_sentences 0.0" in metrics.text()
 
 
