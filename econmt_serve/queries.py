@@ -39,7 +39,9 @@ class _Body(_Fields):
 
 def _terms_of(glossary: Any) -> Any:
     """Returns the terms of a glossary's text, and any other value as it is; raises InputError with the line."""
-    return parse_glossary(glossary.split("\n"), "glossary").terms if isinstance(glossary, str) else glossary
+    if not isinstance(glossary, str):
+        return glossary
+    return parse_glossary(glossary.replace("\r\n", "\n").split("\n"), "glossary").terms  # browsers write both
 
 
 def _checked_q(q: Any) -> Any:
@@ -264,7 +266,7 @@ def read_upload(content: bytes, content_type: str, most_characters: int) -> tupl
     check_request(Request("", avoid=rules.avoid), BODY)
     if (characters := _characters(rules.phrases)) > most_characters:
         raise Refused(
-            413, f"glossary and avoid have {characters:,} characters, at most {most_characters:,} are taken"
+            413, f"glossary and avoid have {characters:,} characters, more than {most_characters:,}"
         )
     return *files[0], rules
 

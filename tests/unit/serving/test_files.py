@@ -236,7 +236,7 @@ def form(*parts: tuple[str, str, bytes]) -> tuple[bytes, str]:
 
 def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: TrainedModel) -> None:
     plain, marked = (model.translate([text])[0].text for text in ("a b c", "C d"))
-    avoid, term = plain[:2], b"# two\n\nC d = BA"
+    avoid, term = plain[:2], b"# two\r\n\r\nC d = BA\r\n"
     rules = {"avoid": [avoid, "X"], "glossary": term.decode()}
     one, two = client.post("/translate", q=["a b c", "C d"], **rules).json["translatedText"]
     assert avoid in plain
@@ -263,7 +263,7 @@ def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: Trained
         ((file, ("glossary", "", b"\xff")), 400, "glossary: not in UTF-8"),
         ((file, ("avoid", "", b" ")), 400, "avoid[0]"),
         ((file, *[words[0]] * 1005), 400, "avoid: "),
-        ((file, ("avoid", "", b"A" * 501)), 413, "have 502 characters, at most 500 are taken"),
+        ((file, ("avoid", "", b"A" * 501)), 413, "have 502 characters, more than 500"),
         ((("file", "", b"a"),), 415, "content type none is not translated"),
     ):
         refused = send(client, *form(*parts))
