@@ -264,10 +264,8 @@ def read_upload(content: bytes, content_type: str, most_characters: int) -> tupl
     tree = {name: values if name == "avoid" else values[0] for name, values in fields.items()}
     rules = checked_body(Rules, tree)
     check_request(Request("", avoid=rules.avoid), BODY)
-    if (characters := _characters(rules.phrases)) > most_characters:
-        raise Refused(
-            413, f"glossary and avoid have {characters:,} characters, more than {most_characters:,}"
-        )
+    if (count := _characters(rules.phrases)) > most_characters:
+        raise Refused(413, f"glossary and avoid have {count:,} characters, more than {most_characters:,}")
     return *files[0], rules
 
 
