@@ -23,12 +23,12 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38432,
-    "econmt_serve": 3816,
+    "econmt": 38431,
+    "econmt_serve": 3815,
     "econmt_distill": 1941,
     "memory": 5585,
-    "runtime": 2185,
-    "ops": 23348,
+    "runtime": 2182,
+    "ops": 23340,
     "scripts": 14988,
     "tests": 55682,
 }
