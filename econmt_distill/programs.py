@@ -9,6 +9,9 @@ from econmt.api.files import decode_line
 from econmt.api.programs import ProgramError, UserProgram, program_words, start_program
 from econmt_distill.teachers import Done
 
+_DIFFERENT_LINES = 10
+"""Number of different lines that cannot all have the same translation; a few can, such as forms of thanks."""
+
 
 class ProgramTeacher:
     """Program that reads lines and writes a translation of each."""
@@ -47,5 +50,9 @@ class ProgramTeacher:
         if len(translations) < len(lines):
             raise ProgramError(
                 f"wrote {len(translations):,} lines for {len(lines):,}; it must write one for each"
+            )
+        if len(set(translations)) == 1 and len(set(lines)) >= _DIFFERENT_LINES:
+            raise ProgramError(
+                f"wrote {translations[0]!r:.100} for each of {len(lines):,} lines, which differ"
             )
         return translations

@@ -87,19 +87,12 @@ def make_text(
             f"{student}: is trained on text made from other inputs: {'; '.join(changes)}; give the same, another "
             f"--output, or delete {student} to train again"
         )
-    if recorded is None or differences(recorded, inputs):
+    if recorded is None or differences(recorded, inputs) or not (folder / _STATISTICS).is_file():
         with whole_folder(folder) as partial:
             statistics = _write(partial / _PREFIX, shards, languages, references, processes, say)
             write_record(partial / _STATISTICS, statistics)
             write_record(partial / INPUTS_FILE, inputs)
-    try:
-        statistics = read_json(
-            TextStatistics, folder / _STATISTICS, f"delete {folder} and run the command again"
-        )
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder / _STATISTICS}: is missing; delete {folder} and run the command again"
-        ) from None
+    statistics = read_json(TextStatistics, folder / _STATISTICS, f"delete {folder} and run the command again")
     return DistilledText(folder / _PREFIX, inputs, statistics)
 
 

@@ -58,15 +58,8 @@ class Rates:
         self._most, self._clock = a_minute, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, client: str) -> None:
-        """Counts a request; raises Refused if the client has none left."""
-        self._count(client, 1.0)
-
-    def check(self, client: str) -> None:
-        """Raises Refused if the client has no request left."""
-        self._count(client, 0.0)
-
-    def _count(self, client: str, requests: float) -> None:
+    def take(self, client: str, requests: float = 1.0) -> None:
+        """Counts a request, or none of ``requests`` 0; raises Refused if the client has none left."""
         if self._most is None:
             return
         now = self._clock()

@@ -136,9 +136,10 @@ class Service:
                     if change := await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
                         notice(change)
-                except (EconmtError, OSError, RuntimeError, MemoryError) as error:
+                except Exception as error:  # noqa: BLE001  a folder may hold anything, and the next check may succeed
                     self._metrics.reloads.labels("failed").inc()
-                    notice(f"warning: the parameters before go on: {error}")
+                    kind = "" if isinstance(error, EconmtError) else f"{type(error).__name__}: "
+                    notice(f"warning: the parameters before go on: {kind}{error}")
 
     def _counted(self, path: str, endpoint: Endpoint) -> Endpoint:
         """Returns an endpoint that turns errors into responses, and counts responses."""
@@ -172,7 +173,7 @@ class Service:
         if key or not self._keys.wanted:
             self._admit(key, address)
             return queries.checked_body(kind, await self._tree(request))
-        self._rates.check(address)
+        self._rates.take(address, 0.0)
         try:
             tree = await self._tree(request)
             key = tree["api_key"] if isinstance(tree.get("api_key"), str) else ""
@@ -232,20 +233,24 @@ class Service:
         return answers.JsonResponse(_translations(texts, translated, body, served, begun))
 
     async def _translate_file(self, request: Request) -> Response:
-        """Translates a file in the body; languages are in the query, the key is in the head."""
+        """Translates a file in the body, alone or in a form; languages are in the query, the key is in the head."""
         self._admit(*_client(request))
         source, target = (request.query_params.get(name, "") for name in ("source", "target"))
         served = self._model(source or "auto", target)
-        content_type = request.headers.get("content-type", "")
-        files.media_type(content_type)
-        task = FileTask(content_type, served.split_languages, self._settings.most_file_characters)
         assert self._files is not None
-        async with self._bodies.received(request, _FILE_BYTES) as content:
+        async with self._bodies.received(request, _FILE_BYTES) as body:
+            content, content_type, rules = queries.read_upload(
+                body, request.headers.get("content-type", ""), self._settings.most_characters
+            )
+            files.media_type(content_type)
+            glossary = rules.terms
+            task = FileTask(content_type, served.split_languages, self._settings.most_file_characters)
             sentences = await _unless_left(request, self._files.read(task, content))
             translations: list[Hypothesis] = []
             for first in range(0, len(sentences), _FILE_SENTENCES):
                 part = sentences[first : first + _FILE_SENTENCES]
-                lines = [requests.Request(text) for text, _ in part]
+                plain = [requests.Request(text, avoid=rules.avoid) for text, _ in part]
+                lines = await asyncio.to_thread(queries.with_terms, plain, glossary, served.source)
                 tasks = [TranslationJob(attention=marked) for _, marked in part]
                 found = await _answers(request, self._submit(served, lines, tasks))
                 translations += map(hypothesis_of, found)

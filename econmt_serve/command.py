@@ -74,19 +74,6 @@ class RequestLimits:
         show_default="any number",
     )
 
-    @property
-    def settings(self) -> Settings:
-        """Settings of the server."""
-        return Settings(
-            self.beam_size,
-            self.batch_size,
-            self.wait_ms / 1000.0,
-            self.max_characters,
-            self.max_waiting,
-            self.requests_per_minute,
-            most_file_characters=self.max_file_characters,
-        )
-
 
 @dataclass(frozen=True)
 class ServedText(WordLists):
@@ -98,17 +85,6 @@ class ServedText(WordLists):
         help="Split lines into sentences, which are translated one by one.",
     )
     restore_case: RestoreCase = False
-
-    def added_to(self, settings: Settings) -> Settings:
-        """Returns settings of a server with these."""
-        avoid, glossary = self.read()
-        return settings._replace(
-            split_sentences=self.split_sentences,
-            restore_case=self.restore_case,
-            avoid=avoid,
-            glossary=glossary,
-            glossary_mode=self.glossary_mode,
-        )
 
 
 def serve(
@@ -157,7 +133,21 @@ def serve(
         precision = precision_for_sentences(folders, computing)
         return load_models(folders, Computing(computing.device, computing.threads, precision))
 
-    settings = text.added_to(requests.settings)
+    avoid, glossary = text.read()
+    settings = Settings(
+        beam_size=requests.beam_size,
+        batch_size=requests.batch_size,
+        wait_seconds=requests.wait_ms / 1000.0,
+        most_characters=requests.max_characters,
+        most_waiting=requests.max_waiting,
+        requests_a_minute=requests.requests_per_minute,
+        split_sentences=text.split_sentences,
+        restore_case=text.restore_case,
+        avoid=avoid,
+        glossary=glossary,
+        glossary_mode=text.glossary_mode,
+        most_file_characters=requests.max_file_characters,
+    )
     keys = Keys() if api_keys is None else read_keys(api_keys)
     proxies = _proxies(forwarded_allow_ips)
     with bind(host, port) as bound:

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import accumulate, groupby
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -127,9 +128,10 @@ def _read_part(xml: bytes, how: TextDivision) -> _Part:
         builder = PassageBuilder(how)
         texts = ["".join(text.text for text in each) for each in _formats(piece)]
         several = len(texts) > 1
-        for number, (before, text, behind) in enumerate(
-            zip(_ends(texts), texts, _begins(texts), strict=True)
-        ):
+        # The characters beside each text; those of empty texts are the next ones.
+        ends = accumulate(texts[:-1], lambda last, text: text[-1:] or last, initial="")
+        begins = [*accumulate(texts[:0:-1], lambda last, text: text[:1] or last, initial="")]
+        for number, (before, text, behind) in enumerate(zip(ends, texts, reversed(begins), strict=True)):
             if several:
                 builder.tag(_mark(number, "open", (before, text[:1])))
             builder.text(text, lambda written: _MARK.sub("", written))
@@ -137,22 +139,6 @@ def _read_part(xml: bytes, how: TextDivision) -> _Part:
                 builder.tag(_mark(number, "close", (text[-1:], behind)))
         passages.append(builder.passage())
     return _Part(xml, reader.encoding, reader.pieces, passages)
-
-
-def _ends(texts: Sequence[str]) -> list[str]:
-    """Returns the character before each text, empty for the first."""
-    ends = [""]
-    for text in texts[:-1]:
-        ends.append(text[-1:] or ends[-1])
-    return ends
-
-
-def _begins(texts: Sequence[str]) -> list[str]:
-    """Returns the character behind each text, empty for the last."""
-    begins = [""]
-    for text in texts[:0:-1]:
-        begins.append(text[:1] or begins[-1])
-    return begins[::-1]
 
 
 def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
@@ -164,13 +150,7 @@ def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
 
 def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:
     """Returns the neighbouring texts of one format together."""
-    formats: list[list[_Text]] = []
-    for text in piece:
-        if formats and formats[-1][0].style == text.style:
-            formats[-1].append(text)
-        else:
-            formats.append([text])
-    return formats
+    return [list(texts) for _, texts in groupby(piece, key=lambda text: text.style)]
 
 
 def _written_part(part: _Part, translations: Iterator[Hypothesis]) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
@@ -16,7 +15,6 @@ from econmt_serve.text.passages import Hypothesis
 
 _AT_ONCE = 2
 """Number of processes at once; other files wait."""
-_BLOCK_BYTES = 1 << 16
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from econmt_serve.file_worker import main; main()"
 """Program of a process, which imports from the same folders as the server."""
 
@@ -64,8 +62,8 @@ class FileProcesses:
             )
             processes.add(process)
             try:
-                output = await _exchange(process, json.dumps(task._asdict()).encode() + b"\n", content)
-                await process.wait()
+                head = json.dumps(task._asdict()).encode()
+                output, _ = await process.communicate(head + b"\n" + content)
             finally:
                 processes.discard(process)
                 if process.returncode is None:
@@ -83,19 +81,6 @@ class FileProcesses:
     def _check_stopping(self, task: FileTask) -> None:
         if not (self._reads if task.translations is None else self._writes):
             raise Stopping
-
-
-async def _exchange(process: asyncio.subprocess.Process, head: bytes, content: bytes) -> bytes:
-    """Sends a task to a process and returns its output."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(ConnectionError):  # the process has ended before, and its exit code says why
-        for part in (head, content):
-            for begin in range(0, len(part), _BLOCK_BYTES):
-                process.stdin.write(part[begin : begin + _BLOCK_BYTES])
-                await process.stdin.drain()
-    process.stdin.close()
-    return await process.stdout.read()
 
 
 def _failure(code: int | None) -> Refused:

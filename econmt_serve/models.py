@@ -142,7 +142,7 @@ class Served:
         been missing.
 
         Raises:
-            EconmtError, OSError, RuntimeError, MemoryError: the models cannot be loaded; the old ones stay in use.
+            Exception: the models cannot be loaded, for whatever reason; the old ones stay in use.
         """
         stamp = self._versions()
         if stamp == self._stamp:

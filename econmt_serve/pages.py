@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from econmt.api import __version__
 from econmt_serve import files
-from econmt_serve.queries import DetectBody, TranslateBody
+from econmt_serve.queries import DetectBody, Rules, TranslateBody
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
@@ -131,13 +131,14 @@ def _refusals() -> dict[str, Any]:
 
 def _file_operation() -> dict[str, Any]:
     """Describes ``/translate_file``, whose body and answer are files."""
-    content: dict[str, Any] = {
-        kind: {"schema": {"type": "string", "format": "binary"}} for kind in files.KINDS
-    }
+    binary = {"type": "string", "format": "binary"}
+    content: dict[str, Any] = {kind: {"schema": binary} for kind in files.KINDS}
+    form = Rules.model_json_schema()
+    form["properties"]["file"], form["required"] = binary, ["file"]
     names = ("source", "target")
     return {
-        "summary": "Translates a file: text, HTML, or a Word document; the answer has its form.",
+        "summary": "Translates text, HTML or a Word document; in a form, rules for its words stand beside the file.",
         "parameters": [{"name": name, "in": "query", "required": False, "schema": _TEXT} for name in names],
-        "requestBody": {"required": True, "content": content},
+        "requestBody": {"required": True, "content": {**content, "multipart/form-data": {"schema": form}}},
         "responses": {"200": {"description": "The translated file.", "content": content}, **_refusals()},
     }

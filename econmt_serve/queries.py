@@ -5,6 +5,7 @@ The fields are those of LibreTranslate and of ``econmt translate --json-input``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -18,20 +19,29 @@ from econmt_serve.settings import Refused
 from econmt_serve.text.markup_reader import html_passage
 from econmt_serve.text.passages import Passage, TextDivision, plain_passage
 
+_FORM = re.compile('multipart/form-data *;.*boundary="?([^";]+)', re.IGNORECASE)
+_PART_NAME = re.compile('^content-disposition:.*?[; ]name="?([^";\r]*)', re.IGNORECASE | re.MULTILINE)
+_PART_TYPE = re.compile("^content-type: *([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_HEAD_BYTES = 4096
+"""Bytes that are read of the head of a form's part."""
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
 BODY = "the request"
 _ADVICE = 'send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
 
 
-class _Body(BaseModel):
+class _Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
+class _Body(_Fields):
     api_key: str = Field("", description="API key; the header Authorization: Bearer KEY is better.")
 
 
 def _terms_of(glossary: Any) -> Any:
     """Returns the terms of a glossary's text, and any other value as it is; raises InputError with the line."""
-    return parse_glossary(glossary.split("\n"), "glossary").terms if isinstance(glossary, str) else glossary
+    if not isinstance(glossary, str):
+        return glossary
+    return parse_glossary(glossary.replace("\r\n", "\n").split("\n"), "glossary").terms  # browsers write both
 
 
 def _checked_q(q: Any) -> Any:
@@ -44,7 +54,29 @@ def _checked_q(q: Any) -> Any:
     return q
 
 
-class TranslateBody(_Body):
+class Rules(_Fields):
+    """Rules for the words of all translations of a request, as fields of its body or of a form with a file."""
+
+    avoid: Phrases = Field([], description="Phrases that no translation may contain.")
+    glossary: Annotated[dict[str, str], BeforeValidator(_terms_of)] = Field(
+        {},
+        max_length=limits.PHRASES,
+        description="Terms and the translations that they must have, or the text of a glossary file.",
+        json_schema_extra={"type": ["object", "string"]},
+    )
+
+    @property
+    def terms(self) -> Glossary | None:
+        """The glossary, checked; None if there is none."""
+        return Glossary.checked(self.glossary, "glossary") if self.glossary else None
+
+    @property
+    def phrases(self) -> list[str]:
+        """All phrases, whose characters a server limits."""
+        return [*self.avoid, *self.glossary, *self.glossary.values()]
+
+
+class TranslateBody(Rules, _Body):
     """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
     source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
@@ -53,13 +85,6 @@ class TranslateBody(_Body):
     )
     constraints: Phrases = Field(
         [], description="Phrases that the translation of the only sentence must contain."
-    )
-    avoid: Phrases = Field([], description="Phrases that no translation may contain.")
-    glossary: Annotated[dict[str, str], BeforeValidator(_terms_of)] = Field(
-        {},
-        max_length=limits.PHRASES,
-        description="Terms and the translations that they must have, or the text of a glossary file.",
-        json_schema_extra={"type": ["object", "string"]},
     )
     target_prefix: str = Field("", description="Beginning of the translation of the only sentence.")
     q: Annotated[str | dict[str, Any] | list[str | dict[str, Any]], BeforeValidator(_checked_q)] = Field(
@@ -92,7 +117,7 @@ class Text(NamedTuple):
     sentences: list[Request]
 
 
-BodyType = TypeVar("BodyType", bound=_Body)
+BodyType = TypeVar("BodyType", bound=_Fields)
 
 
 def read_tree(content: bytes, content_type: str) -> dict[str, Any]:
@@ -119,7 +144,7 @@ def checked_body(kind: type[BodyType], tree: dict[str, Any]) -> BodyType:
 def _form(content: bytes) -> dict[str, Any]:
     try:
         pairs = parse_qsl(content.decode(), keep_blank_values=True, errors="strict")
-    except (UnicodeDecodeError, ValueError) as error:
+    except ValueError as error:
         raise Refused(400, f"{BODY}: no form that can be read ({error})") from None
     tree: dict[str, Any] = dict(pairs)
     if len(tree) < len(pairs):
@@ -139,7 +164,7 @@ def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, langu
         raise Refused(
             400, "stream writes sentences without the markup around them; leave out stream or format html"
         )
-    glossary = Glossary.checked(body.glossary, "glossary") if body.glossary else None
+    glossary = body.terms
     entries = body.q if isinstance(body.q, list) else [body.q]
     names = [f"q[{number}]" for number in range(len(entries))] if isinstance(body.q, list) else ["q"]
     requests = [_entry(*each) for each in zip(entries, names, strict=True)]
@@ -166,7 +191,7 @@ def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, langu
             )
             raise Refused(400, f"{where}: {problem}")
         sentences = [request._replace(text=sentence.text) for sentence in passage.sentences]
-        texts.append(Text(passage, [with_terms(sentence, glossary, language) for sentence in sentences]))
+        texts.append(Text(passage, with_terms(sentences, glossary, language)))
     return texts
 
 
@@ -186,8 +211,7 @@ def check_size(body: TranslateBody, most: int) -> None:
     Each text, phrase and name counts one character more, so that a list of many blank ones is long.
     """
     texts = _characters([body.q]) - 1
-    phrases = [*body.constraints, *body.avoid, *body.glossary, *body.glossary.values(), body.target_prefix]
-    characters = texts + _characters(phrases) - 1
+    characters = texts + _characters([*body.constraints, *body.phrases, body.target_prefix]) - 1
     if characters > most:
         what = "q has" if texts > most else "q and its constraints have"
         count = texts if texts > most else characters
@@ -209,8 +233,47 @@ def _characters(trees: Iterable[Any]) -> int:
     return count
 
 
-def with_terms(request: Request, glossary: Glossary | None, language: str) -> Request:
-    """Adds a glossary to a request if one of its terms occurs in the sentence."""
-    if glossary is None or not glossary.occurrences(request.text, language):
-        return request
-    return request._replace(glossary=glossary)
+def read_upload(content: bytes, content_type: str, most_characters: int) -> tuple[bytes, str, Rules]:
+    """Returns the file in a body, its content type, and the rules for its words that a form has beside it.
+
+    Args:
+        content: the body. content_type: its type; ``multipart/form-data`` for a form, any other for a file alone.
+        most_characters: maximum number of characters of all phrases.
+
+    Raises:
+        Refused: the form, or a field of it, is invalid.
+    """
+    form = _FORM.match(content_type)
+    if form is None:
+        return content, content_type, Rules()
+    files, fields = list[tuple[bytes, str]](), dict[str, list[str]]()
+    border = f"\r\n--{form[1]}".encode()
+    for part in (b"\r\n" + content).split(border, limits.PHRASES + 4)[1:-1]:
+        lines, _, value = part.partition(b"\r\n\r\n")
+        head = lines[:_HEAD_BYTES].decode(errors="replace")
+        name, kind = ("".join(pattern.findall(head)[:1]) for pattern in (_PART_NAME, _PART_TYPE))
+        if name == "file":
+            files.append((value, kind))
+            continue
+        try:
+            fields.setdefault(name, []).append(value.decode())
+        except UnicodeDecodeError:
+            raise Refused(400, f"{BODY}: {shortened(name)}: not in UTF-8") from None
+    if len(files) != 1 or len(fields.get("glossary", [""])) > 1:
+        raise Refused(400, f"{BODY}: a form has one part named file, and at most one named glossary")
+    tree = {name: values if name == "avoid" else values[0] for name, values in fields.items()}
+    rules = checked_body(Rules, tree)
+    check_request(Request("", avoid=rules.avoid), BODY)
+    if (count := _characters(rules.phrases)) > most_characters:
+        raise Refused(413, f"glossary and avoid have {count:,} characters, more than {most_characters:,}")
+    return *files[0], rules
+
+
+def with_terms(requests: Iterable[Request], glossary: Glossary | None, language: str) -> list[Request]:
+    """Adds a glossary to requests in whose sentences one of its terms occurs."""
+    return [
+        request._replace(glossary=glossary)
+        if glossary is not None and glossary.occurrences(request.text, language)
+        else request
+        for request in requests
+    ]

@@ -31,18 +31,16 @@ _WRITE_BYTES = 1 << 15
 class _Protocol(H11Protocol):
     """HTTP/1.1 that closes connections of clients that send no request, send it too slowly, or do not read."""
 
-    _head_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._timers = dict[str, asyncio.TimerHandle]()
         transport.set_write_buffer_limits(0)  # any byte that the client has not taken pauses writing
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_watching()
-        self._stop_watching_writes()
+        self._stop_timer("head")
+        self._stop_timer("write")
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -58,7 +56,7 @@ class _Protocol(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_watching_writes()
+        self._stop_timer("write")
 
     def _watch_writes(self, size: int) -> None:
         """Aborts the connection, even one that is being closed, unless the client reads the response fast enough."""
@@ -70,12 +68,7 @@ class _Protocol(H11Protocol):
             else:
                 self._watch_writes(remaining)
 
-        self._write_timer = self.loop.call_later(_WRITE_SECONDS, check)
-
-    def _stop_watching_writes(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._timers["write"] = self.loop.call_later(_WRITE_SECONDS, check)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -84,14 +77,13 @@ class _Protocol(H11Protocol):
     def _watch_head(self) -> None:
         """Limits the time of a request's head from its first byte, of the first one from the connection on."""
         if self.conn.their_state is not h11.IDLE:
-            self._stop_watching()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+            self._stop_timer("head")
+        elif "head" not in self._timers:
+            self._timers["head"] = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
-    def _stop_watching(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -21,6 +21,8 @@ def local_model(name: Path | str, files: Sequence[str] = FILES) -> Path:
     Raises:
         InputError: The name is invalid, huggingface_hub is not installed, or the download fails.
     """
+    if "\0" in str(name):
+        raise InputError(f"{name}: no folder's name has a NUL character; remove it")
     if not str(name).startswith("hf:/"):
         return Path(name)
     match = _NAME.fullmatch(str(name))

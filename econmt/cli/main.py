@@ -184,12 +184,14 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raises InputError if an argument is empty or not valid UTF-8."""
+    """Raises InputError if an argument is empty, not valid UTF-8 or, from a program, has a NUL character."""
     for number, word in enumerate(words, 1):
         option, equals, value = word.partition("=")
         if not word or (option.startswith("--") and equals and not value):
             name = f" ({option})" if option else f" (after {words[number - 2]})" if number > 1 else ""
             raise InputError(f"argument {number}{name} is empty; give a value or leave it out")
+        if "\0" in word:
+            raise InputError(f"argument {number} '{word}' has a NUL character; remove it")
         if not word.isascii():
             _check_encoding(number, word)
 

@@ -65,12 +65,13 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
         return _text_report(prepared, size)
     vocabularies = prepared.vocabularies
     factors = zip(recipe.data.source_factors, vocabularies.factor_sizes, strict=True)
+    pairs, annotated = statistics["train"]["pairs"], statistics["train"].get("annotated", 0)
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
         + (" (joint)" if vocabularies.source is vocabularies.target else "")
         + "".join(f", {name} {size:,}" for name, size in factors),
-        *_annotated_line(statistics["train"]),
+        *([f"terms       annotated in {annotated:,} of {pairs:,} training pairs"] if annotated else []),
         "",
         _row("", 8, ("", "source", "target", "", "too", ""), 12),
         _row("text", 8, ("pairs", "tokens", "tokens", "unknown", "long", "empty"), 12),
@@ -91,14 +92,6 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     dropped = report_lines(prepared.folder)
     lines += ["", *dropped] if dropped else []
     return [*lines, "", *_bucket_lines(recipe, prepared)]
-
-
-def _annotated_line(counts: dict[str, int]) -> list[str]:
-    """Returns a line on annotated training pairs, if there are any."""
-    annotated = counts.get("annotated", 0)
-    return (
-        [f"terms       annotated in {annotated:,} of {counts['pairs']:,} training pairs"] if annotated else []
-    )
 
 
 def _text_report(prepared: PreparedData, size: int) -> list[str]:

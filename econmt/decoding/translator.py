@@ -233,6 +233,9 @@ class Translator:
             for index, (request, number) in enumerate(zip(requests, numbered, strict=True))
             if self._is_copied(request, f"{where}:{number}")
         }
+        if copies and self.vocabularies.factors:  # those of copied lines must fit, too
+            texts, factors = zip(*((request.text, request.factors) for request in requests), strict=True)
+            encode_sources(self.vocabularies, texts, factors, partial(self._name_of, where, numbered))
         done(len(copies))
         rest = [index for index in range(len(requests)) if index not in copies]
         with_words = [requests[index] for index in rest], [numbered[index] for index in rest]
@@ -241,7 +244,7 @@ class Translator:
 
     def _is_copied(self, request: Request, where: str) -> bool:
         """Returns True for a sentence without words whose copy satisfies its constraints."""
-        if has_words(request.text) or self.vocabularies.factors:  # which are checked line by line
+        if has_words(request.text):
             return False
         if request.is_plain and self._glossary is None and not self.options.avoid:
             return True
@@ -307,12 +310,7 @@ class Translator:
         most, tell = self.options.max_input_length, self.warn or (lambda _: None)
         characters, longer = most * _CHARACTERS_A_TOKEN, 0
 
-        def name_of(index: int, stream: int | None) -> str:
-            names = [where, *self.factor_files]
-            if stream is not None and not self.factor_files:
-                return f"{where}:{numbers[index]}: factors[{stream}]"
-            return f"{names[0 if stream is None else stream + 1]}:{numbers[index]}"
-
+        name_of = partial(self._name_of, where, numbers)
         sources = encode_sources(self.vocabularies, lines, factors, name_of, characters, self.warn)
         for index, ids in enumerate(sources):
             length, written, location = len(ids), len(lines[index]), f"{where}:{numbers[index]}"
@@ -336,6 +334,13 @@ class Translator:
                 f"{where}: further lines of more than {self.max_length} source tokens: {longer - _NAMED_LINES:,}"
             )
         return sources
+
+    def _name_of(self, where: str, numbers: Sequence[int], index: int, stream: int | None) -> str:
+        """Returns the name in messages of a line, or of a stream of its factors."""
+        names = [where, *self.factor_files]
+        if stream is not None and not self.factor_files:
+            return f"{where}:{numbers[index]}: factors[{stream}]"
+        return f"{names[0 if stream is None else stream + 1]}:{numbers[index]}"
 
     def _with_terms(self, request: Request, text: str) -> SourceTerms:
         """Returns the source of a request with its terms; ``text`` is its text, perhaps in other case."""

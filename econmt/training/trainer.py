@@ -145,7 +145,8 @@ class Trainer:
                 if self.state.update:  # also a run whose time is over has results
                     epoch, seconds = self.batches.epoch, self._ranks.seconds
                     reason = end_reason(self.recipe.training, self.state, epoch, seconds)
-                if self._checkpoint_due(reason):
+                interval_ends = self.state.update % self.recipe.training.checkpoint_interval == 0
+                if self.state.update > self.state.last_checkpoint and (interval_ends or reason is not None):
                     self._checkpoint(progress, interrupts)
                 elif reason is not None:
                     self._release_graphs()
@@ -229,10 +230,6 @@ class Trainer:
         if self._graphed is not None:
             self._graphed.release()
             self._graphed = None
-
-    def _checkpoint_due(self, reason: str | None) -> bool:
-        on_time = self.state.update % self.recipe.training.checkpoint_interval == 0 or reason is not None
-        return self.state.update > self.state.last_checkpoint and on_time
 
     def _update(self, progress: Progress) -> None:
         """Updates the parameters once, from ``update_interval`` batches."""

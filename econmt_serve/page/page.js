@@ -240,7 +240,8 @@ async function open(file) {
       return;
     }
     tell(`Translating ${file.name} …`);
-    const translated = await postFile(file, kind ?? "text/plain", languages(), key.value);
+    settle();
+    const translated = await postFile(file, kind ?? "text/plain", languages(), state.wishes);
     save(translated, `${name}.${languages().target}.${ending ?? "txt"}`);
     tell(`${file.name} is translated and saved.`);
   } catch (error) {

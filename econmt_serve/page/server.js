@@ -18,6 +18,7 @@ const REASONS = [
   [/avoid\[.*the character (U\+\w+) is not/, (code) => `The character ${code} cannot be read. Remove it.`, "avoid"],
   [/the character (U\+\w+) is not/, (code) => `The text has a character that cannot be read, ${code}. Remove it.`],
   [/([\d,]+) characters, this server takes ([\d,]+)/, (many, most) => `The text has ${many} characters, and this server takes ${most} at a time. Translate it in parts.`],
+  [/glossary and avoid have/, () => "The glossary and the words to avoid are too long for this server. Shorten them.", "glossary"],
   [/constraints and target_prefix have/, () => "These terms are longer than a translation can be. Shorten them.", "glossary"],
   [/a sentence of [\d,]+ tokens/, () => "A sentence is too long to be translated whole. Break it into shorter ones."],
   [/weights, at most/, () => "This sentence is too long for its attention to be shown."],
@@ -86,9 +87,13 @@ export async function post(path, fields, signal) {
   return { ...(await parsed(response)), sent, milliseconds: performance.now() - begun };
 }
 
-// The translation of a file, in its own form.
-export async function postFile(file, kind, languages, key) {
-  const headers = { "Content-Type": kind, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  const response = await reach(`translate_file?${new URLSearchParams(languages)}`, { method: "POST", headers, body: file });
+// The translation of a file, in its own form, by the glossary and the words to avoid.
+export async function postFile(file, kind, languages, { glossary, avoid, api_key: key }) {
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const body = new FormData();
+  body.append("file", new Blob([file], { type: kind }));
+  body.append("glossary", glossary);
+  for (const phrase of avoid) body.append("avoid", phrase);
+  const response = await reach(`translate_file?${new URLSearchParams(languages)}`, { method: "POST", headers, body });
   return response.blob();
 }

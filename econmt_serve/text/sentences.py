@@ -14,19 +14,19 @@ from functools import partial
 Span = tuple[int, int]
 Splitter = Callable[[str], list[Span]]
 
-SPACELESS = frozenset(("zh", "ja", "th", "lo", "km", "my", "bo", "yue", "cmn"))
+SPACELESS = frozenset(("zh", "ja", "yue", "cmn"))
 """Languages without blanks between sentences."""
 
 _SENTENCE_TERMINAL = """
-0021 002E 003F 0589 061D-061F 06D4 0700-0702 07F9 0837 0839 083D-083E 0964-0965 104B 1362 1367-1368 166E 1735-1736
-17D4-17D5 1803 1809 1944-1945 1AA8-1AAB 1B4E-1B4F 1B5A-1B5B 1B5E-1B5F 1B7D-1B7F 1C3B-1C3C 1C7E-1C7F 2024 2026
-203C-203D 2047-2049 2CF9-2CFB 2E2E 2E3C 2E53-2E54 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F A9C8-A9C9
-AA5D-AA5F AAF0-AAF1 ABEB FE52 FE56-FE57 FF0E 10A56-10A57 10F55-10F59 10F86-10F89 11047-11048 110BE-110C1
-11141-11143 111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9 113D4-113D5 1144B-1144C 115C2-115C3
-115C9-115D7 11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44
-16A6E-16A6F 16AF5 16B37-16B38 16B44 16D6E-16D6F 16E98 1BC9F 1DA88
+0021 002E 003F 0589 061D-061F 06D4 0700-0702 07F9 0837 0839 083D-083E 0964-0965 0F08 0F0D-0F12 104B 1362 1367-1368
+166E 1735-1736 17D4-17D5 1803 1809 1944-1945 1AA8-1AAB 1B4E-1B4F 1B5A-1B5B 1B5E-1B5F 1B7D-1B7F 1C3B-1C3C 1C7E-1C7F
+2024 2026 203C-203D 2047-2049 2CF9-2CFB 2E2E 2E3C 2E53-2E54 2E60-2E61 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877
+A8CE-A8CF A92F A9C8-A9C9 AA5D-AA5F AAF0-AAF1 ABEB FE52 FE56-FE57 FF0E 10A56-10A57 10F55-10F59 10F86-10F89
+11047-11048 110BE-110C1 11141-11143 111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9 113D4-113D5
+1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42
+11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 16B37-16B38 16B44 16D6E-16D6F 16E98 1BC9F 1DA88
 """
-"""Characters with the property Sentence_Terminal of Unicode 16, and U+2026, dots of omission.
+"""Characters with the property Sentence_Terminal of Unicode 17, dots of omission (U+2026), and the shads of Tibetan.
 
 U+104A is left out, which Burmese writes as a comma, and the wide marks that end a sentence without a blank.
 """
@@ -42,8 +42,8 @@ _OPENING = f"\"'“‘«‹„‚([{{¿¡「『【（〈《*_{_FORMAT}"
 _END = re.compile(
     f"(?=[{_TERMINALS}])(?<![{_TERMINALS}])(?:(?P<stop>[.])|[{_TERMINALS}]+)"
     f"(?P<closing>(?:[{_CLOSING}]|\\s»(?=\\s)|[ ]?[\u2600-\u27bf\U0001f300-\U0001faff\ufe0f])*)(?=\\s)"
-    f"|(?P<wide>[。｡][！？。｡]*[{_WIDE_CLOSING}]*|[။។៕]+[{_WIDE_CLOSING}]*"
-    f"|(?<![！？])[！？]+(?![{_WIDE_CLOSING}！？。｡]))"
+    f"|(?P<wide>[。｡︒][！？。｡︒︕︖]*[{_WIDE_CLOSING}]*|[။។៕]+[{_WIDE_CLOSING}]*"
+    f"|(?<![！？︕︖])[！？︕︖]+(?![{_WIDE_CLOSING}！？。｡︒︕︖]))"
     "|(?P<greek>;)(?=\\s)"
 )
 """End of a sentence with the quotes, emphasis and pictures that belong to it.
@@ -55,10 +55,9 @@ _BEGINNING = re.compile("[•‣⁃∙·◦▪▫■□●○◆◇►▶➤→�
 """Bullets, flags, numbers such as ``#2``, and names such as ``@tom``, with which a sentence may begin."""
 _WORD_BEFORE = re.compile(rf"[^\s{_OPENING}]*\Z")
 _LONGEST_WORD = 40
-_BLANKS = re.compile(r"\s*")
 _ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[^\W\d_]")
 _ORDINAL = re.compile(r"\d{1,2}|[IVX]{1,5}")
-_ITEM = re.compile(r"\d{1,3}\Z")
+_ITEM = re.compile(r"\s*\d{1,3}\Z")
 
 _TITLES = {
     "": "Dr Prof Mr Mrs Ms St Ph.D Inc Ltd Co Jr Sr vs cf ca al",
@@ -75,10 +74,8 @@ _TITLES = {
     "pl": "np tj tzw ul al inż mgr hab św im",
     "cs": "např tzn tzv ul Ing Mgr MUDr JUDr sv",
     "sv": "t.ex bl.a d.v.s dvs osv kl",
-    "da": "f.eks bl.a dvs osv kl",
     "tr": "Sn Av Doç Yrd örn vb",
-    "no": "f.eks bl.a dvs osv kl",
-    "nb": "f.eks bl.a dvs osv kl",
+    **dict.fromkeys(("da", "nb", "no"), "f.eks bl.a dvs osv kl"),
     "fi": "esim ns mm ks tri Bros",
     "hu": "pl ún ill kb dr stb",
     "ro": "dl dna nr str ex",
@@ -118,13 +115,13 @@ def sentence_spans(text: str, language: str = "") -> list[Span]:
     ordinal number. The full stops of Chinese, Japanese, Burmese and Khmer end it even without a blank.
     """
     spans: list[Span] = []
-    begin = _after_blanks(text, 0)
+    begin = 0
     for end in _END.finditer(text):
         if end["greek"] and language != "el":
             continue
         if end["wide"] or _begins_sentence(text, begin, end, language):
             spans += _trimmed(text, begin, end.end())
-            begin = _after_blanks(text, end.end())
+            begin = end.end()
     return spans + _trimmed(text, begin, len(text))
 
 
@@ -133,13 +130,6 @@ def _trimmed(text: str, begin: int, end: int) -> list[Span]:
     piece = text[begin:end]
     start = begin + len(piece) - len(piece.lstrip())
     return [(start, begin + len(piece.rstrip()))] if piece.strip() else []
-
-
-def _after_blanks(text: str, at: int) -> int:
-    """Returns the index of the first character from ``at`` on that is not blank."""
-    blanks = _BLANKS.match(text, at)
-    assert blanks is not None
-    return blanks.end()
 
 
 def _begins_sentence(text: str, begin: int, end: re.Match[str], language: str) -> bool:

@@ -64,8 +64,12 @@ def _unpack(path: Path, folder: Path) -> None:
                 )
             for member in members:
                 target = folder / member.filename
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(member) as source, target.open("xb") as copy:
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    copy = target.open("xb")
+                except (FileExistsError, NotADirectoryError):
+                    raise ValueError(f"{member.filename} is the name of two files") from None
+                with copy, archive.open(member) as source:
                     shutil.copyfileobj(source, copy)
     except (
         zipfile.BadZipFile,

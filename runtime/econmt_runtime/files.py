@@ -28,6 +28,8 @@ def open_regular(path: Path) -> IO[bytes]:
     Raises:
         RuntimeInputError: If the file is absent, cannot be opened or is not a regular file; the message names it.
     """
+    if "\0" in str(path):
+        raise RuntimeInputError(f"{path}: no file's name has a NUL character; remove it")
     try:
         # Without O_NONBLOCK, opening a named pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

@@ -153,7 +153,8 @@ class RuntimeTranslator:
         sources = self._encode(lines, first)
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         batches = list(self._batches(order, sources))
-        results = [_copy_of(line) for line in lines]
+        copies = [Entry(one_line(line), 0.0, 0.0) for line in lines]
+        results = [RuntimeTranslation(*copy, (copy,) if copy.text else ()) for copy in copies]
         if self._threads > 1 and len(batches) > 1:
             from concurrent.futures import ThreadPoolExecutor  # a tenth of the start-up time
 
@@ -168,12 +169,8 @@ class RuntimeTranslator:
                         f"line {first + index}: the model gives no finite probability to any translation"
                     )
                 entries = [
-                    Entry(
-                        one_line(self._target.decode(hypothesis.ids)),
-                        hypothesis.score,
-                        hypothesis.log_probability,
-                    )
-                    for hypothesis in hypotheses
+                    Entry(one_line(self._target.decode(ids)), score, log_probability)
+                    for ids, score, log_probability in hypotheses
                 ]
                 results[index] = RuntimeTranslation(*entries[0], tuple(entries))
         return results
@@ -230,12 +227,6 @@ class RuntimeTranslator:
             np.put_along_axis(allowed, source, True, 1)
         allowed[:, :4] = True
         return allowed
-
-
-def _copy_of(line: str) -> RuntimeTranslation:
-    """Returns the translation of a line without words."""
-    entry = Entry(one_line(line), 0.0, 0.0)
-    return RuntimeTranslation(*entry, (entry,) if entry.text else ())
 
 
 def load(folder: Path | str, **options: Any) -> RuntimeTranslator:

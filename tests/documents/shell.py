@@ -97,7 +97,8 @@ class Shell:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        for _ in range(600):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             with closing(socket.socket()) as attempt:
                 if attempt.connect_ex(("127.0.0.1", port)) == 0:
                     return process

@@ -27,7 +27,7 @@ from typing import Any
 
 TEXT = "seven\ntwo hundred and thirty four\n\nninety one\n"
 NEEDS_LIBRARY = "installed without its C library"
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 1800.0
 
 
 class Failure(Exception):

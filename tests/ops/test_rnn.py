@@ -21,6 +21,7 @@ from tests.ops.helpers import Make, assert_close, padded_part, poisoned
 
 SIZE, HIDDEN, BATCH, STEPS = 5, 7, 4, 6
 LENGTHS = torch.tensor([4, 6, 1, 2])
+RAGGED = torch.tensor([4, 6, 1, 0])
 
 each_kind = pytest.mark.parametrize("kind", ["LSTM", "GRU", "projected"])
 each_direction = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
@@ -148,6 +149,8 @@ def by_segments(module: Any, inputs: Tensor, state: Any, lengths: Tensor | None,
                 begun = direction == 0 and resets[row, 0] and length
                 number = layer * directions + direction
                 hx = None if state is None or begun else tuple(part[number, row] for part in state)
+                sizes = (module.proj_size or HIDDEN, HIDDEN)[: 1 if module.mode == "GRU" else 2]
+                kept = hx or tuple(inputs.new_zeros(size) for size in sizes)
                 for begin, end in bounds(resets[row, :length].tolist(), direction):
                     values = read[row, begin:end]
                     values = values.flip(0) if direction else values
@@ -164,7 +167,7 @@ def by_segments(module: Any, inputs: Tensor, state: Any, lengths: Tensor | None,
 def bounds(resets: Sequence[bool], direction: int) -> list[tuple[int, int]]:
     """Returns begin and end of the segments of a row, in the order of a direction."""
     begins = [step for step in range(len(resets)) if step == 0 or resets[step]]
-    segments = list(zip(begins, [*begins[1:], len(resets)], strict=True))
+    segments = list(zip(begins, [*begins[1:], len(resets)], strict=False))
     return segments[::-1] if direction else segments
 
 
@@ -202,8 +205,8 @@ def test_resets_begin_independent_segments(
 ) -> None:
     theirs, ours = pair(kind, device, num_layers=2, batch_first=batch_first, bidirectional=bidirectional)
     resets = torch.rand(BATCH, STEPS, generator=torch.Generator().manual_seed(2)) < 0.35
-    resets[0, 0] = resets[1, 3] = resets[1, 5] = True
-    lengths = None if full else LENGTHS
+    resets[0, 0] = resets[1, 3] = resets[1, 5] = resets[3, 0] = True
+    lengths = None if full else RAGGED
     inputs = Make(device)(BATCH, STEPS, SIZE)
     first = start(ours) if given else None
     states = None if first is None else (first if isinstance(first, tuple) else (first,))
@@ -281,7 +284,7 @@ def test_a_plan_of_resets_has_no_dropout_of_all_inputs(monkeypatch: pytest.Monke
     monkeypatch.setattr(call_plans, "key_of", lambda *_: ("resets",))
     monkeypatch.setattr(call_plans, "PLANS", {("resets",): plan})
     for dropout, expected in ((0.0, plan), (0.999, plan), (1.0, None)):
-        options = StackOptions(dropout=dropout, seed=1 if dropout else None)
+        options = StackOptions(dropout=dropout, dropout_seed=1 if dropout else None)
         assert call_plans.resets_plan(torch.ones(2, 4, 3), [(weights,)], None, options, "auto") is expected
 
 

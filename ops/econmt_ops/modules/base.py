@@ -14,12 +14,9 @@ from torch.utils._pytree import tree_leaves
 from econmt_ops.core.shapes import Shapes, kind_of
 from econmt_ops.lstm.call_plans import resets_plan, run_whole
 from econmt_ops.modules.directions import Prepare, StackedLayers
-from econmt_ops.modules.resets import Segments, first_states
+from econmt_ops.modules.resets import Segments, States, first_states
 from econmt_ops.products.dropout import Seed, seed_of
 from econmt_ops.products.stack import StackOptions
-
-States = tuple[Tensor, ...]
-"""States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
 
 
 class RecurrentModule(StackedLayers, nn.RNNBase):
@@ -128,12 +125,12 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
         if resets is None:
             return self._run(inputs, state, options)
         self._check_rows(inputs, lengths, resets)
+        if state is not None:
+            state = first_states(resets, lengths, state, len(self._suffixes(0)))
         by_kernels = self._run_resets(inputs, state, resets, options)
         if by_kernels is not None:
             return by_kernels
         segments = Segments(resets, lengths, inputs.device)
-        if state is not None:
-            state = first_states(segments.first, state, len(self._suffixes(0)))
         options = options._replace(lengths=segments.lengths)
         outputs, last = self._run(segments.spread(inputs), state, options, segments.prepare)
         return segments.collect(outputs), last
@@ -156,12 +153,9 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
         plan = resets_plan(inputs, layers, state, options, self.implementation)
         if plan is None:
             return None
-        directions = len(layers[0])
         begins = resets.t().contiguous().to(inputs.device, non_blocking=True)
-        if state is not None:
-            state = first_states(begins[0], state, directions)
         flat = [tuple(chain.from_iterable(layer)) for layer in layers]
-        outputs, (h, c) = run_whole(plan, inputs, flat, state, options, directions, begins)
+        outputs, (h, c) = run_whole(plan, inputs, flat, state, options, len(layers[0]), begins)
         return outputs, (h, c.to(h.dtype))
 
     def _options(self, lengths: Tensor | None, seed: Seed | None) -> StackOptions:

@@ -22,6 +22,9 @@ from econmt_ops.core.weights import GRUWeights
 from econmt_ops.lstm.call_plans import merged
 from econmt_ops.lstm.reference import CLOSED, COLUMNS
 
+States = tuple[Tensor, ...]
+"""States of all layers, (D L, B, H) each: (h, c) of an LSTM, (h,) of a GRU."""
+
 _MULTIPLE = 8
 """Empty steps of a batch are rounded up to a multiple, so that kernels and plans meet fewer shapes."""
 
@@ -39,8 +42,7 @@ class Segments:
         device: Device of the inputs.
 
     Attributes:
-        lengths: Lengths of the rows with the empty steps, (B,).
-        steps: S. first: (B,) bool, True for rows that begin with a reset.
+        lengths: Lengths of the rows with the empty steps, (B,). steps: S.
     """
 
     def __init__(self, resets: Tensor, lengths: Tensor | None, device: torch.device) -> None:
@@ -53,7 +55,6 @@ class Segments:
         added = before[:, -1]
         self.steps = steps + _room(added, steps)
         self.lengths = added + (steps if lengths is None else lengths)
-        self.first = resets[:, 0].to(device, non_blocking=True)
         self._places = (number + before).to(device, non_blocking=True)
 
     def spread(self, rows: Tensor) -> Tensor:
@@ -72,9 +73,14 @@ class Segments:
         return torch.cat([read, torch.stack(marks, 2)], 2), tuple(closing(part) for part in merged(weights))
 
 
-def first_states(begins: Tensor, state: tuple[Tensor, ...], directions: int) -> tuple[Tensor, ...]:
-    """Returns initial states (D L, B, H), zero for the forward direction of rows that begin with a reset, (B,) bool."""
-    begins = begins.unsqueeze(0)
+def first_states(resets: Tensor, lengths: Tensor | None, state: States, directions: int) -> States:
+    """Returns initial states (D L, B, H), zero for the forward direction of rows that begin with a reset.
+
+    ``resets`` and ``lengths``: see `Segments`; a row of length 0 keeps its state.
+    """
+    begins = resets[:, 0].to(state[0].device, non_blocking=True).unsqueeze(0)
+    if lengths is not None:
+        begins = begins & (lengths.to(begins.device, non_blocking=True) > 0)
     if directions == 2:
         begins = torch.cat([begins, torch.zeros_like(begins)])
     masked = []

@@ -14,8 +14,9 @@ from econmt_ops.lstm import lstm
 from econmt_ops.lstm.call_plans import PLANS, SplitLSTMWeights, key_of_lstm, run_whole
 from econmt_ops.lstm.cudnn import in_order, move_together
 from econmt_ops.lstm.reference import projected_lstm
-from econmt_ops.modules.base import RecurrentModule, States
+from econmt_ops.modules.base import RecurrentModule
 from econmt_ops.modules.directions import Prepare
+from econmt_ops.modules.resets import States
 from econmt_ops.products.stack import StackOptions
 
 _PARTS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"

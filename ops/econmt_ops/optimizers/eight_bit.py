@@ -13,7 +13,7 @@ quantization"), with two differences:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.nn import functional
 from econmt_ops.backends import triton
 from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import fused
-from econmt_ops.optimizers.fused import FusedOptimizer
+from econmt_ops.optimizers.fused import FusedOptimizer, UpdateKernel
 from econmt_ops.optimizers.loss_scale import unchanged_by_overflow
 
 BLOCK = 256
@@ -83,7 +83,7 @@ class EightBitOptimizer(FusedOptimizer):
             return super().moment_type(parameter, name)
         return {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}.get(name, torch.float32)
 
-    def _kernel_of(self, update: Update) -> Callable[..., list[Tensor]] | None:
+    def _kernel_of(self, update: Update) -> UpdateKernel | None:
         if len(update.moments) == 2:
             return super()._kernel_of(update)
         values, gradient = update.values, update.gradient
@@ -101,9 +101,9 @@ class EightBitOptimizer(FusedOptimizer):
 
         return adam_8bit.run
 
-    def _parts(self, update: Update) -> Iterator[Update] | None:
-        parts = super()._parts(update)
-        if parts is None and len(update.moments) == 4 and self._kernel_of(update) is None:
+    def _parts(self, update: Update, kernel: UpdateKernel | None) -> Iterator[Update] | None:
+        parts = super()._parts(update, kernel)
+        if parts is None and len(update.moments) == 4 and kernel is None:
             return self._decoded_parts(update)
         return parts
 

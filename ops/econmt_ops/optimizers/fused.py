@@ -25,12 +25,14 @@ from econmt_ops.optimizers.updates import (
 _NORM_EPSILON = 1e-6
 """Term that `torch.nn.utils.clip_grads_with_norm_` adds to the norm in its denominator."""
 
+UpdateKernel = Callable[..., list[Tensor]]
+"""Kernel that does updates, such as `econmt_ops.backends.cuda.adam.run`."""
+
 _SGD = ("sgd", "nag")
 
 BLOCK_BYTES = 2 << 20
 """Bytes of a matrix that are updated at a time where temporary values are needed, so that they stay in the CPU's cache.
 """
-
 
 GPU_BLOCK_BYTES = 16 << 20
 """Bytes of such a part on a GPU, where every part costs launches."""
@@ -212,7 +214,7 @@ class FusedOptimizer:
         if self.loss_scale is not None and self.loss_scale.overflow is None:
             self.clip("none", math.inf)
         divisor, self._divisor = self._divisor, None
-        self._apply(self._updates(self._with_gradient()), divisor)
+        self._apply(self._with_kernels(self._updates(self._with_gradient())), divisor)
         if self.loss_scale is not None:
             self.loss_scale.update()
 
@@ -244,13 +246,14 @@ class FusedOptimizer:
         """
         self._divisor = None
         updates = self._updates(parameters)
-        if len(updates) == len(parameters) and all(map(self._kernel_of, updates)):
-            return self._launch(updates, None, threshold if kind == "value" else math.inf, norm=True)
+        pairs = self._with_kernels(updates)
+        if len(updates) == len(parameters) and all(kernel for _, kernel in pairs):
+            return self._launch(pairs, None, threshold if kind == "value" else math.inf, norm=True)
         values = [gradient_values(parameter) for parameter in parameters]
         parts = norms_of(values)
         for gradient in values if kind == "value" else ():
             gradient.clamp_(-threshold, threshold)
-        self._apply(updates, None)
+        self._apply(pairs, None)
         return parts
 
     def norm_of_parts(self, parts: Sequence[Tensor]) -> Tensor:
@@ -329,18 +332,18 @@ class FusedOptimizer:
             self.state[parameter] = tensors
         return tensors
 
-    def _apply(self, updates: Iterable[Update], divisor: Tensor | None) -> None:
+    def _apply(self, updates: Iterable[tuple[Update, UpdateKernel | None]], divisor: Tensor | None) -> None:
         """Does updates, at once those that need not be divided or converted."""
-        ready: list[Update] = []
-        for update in updates:
-            parts = self._parts(update)
+        ready = []
+        for update, kernel in updates:
+            parts = self._parts(update, kernel)
             if parts is None:
-                ready.append(update)
+                ready.append((update, kernel))
             for part in parts or ():
-                self._apply([part], divisor)
+                self._apply(self._with_kernels([part]), divisor)
         self._launch(ready, divisor)
 
-    def _parts(self, update: Update) -> Iterator[Update] | None:
+    def _parts(self, update: Update, kernel: UpdateKernel | None) -> Iterator[Update] | None:
         """Yields updates that do a given one and, after each, writes its results back; None if it can run itself."""
         if update.rows is not None:
             return self._dense_parts(update, update.rows)
@@ -348,7 +351,7 @@ class FusedOptimizer:
         copies = [self._for_kernels(part) for part in tensors]
         if any(copy is not part for copy, part in zip(copies, tensors, strict=True)):
             return self._copy(update, *copies)
-        if update.values.dtype == torch.bfloat16 and self._kernel_of(update) is None:
+        if update.values.dtype == torch.bfloat16 and kernel is None:
             return self._float32_parts(update)
         return None
 
@@ -395,14 +398,17 @@ class FusedOptimizer:
         # Kernels walk through memory, so that all tensors need the same order of values.
         return tensor.contiguous()
 
-    def _kernel_of(self, update: Update) -> Callable[..., list[Tensor]] | None:
+    def _with_kernels(self, updates: Iterable[Update]) -> list[tuple[Update, UpdateKernel | None]]:
+        return [(update, self._kernel_of(update)) for update in updates]
+
+    def _kernel_of(self, update: Update) -> UpdateKernel | None:
         """Returns the kernel that does an update, and rounds parameters in bfloat16 itself; None if there is none."""
         fits = self._is_adam and update.rows is None
         return adam.run if fits and adam.serves(update.values, update.gradient, *update.moments) else None
 
     def _launch(
         self,
-        updates: Sequence[Update],
+        updates: Sequence[tuple[Update, UpdateKernel | None]],
         divisor: Tensor | None,
         bound: float = math.inf,
         *,
@@ -414,17 +420,16 @@ class FusedOptimizer:
             With ``norm``, the sums of squares of each gradient's blocks, in order; otherwise nothing.
         """
         launches: dict[Any, list[int]] = {}
-        for number, update in enumerate(updates):
-            kernel = self._kernel_of(update)
+        for number, (update, kernel) in enumerate(updates):
             launches.setdefault(kernel and (kernel, update.values.dtype), []).append(number)
         rate = self.param_groups[0]["lr"]
         if any(launches) and not isinstance(rate, Tensor):
-            rate = torch.full((), rate, dtype=torch.float32, device=updates[0].values.device)
+            rate = torch.full((), rate, dtype=torch.float32, device=updates[0][0].values.device)
         rules = self._betas, self._eps, self._weight_decay, self._name == "adamw"
         settings = AdamSettings(*rules, rate, divisor, bound, self._overflow)
         squares: dict[int, Tensor] = {}
         for launch, numbers in launches.items():
-            together = [updates[number] for number in numbers]
+            together = [updates[number][0] for number in numbers]
             if launch is None:
                 self._run(together, divisor)
             else:

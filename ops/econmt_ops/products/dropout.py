@@ -132,12 +132,6 @@ class SeedCounter:
         self._drawn += 1
         return self.seeds[self._drawn - 1]
 
-    def set(self, steps: int) -> None:
-        """Sets the seeds as after ``steps`` calls of `advance`, to resume a run."""
-        moved = [_signed(first + steps * _GOLDEN) for first in self._first]
-        self.seeds.copy_(torch.tensor(moved, dtype=torch.int64))
-        self._drawn = 0
-
 
 def keep_threshold(p: float) -> int:
     """Returns the number of 16-bit values, of 65,536, for which an element is kept; at least one."""

@@ -14,7 +14,7 @@ import econmt_ops
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm import persistent_layer, triton
 from econmt_ops.modules import base
-from tests.ops.test_rnn import BATCH, HIDDEN, LENGTHS, SIZE, STEPS, by_segments
+from tests.ops.test_rnn import BATCH, HIDDEN, RAGGED, SIZE, STEPS, by_segments
 
 PRECISIONS = {"bfloat16": 3e-2, "float16": 4e-3, "float32": 2e-3}
 """Largest relative error on a GPU; float32 is TF32."""
@@ -65,9 +65,9 @@ def test_segments_are_independent(
     theirs = nn.LSTM(SIZE, HIDDEN, **options)
     theirs.load_state_dict({name: part.cpu() for name, part in ours.state_dict().items()})
     theirs.double()
-    lengths = LENGTHS if ragged else None
+    lengths = RAGGED if ragged else None
     resets = torch.rand(BATCH, STEPS, generator=torch.Generator().manual_seed(2)) < 0.35
-    resets[0, 0] = resets[1, 3] = resets[1, 5] = True
+    resets[0, 0] = resets[1, 3] = resets[1, 5] = resets[3, 0] = True
     inputs = torch.randn(BATCH, STEPS, SIZE, device=device, requires_grad=True)
     shape = len(theirs.all_weights), BATCH, HIDDEN
     state = [torch.randn(shape, device=device, requires_grad=True) for _ in range(2 if starts else 0)]

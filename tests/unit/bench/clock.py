@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,7 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[C
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     found = Clock()
     monkeypatch.setattr(session, "alternate", found)
+    monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     session.forget()
     yield found
     session.forget()

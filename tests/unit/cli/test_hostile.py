@@ -16,7 +16,7 @@ from econmt.config.json_reader import json_text
 from econmt.data import progress_bars
 from econmt.errors import EconmtError
 from econmt.options.shared_options import RecipeChoice
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 
@@ -223,6 +223,6 @@ def test_in_a_pipe_it_is_said_what_takes_long(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(progress_bars, "notice", hear)
     with progress_bars.status_line() as say:
         say("fitting")
-        assert said.wait(60)
+        assert said.wait(PATIENCE)
     assert set(told) <= {"working", "fitting"}
     assert threading.active_count() <= others

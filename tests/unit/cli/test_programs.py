@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import econmt
+import econmt_runtime
 from econmt.api import InputError, SavedModel, check_training, commands
 from econmt.api.files import locked_folder, whole_folder
 from econmt.api.recipes import held_out_text, load_recipe
@@ -19,6 +20,7 @@ from econmt.api.requests import Glossary, Request, constraint_tokens
 from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.translator import Translator
 from econmt.options.search_options import WordLists
+from econmt_runtime.errors import RuntimeInputError
 from tests.unit.training.tiny import write_recipe
 
 
@@ -45,6 +47,9 @@ def test_a_saved_model_is_described_without_loading_it(copy: Path) -> None:
 def test_a_folder_without_a_recipe_has_no_languages(tmp_path: Path) -> None:
     saved = SavedModel(str(tmp_path))
     assert (saved.folder, saved.recipe, saved.languages) == (tmp_path, None, None)
+    for load in (SavedModel, econmt_runtime.load):
+        with pytest.raises((InputError, RuntimeInputError), match="name has a NUL character; remove it"):
+            load("a\0b")
 
 
 def test_tokens_of_constraints_are_counted(word_model: Path) -> None:

@@ -22,7 +22,7 @@ from econmt.errors import InputError
 from econmt.export import runtime
 from econmt.export.runtime import export_runtime
 from econmt_runtime import RuntimeInputError, archive, files
-from tests.conftest import econmt_environment, run_python
+from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import LINES, write_random_lexicon
 from tests.unit.cli.test_runtime_folders import model as model
@@ -250,8 +250,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "absolute name": (lambda file: add(f"{file.parent}/x")(file), "/x' is not the name of a file)"),
     "name with a backslash": (add("..\\x"), "x' is not the name of a file)"),
     "folder": (add("a/"), "damaged ('a/' is not the name of a file)"),
-    "repeated name": (repeat, "cannot be unpacked to"),
-    "name of a folder": (add("econmt_runtime"), "cannot be unpacked to"),
+    "repeated name": (repeat, f"damaged ({WEIGHTS} is the name of two files)"),
+    "name of a folder": (add("econmt_runtime"), "damaged (econmt_runtime is the name of two files)"),
+    "folder below a file": (add("model.json/a/b"), "damaged (model.json/a/b is the name of two files)"),
     "large size": (patch("model.json", 24, (1 << 31).to_bytes(4, "little")), "bytes, more than the limit of"),
     "encrypted": (patch(WEIGHTS, 8, b"\1"), "is encrypted"),
     "unknown method": (patch(WEIGHTS, 10, b"\x63"), "is compressed by another method than deflate"),
@@ -345,7 +346,7 @@ def test_the_temporary_folder_is_gone_before_it_translates(whole: Path, temporar
             process.stdin.close()
         else:
             process.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM)
-        assert process.wait(60) == {"Ctrl-C": 130, "kill": -signal.SIGTERM, "broken pipe": 0}[end]
+        assert process.wait(PATIENCE) == {"Ctrl-C": 130, "kill": -signal.SIGTERM, "broken pipe": 0}[end]
         assert process.stderr.read() == b""
     assert list(temporary.iterdir()) == []
 

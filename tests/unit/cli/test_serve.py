@@ -147,13 +147,13 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
         asked = threading.Event()
         client = threading.Thread(target=ask)
         client.start()
-        assert asked.wait(30)
+        assert asked.wait(PATIENCE)
         waiting = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
         waiting.request("GET", "/health")
         assert waiting.getresponse().status == 200
         waiting.close()
         process.send_signal(number)
-        client.join(60)
+        client.join(PATIENCE)
         rest = process.stderr.read()
     assert [status for status, _ in answers] == [200]
     assert answers[0][1].count("\n") == 1

@@ -87,6 +87,15 @@ def test_from_python(model: Path) -> None:
     upper, down = loaded.translate([econmt.Request("a", factors=["u"]), econmt.Request("a", factors=["d"])])
     assert (upper.text, down.text) == ("A", "a2")
     assert upper.source_tokens == down.source_tokens == ["a"]
+    word, wordless = econmt.Request("a", factors=["d"]), econmt.Request("3 - 4")
+    number, again = loaded.translate([wordless._replace(factors=["u u d"]), word])
+    assert (number.text, number.tokens, again.text) == ("3 - 4", ["3", "-", "4"], "a2"), "it has no word"
+    for factors, problem in (
+        (["u u"], "2 source factors for 3 words of input:2"),
+        ([], "0 streams of source"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            loaded.translate([word, wordless._replace(factors=factors)])
     scorer = Scorer(loaded.models, loaded.vocabularies)
     (scored,) = scorer.score_ids(["a"], [upper.hypotheses[0].ids], factors=[["u"]])
     assert scored.log_probability == pytest.approx(upper.log_probability, abs=1e-4)

@@ -26,6 +26,7 @@ from econmt.data.text import catalog
 from econmt.data.text.catalog import DataSet, RemoteFile, download
 from econmt.data.text.corpus import find_corpus, find_text
 from econmt.errors import InputError
+from tests.conftest import PATIENCE
 
 CONTENT = bytes(range(256)) * 400
 
@@ -99,7 +100,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(catalog, "_TIMEOUT_SECONDS", 10.0)
+    monkeypatch.setattr(catalog, "_TIMEOUT_SECONDS", PATIENCE)
     running = Server()
     yield running
     running.stop()
@@ -244,7 +245,7 @@ def resets(answer: bytes) -> Play:
 
     def play(connection: socket.socket, server: Server) -> None:
         connection.sendall(answer)
-        server.arrived.wait(20)
+        server.arrived.wait(PATIENCE)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     return play

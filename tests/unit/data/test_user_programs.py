@@ -19,10 +19,11 @@ from econmt.config import limits
 from econmt.data import progress_bars, user_programs
 from econmt.data.progress_bars import Heartbeat, counted, counting, download_bar, status_line
 from econmt.data.user_programs import ProgramError, program_words, start_program
-from tests.conftest import econmt_environment
+from tests.conftest import PATIENCE, econmt_environment
 
 STARTER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup it is ignored
 from econmt.data.user_programs import start_program
 with start_program(["sh", "-c", sys.argv[1]], ["a"]) as program:
     for _ in program.output():
@@ -54,8 +55,8 @@ def held(tmp_path: Path) -> Iterator[Callable[[], bool]]:
         os.close(os.open(tmp_path / "held", os.O_WRONLY))  # without any writer so far there is no end to read
 
         def released() -> bool:
-            """Returns False if it is still held after a minute."""
-            while select.select([descriptor], [], [], 60)[0]:
+            """Returns False if it is still held."""
+            while select.select([descriptor], [], [], PATIENCE)[0]:
                 if not os.read(descriptor, 100):
                     return True
             return False
@@ -79,6 +80,7 @@ def test_lines_go_in_and_out() -> None:
 def test_programs_have_the_usual_signals() -> None:
     """SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end."""
     assert run("yes | head -n 1; trap '' TERM; kill 0; exit 4", []) == ([b"y"], 4, "")
+    assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, ""), "a killed supervisor is told"
 
 
 def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +137,6 @@ def test_no_program_outlives_the_process_that_has_started_it(number: str, held: 
         assert starter.stdout.readline() == b"started\n"
         starter.send_signal(signal.Signals[number])
     assert held()
-
-
-def test_a_killed_supervisor_is_told() -> None:
-    assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, "")
 
 
 def in_a_bar(items: Iterable[int], show: bool) -> list[int]:

@@ -22,7 +22,7 @@ from econmt_distill.opening import open_teacher
 from econmt_distill.selection import make_text
 from econmt_distill.shards import Shards, _Estimate, duration
 from econmt_distill.teachers import TeacherChoice
-from tests.conftest import econmt_environment
+from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.distillation.conftest import calls
 
 LISTS = [
@@ -79,6 +79,8 @@ def test_the_closest_translations_are_taken(tmp_path: Path) -> None:
     (tmp_path / "text/train.de").write_text("kept\n")
     made(tmp_path, references)
     assert (tmp_path / "text/train.de").read_text() == "kept\n"
+    (tmp_path / "text/statistics.json").unlink()
+    assert made(tmp_path, references).statistics.chosen == 2, "the text is made again"
     references.write_text("ein Hund\n\nzwei Kater\n")
     made(tmp_path, references)
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Kater\n"
@@ -175,7 +177,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
             descriptor = os.pidfd_open(int(child))
         except ProcessLookupError:
             continue
-        assert select.select([descriptor], [], [], 60)[0], "it still runs"
+        assert select.select([descriptor], [], [], PATIENCE)[0], "it still runs"
         os.close(descriptor)
 
 
@@ -281,6 +283,14 @@ def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str
             made.translate(lambda _: None)
         assert len(error.value.lines) == 1
         assert made.missing() == [0, 1, 2], "nothing is left of a shard that failed"
+
+
+def test_a_program_that_writes_one_line_for_all_is_told(program: Callable[[str], str]) -> None:
+    teacher = open_teacher(TeacherChoice(command=program("import sys\nfor _ in sys.stdin: print('OK')")))
+    lines = [f"line {number}" for number in range(10)]
+    with pytest.raises(InputError, match=r"wrote 'OK' for each of 12 lines, which differ \(q:1 to 13\)$"):
+        teacher.translate([*lines, "", *lines[:2]], "q", 1, lambda _: None)
+    assert teacher.translate(lines[:9] * 3, "q", 1, lambda _: None) == [["OK"]] * 27, "so may repeated lines"
 
 
 def test_a_program_that_does_not_exist_is_told() -> None:

@@ -31,6 +31,7 @@ from econmt.training import ranks
 from econmt.training.progress import Progress
 from econmt.training.run import make_trainer, run_recipe
 from econmt.training.trainer import Trainer
+from tests.conftest import PATIENCE
 from tests.unit.training.tiny import context_of
 
 
@@ -106,7 +107,7 @@ def hang(communicator: Communicator) -> list[str]:
         if communicator.rank == 0:
             with pytest.raises(SystemExit):
                 communicator.all_reduce_max(1)
-        assert left.wait(20)
+        assert left.wait(PATIENCE)
     return said
 
 

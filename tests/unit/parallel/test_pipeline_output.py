@@ -19,6 +19,7 @@ from econmt.parallel.pipeline.output import Slice, VocabularyShares, split_cross
 from econmt.parallel.pipeline.stages import even_rows
 from econmt.parallel.reduction import BucketedReduction
 from econmt_ops import linear_cross_entropy
+from tests.conftest import PATIENCE
 
 PAD = 0
 
@@ -35,9 +36,9 @@ class Exchange:
 
     def _meet(self, rank: int, tensor: Tensor) -> Tensor:
         self._given[rank] = tensor
-        self._barrier.wait(60)
+        self._barrier.wait(PATIENCE)
         found = torch.stack(self._given)
-        self._barrier.wait(60)
+        self._barrier.wait(PATIENCE)
         return found
 
 

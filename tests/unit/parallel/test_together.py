@@ -16,6 +16,7 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.parallel import processes
 from econmt.parallel.launch import launch
 from econmt.parallel.processes import _Watch
+from tests.conftest import PATIENCE
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.parallel.processes_of_run import MARK, ranks_of_run
@@ -52,10 +53,10 @@ def test_a_rank_that_does_not_see_the_folder_says_so(group: Group, text: Path, t
 
 
 def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(group: Group) -> None:
-    found = group.run(2, jobs.hang, timeout=1)
+    found = group.run(2, jobs.hang, timeout=5)
     (line,) = found[0] + found[1]
     assert line.startswith("econmt: error: rank 1 (")
-    assert "did not reach a collective operation after update 7 within 1 s; all ranks stop" in line
+    assert "did not reach a collective operation after update 7 within 5 s; all ranks stop" in line
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ def test_when_whoever_keeps_the_store_is_gone_one_rank_tells(monkeypatch: pytest
         watch.update = 5
         watch.start()
     del keeper
-    assert all(each.wait(20) for each in ended)
+    assert all(each.wait(PATIENCE) for each in ended)
     (line,) = said
     assert "has lost rank 0, which holds the store at " in line
     assert "after update 5; all ranks stop; run the same command to resume from the last saved state" in line

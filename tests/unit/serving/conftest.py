@@ -85,6 +85,7 @@ def serving(
     """A server in a thread of this process."""
     models = by_pair([folder], settings, lambda folders: econmt.load(list(folders), precision="float32"))
     service = Service(models, settings, keys or Keys())
+    service._rates._clock = lambda: 0.0  # a minute never passes
     server = Server(service, proxies)
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, args=[bound])
@@ -94,7 +95,7 @@ def serving(
         finally:
             server._server.config.timeout_graceful_shutdown = 2  # for requests that a test has left behind
             server.stop()
-            thread.join(120)
+            thread.join(PATIENCE)
             if thread.is_alive():
                 faulthandler.dump_traceback(all_threads=True)
     assert not thread.is_alive()
@@ -103,5 +104,5 @@ def serving(
 @pytest.fixture(scope="session")
 def client(folder: Path) -> Iterator[Client]:
     """A client of a server without keys."""
-    with serving(folder, Settings(most_characters=500, read_seconds=1.0, watch_seconds=0.05)) as made:
+    with serving(folder, Settings(most_characters=500, read_seconds=PATIENCE, watch_seconds=0.05)) as made:
         yield made

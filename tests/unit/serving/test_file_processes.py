@@ -17,7 +17,7 @@ from econmt_serve.file_worker import FileTask
 from econmt_serve.files import WORD
 from econmt_serve.models import LoadedModels
 from econmt_serve.settings import Refused, Settings, Stopping
-from tests.conftest import run_python
+from tests.conftest import PATIENCE, run_python
 from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_connections import FILE, connected
 from tests.unit.serving.test_files import document, same, send
@@ -25,7 +25,7 @@ from tests.unit.serving.test_files import document, same, send
 BEFORE = "import sys; sys.path[:] = sys.argv[1:]; import econmt_serve.file_worker as worker; "
 TEXT = FileTask("text/plain", ("en", "de"), 1000)
 STOPPING = {"error": "the server is stopping; ask again when it is back"}
-LIMITS = Settings(most_file_characters=100, read_seconds=60.0)
+LIMITS = Settings(most_file_characters=100, read_seconds=PATIENCE)
 
 
 def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:

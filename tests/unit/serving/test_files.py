@@ -225,6 +225,52 @@ def test_files_are_translated(client: Client, model: TrainedModel, monkeypatch: 
     assert send(client, b"a", "").status == 415
 
 
+def form(*parts: tuple[str, str, bytes]) -> tuple[bytes, str]:
+    """A form of parts, each with its name, further lines of its head and its content; and its content type."""
+    written = b"".join(
+        f'--=b+/\r\nContent-Disposition: form-data; name="{name}"{head}\r\n\r\n'.encode() + content + b"\r\n"
+        for name, head, content in parts
+    )
+    return b"before\r\n" + written + b"--=b+/--\r\n", 'Multipart/Form-Data; boundary="=b+/"'
+
+
+def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: TrainedModel) -> None:
+    plain, marked = (model.translate([text])[0].text for text in ("a b c", "C d"))
+    avoid, term = plain[:2], b"# two\r\n\r\nC d = BA\r\n"
+    rules = {"avoid": [avoid, "X"], "glossary": term.decode()}
+    one, two = client.post("/translate", q=["a b c", "C d"], **rules).json["translatedText"]
+    assert avoid in plain
+    assert avoid not in one
+    assert "BA" in two != marked
+    page = b"<p>a b c\r\n<p>C d</p>\r\n--"
+    file = "file", '; filename="a.html"\r\nContent-Type: text/html; charset=koi8-r', page
+    words = (
+        ("avoid", "", avoid.encode()),
+        ("glossary", "\r\nContent-Type: text/plain", term),
+        ("avoid", "", b"X"),
+    )
+    answer = send(client, *form(words[0], file, *words[1:]), "?source=src&target=trg")
+    assert answer.content.decode() == f"<p>{one}\r\n<p>{two}</p>\r\n--"
+    assert answer.headers["content-type"] == "text/html; charset=koi8-r"
+    assert send(client, *form(file)).content.decode() == f"<p>{plain}\r\n<p>{marked}</p>\r\n--"
+    one_part = "a form has one part named file, and at most one named glossary"
+    for parts, status, said in (
+        (words, 400, one_part),
+        ((file, file), 400, one_part),
+        ((file, words[1], words[1]), 400, one_part),
+        ((file, ("other", "", b"1")), 400, "other: unknown"),
+        ((file, ("glossary", "", b"a\n")), 400, "glossary:1: "),
+        ((file, ("glossary", "", b"\xff")), 400, "glossary: not in UTF-8"),
+        ((file, ("avoid", "", b" ")), 400, "avoid[0]"),
+        ((file, *[words[0]] * 1005), 400, "avoid: "),
+        ((file, ("avoid", "", b"A" * 501)), 413, "have 502 characters, more than 500"),
+        ((("file", "", b"a"),), 415, "content type none is not translated"),
+    ):
+        refused = send(client, *form(*parts))
+        assert (refused.status, said in refused.json["error"]) == (status, True), refused.content
+    assert send(client, b"a", "multipart/form-data").status == 415
+
+
 def test_files_have_a_limit_and_need_the_key(folder: Path) -> None:
     with serving(folder, Settings(most_file_characters=3), Keys(["k"])) as client:
         assert send(client, b"abc", "text/plain").status == 403

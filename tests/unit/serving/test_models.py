@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,11 +60,8 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
     (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
     assert isinstance(answer, tuple)
     assert answer.text == single.text
-
-
-def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such model folder"):
-        by_pair([tmp_path / "nosuch"], Settings())
+        by_pair([mine / "nosuch"], Settings())
 
 
 def test_what_failed_to_load_is_loaded_when_it_can_be(better: Path, mine: Path) -> None:
@@ -150,15 +148,28 @@ def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: p
     assert served.loaded.size > 0
 
 
-def test_a_failed_reload_leaves_the_server_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Served) -> str:
-        raise RuntimeError("no memory")
+def test_a_failed_reload_leaves_the_server_at_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    errors = iter((RuntimeError("no\nmemory"), KeyError("update"), InputError("no folder")))
+    done = threading.Event()
 
+    def fails(_: Served) -> str:
+        for error in errors:
+            raise error
+        done.set()
+        return ""
+
+    monkeypatch.setattr(Served, "reload", fails)
     with serving(folder, Settings(watch_seconds=0.02)) as client:
-        monkeypatch.setattr(Served, "reload", fails)
-        while b'econmt_reloads_total{result="failed"}' not in client.get("/metrics").content:
-            pass
+        while not done.is_set():  # a watch that ends stops the server
+            assert client.get("/health").status == 200
         assert client.post("/translate", q="a b c").status == 200
+    said = [
+        f"econmt: warning: the parameters before go on: {each}"
+        for each in ("RuntimeError: no\\nmemory", "KeyError: 'update'", "no folder")
+    ]
+    assert [line for line in capfd.readouterr().err.splitlines() if "go on" in line] == said
 
 
 @pytest.mark.parametrize(
@@ -224,7 +235,7 @@ def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch:
         running = threads.submit(server.run, bound)
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
         with pytest.raises(RuntimeError, match="CUDA error"):
-            running.result(30)
+            running.result(PATIENCE)
     assert (answer.status, answer.json) == (
         503,
         {"error": "the server is stopping; ask again when it is back"},

@@ -16,6 +16,7 @@ from econmt_serve.metrics import Metrics
 from econmt_serve.models import TranslationJob
 from econmt_serve.scheduler import Job, Scheduler
 from econmt_serve.settings import Refused, Settings
+from tests.conftest import PATIENCE
 
 
 class Fake:
@@ -35,7 +36,7 @@ class Fake:
         self.batches.append([request.text for request in requests])
         self.tasks.append(task)
         self.threads.add(threading.current_thread().name)
-        assert self.go.wait(10)
+        assert self.go.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         return [
@@ -89,7 +90,7 @@ def with_table(**settings: Any) -> Callable[[Test], Callable[[], None]]:
                 table.running.cancel()
                 await asyncio.gather(table.running, return_exceptions=True)
 
-        return lambda: asyncio.run(asyncio.wait_for(main(), 20))
+        return lambda: asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
     return decorate
 
@@ -117,7 +118,7 @@ async def test_what_is_asked_differently_is_not_translated_together(table: Table
 @with_table()
 async def test_a_long_text_does_not_stop_others(table: Table) -> None:
     await table.busy()
-    long = [table.job(f"long {number}", number=number) for number in range(40)]
+    long = [table.job(f"long {number}", number=1000 * number) for number in range(40)]
     short = table.job("short")
     table.scheduler.submit(long)
     table.scheduler.submit([short])
@@ -132,7 +133,7 @@ async def test_the_rest_of_a_long_text_is_not_waited_for(table: Table) -> None:
     await table.answers(table.job("late", number=100_000))
 
 
-@with_table(wait_seconds=0.05)
+@with_table(wait_seconds=0.5)
 async def test_sentences_that_come_within_the_wait_go_together(table: Table) -> None:
     table.fake.go.set()
     first, second = table.job("a"), table.job("b")
@@ -238,7 +239,7 @@ def test_none_wait_when_all_were_given_up() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert b"econmt_waiting_sentences 0.0" in metrics.text()
 
 

@@ -33,24 +33,18 @@ LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 
-def test_translates_a_line_as_the_model_does(client: Client, model: TrainedModel) -> None:
-    answer = client.post("/translate", q="a b c", source="src", target="trg")
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json == {"translatedText": model.translate(["a b c"])[0].text}
-
-
 def test_requests_of_many_clients_get_their_own_answers(client: Client, model: TrainedModel) -> None:
     expected = [each.text for each in model.translate(LINES)]
     assert len(set(expected)) > 2
     asked = [number % len(LINES) for number in range(60)]
     with ThreadPoolExecutor(12) as clients:
         found = clients.map(lambda at: client.post("/translate", q=LINES[at], source="src"), asked)
-        assert [each.json["translatedText"] for each in found] == [expected[at] for at in asked]
+        assert [each.json for each in found] == [{"translatedText": expected[at]} for at in asked]
 
 
 def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedModel) -> None:
     answer = client.post("/translate", q=["a b\n\nc d", "e"], source="auto", target="trg", alternatives=2)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     lists = model.translate(["a b", "c d", "e"], nbest_size=3)
     first, second, third = ([entry.text for entry in each.hypotheses] for each in lists)
     assert answer.json == {
@@ -247,9 +241,6 @@ def test_says_what_it_has(client: Client) -> None:
     assert health["models"][0]["parameters"] > 100
     settings = client.get("/frontend/settings").json
     assert settings == {"apiKeys": False, "keyRequired": False, "charLimit": 500, "alternatives": 3}
-
-
-def test_figures_count_requests(client: Client) -> None:
     client.post("/translate", q="a b c")
     text = client.get("/metrics").content.decode()
     assert 'econmt_requests_total{path="/translate",status="200"}' in text
@@ -290,11 +281,7 @@ WRONG = [
     ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
     ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
-    (
-        {"q": "a", "target_prefix": "D " * 200},
-        413,
-        "q: constraints and target_prefix have 400 tokens, a tran",
-    ),
+    ({"q": "a", "target_prefix": "D " * 200}, 413, "q: constraints and target_prefix have 400 tokens"),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
     ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
@@ -302,11 +289,7 @@ WRONG = [
     ({"q": "a", "target": LONG}, 400, "nothing translates auto to xxx"),
     ({"q": "a", LONG: 1}, 400, "the request: xxx"),
     ({"q": "a", "format": LONG}, 400, "the request: format: must be one of text, html, found the text 'xxx"),
-    (
-        {"q": "a", "alternatives": LONG},
-        400,
-        "the request: alternatives: expected a whole number, found the text 'xx",
-    ),
+    ({"q": "a", "alternatives": LONG}, 400, "the request: alternatives: expected a whole number, found"),
     ({"q": "a", "alternatives": 10**4000}, 400, "the request: alternatives: "),
     ({"q": "a", "glossary": {LONG: 1}}, 400, "the request: glossary.xxx"),
     ({"q": "a", "source": "\u202e" * 20_000}, 400, "nothing translates \\u202e"),
@@ -370,12 +353,7 @@ BODIES = [
     (b"q=a&alternatives=x", FORM, 400, ""),
     (b"q=%ff", FORM, 400, ""),
     (b"q=a&source=src&q=b", FORM, 400, "the request: a field is given twice; give each once"),
-    (
-        b"hello",
-        "text/plain",
-        415,
-        "content type text/plain is not read; send application/json, or a form urlencoded",
-    ),
+    (b"hello", "text/plain", 415, "content type text/plain is not read; send application/json, or a form"),
     (b"{}", "x" * 30_000, 415, "content type xxx"),
 ]
 
@@ -443,13 +421,6 @@ def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
     return found
 
 
-def test_a_request_that_does_not_arrive_is_given_up(client: Client) -> None:
-    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    said = exchange(client, head + b'Content-Length: 100\r\n\r\n{"q": ')
-    assert said.startswith(b"HTTP/1.1 408 ")
-    assert b"took more than 1 s to arrive" in said
-
-
 def test_garbage_harms_no_other_client(client: Client, model: TrainedModel) -> None:
     for garbage in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -484,10 +455,13 @@ def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.
     with serving(folder, Settings()) as client:
         assert exchange(client, b"") == b""
         assert exchange(client, b"POST /transl") == b""
+        monkeypatch.setattr(server, "_HEAD_SECONDS", PATIENCE)
         with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as kept:
             kept.sendall(b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n")
             assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
+            monkeypatch.setattr(server, "_HEAD_SECONDS", 0.1)
             kept.sendall(b"GET /langu")
             while kept.recv(65536):
                 pass
+        monkeypatch.undo()
         assert client.get("/health").status == 200
