@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from operator import is_not
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
-from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map
 
 from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
+from econmt_memory.account.reachable import restored
 from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate import gpu_kernels
@@ -83,8 +79,7 @@ def predict(
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
         _values_unknown(),
-        torch.random.fork_rng(devices=[]),
-        _restored(step, models, optimizers),
+        restored({"step": step, "model": models, "optimizer": optimizers}),
         fake_tensors(device) as mode,
         OnCPU(like_gpu=on_gpu) as stand_ins,
         during_backward(stand_ins),
@@ -191,56 +186,3 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_i
         yield
     finally:
         hook.remove()
-
-
-@contextmanager
-def _restored(*roots: Any) -> Iterator[None]:
-    """Restores dicts, lists, sets, deques and attributes that can be reached from functions and objects.
-
-    From a function these are what it takes from functions around it, and the globals that it names. Objects of the
-    standard library and most of PyTorch are not looked into.
-    """
-    seen: dict[int, Any] = {}  # by id, which no other object gets meanwhile
-    before: list[tuple[Any, Any, list[Any]]] = []
-    waiting = list(roots)
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or isinstance(each, Tensor | str | bytes | type | ModuleType):
-            continue
-        seen[id(each)] = each
-        kind = next((kind for kind in _CONTAINERS if isinstance(each, kind)), None)
-        if kind is not None:
-            before.append((kind, each, _parts(kind, each)))
-            waiting += before[-1][2]
-        elif isinstance(each, FunctionType):
-            named = (each.__globals__.get(name) for name in each.__code__.co_names)
-            waiting += [each.__closure__, each.__defaults__, each.__kwdefaults__, *named]
-        elif isinstance(each, tuple | frozenset | MethodType | CellType | functools.partial):
-            waiting += gc.get_referents(each)
-        elif isinstance(each, _LOOKED_INTO) or type(each).__module__.partition(".")[0] not in _LIBRARIES:
-            waiting.append(getattr(each, "__dict__", None))
-    try:
-        yield
-    finally:
-        for kind, each, parts in before:
-            now = _parts(kind, each)
-            if len(now) != len(parts) or any(map(is_not, now, parts)):
-                kind.clear(each)  # by methods of the kind, which a subclass may forbid
-                _CONTAINERS[kind](
-                    each, zip(parts[::2], parts[1::2], strict=True) if issubclass(kind, dict) else parts
-                )
-
-
-def _parts(kind: Any, container: Any) -> list[Any]:
-    """Returns what a container holds, of a dict each key and its value."""
-    if issubclass(kind, dict):
-        return [part for item in dict.items(container) for part in item]
-    return list(kind.__iter__(container))
-
-
-_CONTAINERS: dict[Any, Callable[[Any, Any], object]] = {
-    OrderedDict: OrderedDict.update, dict: dict.update, list: list.extend, deque: deque.extend, set: set.update,
-}  # fmt: skip
-"""Functions that fill containers, by class."""
-_LOOKED_INTO = (nn.Module, Optimizer, LRScheduler, GradScaler, SimpleNamespace)
-_LIBRARIES = {*sys.stdlib_module_names, "torch"} - {"__main__"}
