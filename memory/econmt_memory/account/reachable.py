@@ -5,27 +5,18 @@ from __future__ import annotations
 import gc
 import io
 import random
+import re
 import sys
+import types
 import weakref
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import _GeneratorContextManager, contextmanager
 from functools import _lru_cache_wrapper, cache, partial
+from multiprocessing.connection import Connection
 from operator import is_not
-from pathlib import Path
-from types import (
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    ModuleType,
-)
-from typing import Any, NamedTuple
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,34 +24,24 @@ from torch import Tensor
 
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "econmt_memory"} - {"__main__"}
 _PLAIN = (type(None), str, bytes, int, float, complex, torch.dtype, torch.device, random.SystemRandom)
-_CLOSED = (*_PLAIN, ModuleType, CodeType, FrameType, type(Iterator._abc_impl))  # type: ignore[attr-defined]
+_CLOSED = (*_PLAIN, ModuleType, CodeType, types.FrameType, types.MappingProxyType, _GeneratorContextManager)
 """Classes of objects that are not looked into."""
-_INSTALLED = {"site-packages", "dist-packages"}
 _ABSENT = object()
+
+Place = tuple[Any, dict[Any, Any]]
+"""A class or namespace with its values by name, or an object with its attributes by descriptor."""
+Reached = tuple[str, Any, list[Place]]
+"""The names of variables and attributes that lead to an object, the object, and where it holds others."""
 
 # Classes are asked for by issubclass(type(...)) and attributes by descriptors, since objects may run code otherwise.
 
 
-class Reached(NamedTuple):
-    """An object, the names of the attributes that lead to it, and where it may hold others.
-
-    These are pairs of an owner and its keys: descriptors of an object's attributes, or names in a class or namespace.
-    """
-
-    name: str
-    object: Any
-    places: list[tuple[Any, Iterable[Any]]]
-
-
-def reachable(roots: Mapping[str, Any]) -> Iterator[Reached]:
+def reachable(**roots: Any) -> Iterator[Reached]:
     """Yields all objects that can be reached from others.
 
     From a function these are variables of the functions around it and the globals that it names, also as attributes
     of modules; from an object its attributes and its class. Functions and classes of PyTorch, NumPy and the standard
     library are not looked into. What is reached only by globals of installed packages comes last, without a name.
-
-    Args:
-        roots: Objects to begin at, by name.
     """
     attributes = cache(_attributes)  # of classes, which a cache of the module would keep alive
     seen: dict[int, Any] = {}  # by id, which no other object gets meanwhile
@@ -68,70 +49,60 @@ def reachable(roots: Mapping[str, Any]) -> Iterator[Reached]:
     nameless: list[tuple[str, Any]] = []
     while waiting or nameless:
         name, each = (waiting or nameless).pop()
-        kind = type(each)
-        if id(each) in seen or issubclass(kind, _CLOSED):
+        if id(each) in seen or issubclass(type(each), _CLOSED):
             continue
         seen[id(each)] = each
-        places: list[tuple[Any, Iterable[Any]]] = [(each, attributes(kind))]
-        if kind is FunctionType:
+        places: list[Place] = [(each, {key: _read(each, key) for key in attributes(type(each))})]
+        if issubclass(type(each), type):
+            places = [] if _is_of_library(each.__module__) else [(each, dict(vars(each)))]
+        elif type(each) is FunctionType:
             places += _globals(each)
-        elif issubclass(kind, type):
-            places = [] if _is_of_library(each.__module__) else [(each, [*vars(each)])]
-        found = Reached(name, each, places)
-        yield found
-        for inner, part in _parts(found):
+        yield name, each, places
+        for inner, part in _parts(name, each, places):
             (waiting if name and inner else nameless).append((name and inner, part))
 
 
-def _parts(found: Reached) -> Iterator[tuple[str, Any]]:
-    """Yields the objects that an object refers to, with their names."""
-    name, each, places = found
+def _parts(name: str, each: Any, places: Iterable[Place]) -> Iterator[tuple[str, Any]]:
+    """Yields the objects that an object holds, with their names."""
     kind = type(each)
-    is_installed = kind is FunctionType and not _INSTALLED.isdisjoint(Path(each.__code__.co_filename).parts)
-    for owner, keys in places:
-        for key in keys:
-            inner = "" if is_installed else key  # of a namespace
-            if owner is each:
-                inner = f"{each.__name__}.{key}" if isinstance(key, str) else name
-            yield inner, _read(owner, key)
-    if issubclass(kind, dict | MappingProxyType):
-        for key, value in dict.items(each) if issubclass(kind, dict) else each.items():
-            yield name, key
-            yield f"{name}.{key}" if isinstance(key, str) else name, value
-    elif kind is FunctionType:
+    is_installed = kind is FunctionType and re.search("(site|dist)-packages", each.__code__.co_filename)
+    for _, held in places:
+        for key, value in held.items():
+            yield name if not isinstance(key, str) else "" if is_installed else key, value
+    if kind is FunctionType:
         yield from zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
         yield from ((name, value) for value in (each.__defaults__, each.__kwdefaults__))
-    elif issubclass(kind, np.ndarray):
-        yield from ((name, value) for value in (each.ravel().tolist() if each.dtype.hasobject else ()))
-    elif issubclass(kind, np.random.Generator):
-        yield name, each.bit_generator
+    elif issubclass(kind, type):
+        yield from ((name, base) for base in each.__bases__ if places)
+    elif issubclass(kind, dict):
+        for key, value in dict.items(each):
+            yield name, key
+            yield f"{name}.{key}" if isinstance(key, str) else name, value
     elif issubclass(kind, weakref.ref):
         yield name, each()
-    elif issubclass(kind, type):
-        yield from ((name, base) for base in (*each.__bases__, kind) if places)
-    elif not issubclass(kind, Tensor):
-        is_list = kind is _lru_cache_wrapper and each.cache_info().maxsize is not None
-        # Entries of such a cache form a list, which its dict alone cannot restore.
-        yield from ((name, part) for part in gc.get_referents(each) if not (is_list and type(part) is dict))
+    elif not issubclass(kind, Tensor) and kind.__name__ != "_abc_data":  # of abstract classes
+        # A cache that forgets has its entries in a list, too, so that they are not put back into its dict.
+        forgets = kind is _lru_cache_wrapper and each.cache_info().maxsize is not None
+        yield from ((name, part) for part in gc.get_referents(each) if not (forgets and type(part) is dict))
 
 
 def _is_of_library(module: Any) -> bool:
     return str(module).partition(".")[0] in _LIBRARIES
 
 
-def _attributes(kind: type) -> tuple[Any, ...]:
-    """Returns descriptors of the attributes that objects of a class have: their class, dictionary and slots."""
-    if kind is CellType:
-        return (CellType.cell_contents,)
-    found = [each for base in kind.__mro__ for each in vars(base).values() if "__slots__" in vars(base)]
-    dictionaries = (vars(base).get("__dict__") for base in kind.__mro__)
-    dictionary = [each for each in dictionaries if isinstance(each, GetSetDescriptorType)][:1]
-    kinds = [vars(object)["__class__"]] if dictionary else []
-    return (*kinds, *dictionary, *(each for each in found if isinstance(each, MemberDescriptorType)))
+def _attributes(kind: type) -> list[Any]:
+    """Returns descriptors of what objects of a class hold: dictionary, slots, and the variable of a cell."""
+    return [
+        each
+        for base in map(vars, kind.__mro__)
+        for name, each in base.items()
+        if (type(each) is types.MemberDescriptorType and "__slots__" in base)
+        or (type(each) is types.GetSetDescriptorType and name in ("__dict__", "cell_contents"))
+    ]
 
 
-def _globals(function: FunctionType) -> list[tuple[dict[str, Any], set[str]]]:
-    """Returns the globals of a function, and those of modules that it names, with the names to look up there."""
+def _globals(function: FunctionType) -> list[Place]:
+    """Returns the globals that a function names, and those of modules that it names."""
     if _is_of_library(function.__globals__.get("__name__")):
         return []
     codes, names = [function.__code__], set[str]()
@@ -143,30 +114,38 @@ def _globals(function: FunctionType) -> list[tuple[dict[str, Any], set[str]]]:
         for module in map(namespace.get, names):
             if type(module) is ModuleType and not _is_of_library(module.__name__):
                 namespaces += [vars(module)] if all(vars(module) is not each for each in namespaces) else []
-    return [(namespace, names) for namespace in namespaces]
+    return [(namespace, {name: _read(namespace, name) for name in names}) for namespace in namespaces]
+
+
+def refuse_used_up(objects: Iterable[Reached], *, isolated: bool) -> None:
+    """Raises ValueError if a prediction would read from what cannot be put back.
+
+    A process of its own has copies of iterators, but shares connections and files.
+    """
+    for name, each, _ in objects:
+        kind: Any = type(each)
+        is_shared = issubclass(kind, Connection) or (
+            issubclass(kind, io.IOBase) and not each.closed and each.readable()
+        )
+        is_iterator = issubclass(kind, Iterator) and not issubclass(kind, io.IOBase)
+        if name and (
+            is_shared or (is_iterator and not isolated and not isinstance(kind.__next__, FunctionType))
+        ):
+            remedy = "" if is_shared else ", or predict in a process of its own, with isolated=True"
+            raise ValueError(
+                f"memory.predict: '{name}' ({kind.__name__}) would be used up; read from it before the step{remedy}"
+            )
 
 
 @contextmanager
-def restored(roots: Mapping[str, Any]) -> Iterator[None]:
-    """Puts back what all objects held that can be reached, and the state of random generators.
-
-    Raises:
-        ValueError: An iterator can be reached that cannot be put back.
-    """
-    generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
+def restored(objects: Iterable[Reached]) -> Iterator[None]:
+    """Puts back what objects held."""
     before: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
-    for name, each, places in reachable({**roots, "random generators": generators}):
-        if name and _is_used_up(each):
-            raise ValueError(
-                f"memory.predict: {name} is a {type(each).__name__}, which the prediction would use up; read from it "
-                "before the step, or predict in a process of its own with isolated=True"
-            )
-        functions = next((functions for kind, *functions in _STATES if issubclass(type(each), kind)), None)
-        if functions is not None:
-            before.append((functions[1], each, functions[0](each)))
+    for _, each, places in objects:
+        before += [(_assign, owner, held) for owner, held in places if held]
         before += [
-            (_assign, owner, {key: _read(owner, key) for key in keys}) for owner, keys in places if keys
-        ]
+            (write, each, read(each)) for kind, read, write in _STATES if issubclass(type(each), kind)
+        ][:1]
     try:
         yield
     finally:
@@ -174,16 +153,8 @@ def restored(roots: Mapping[str, Any]) -> Iterator[None]:
             write(each, state)
 
 
-def _is_used_up(each: Any) -> bool:
-    """Returns True for iterators and files whose place cannot be put back, unlike that of iterators in Python."""
-    kind: Any = type(each)
-    if issubclass(kind, io.IOBase):
-        return not issubclass(kind, io.BytesIO | io.StringIO) and not each.closed and each.readable()
-    return issubclass(kind, Iterator) and not isinstance(kind.__next__, FunctionType)
-
-
 def _read(owner: Any, key: Any) -> Any:
-    """Returns an attribute, or a value of a class or namespace; ``_ABSENT`` if there is none."""
+    """Returns what a namespace, class or object holds; ``_ABSENT`` if it is nothing."""
     if isinstance(key, str):
         return (owner if type(owner) is dict else vars(owner)).get(key, _ABSENT)
     try:
@@ -192,27 +163,25 @@ def _read(owner: Any, key: Any) -> Any:
         return _ABSENT
 
 
-def _assign(owner: Any, values: dict[Any, Any]) -> None:
-    """Sets what is another now; what is new goes, but for modules imported since."""
+def _assign(owner: Any, held: dict[Any, Any]) -> None:
+    """Puts back what a namespace, class or object held; modules that have been imported since stay."""
     is_class = issubclass(type(owner), type)
-    for key in {**values, **(vars(owner) if is_class else {})}:
-        value, now = values.get(key, _ABSENT), _read(owner, key)
+    for key in {**held, **(vars(owner) if is_class else {})}:
+        value, now = held.get(key, _ABSENT), _read(owner, key)
         if value is now or (value is _ABSENT and isinstance(now, ModuleType)):
             continue
         if not isinstance(key, str):
             key.__delete__(owner) if value is _ABSENT else key.__set__(owner, value)
         elif is_class:
             type.__delattr__(owner, key) if value is _ABSENT else type.__setattr__(owner, key, value)
-        elif value is _ABSENT:
-            del owner[key]
         else:
-            owner[key] = value
+            owner.pop(key) if value is _ABSENT else owner.update({key: value})
 
 
 def _contents(kind: Any, container: Any) -> list[Any]:
     """Returns what a container holds, of a dict each key and its value."""
     if issubclass(kind, dict):
-        return [part for item in dict.items(container) for part in item]
+        return [part for item in kind.items(container) for part in item]
     return list(kind.__iter__(container))
 
 
@@ -224,14 +193,13 @@ def _refill(kind: Any, fill: Callable[[Any, Any], object], container: Any, parts
         fill(container, zip(parts[::2], parts[1::2], strict=True) if issubclass(kind, dict) else parts)
 
 
-def _copied(buffer: Any) -> Any:
-    """Copies an array; None for one that nobody can write to."""
-    return copy(buffer) if not isinstance(buffer, np.ndarray) or buffer.flags.writeable else None
+def _copied(array: np.ndarray[Any, Any]) -> Any:
+    return array.copy() if array.flags.writeable else None
 
 
-def _overwrite(buffer: Any, values: Any) -> None:
-    if values is not None:
-        buffer[... if isinstance(buffer, np.ndarray) else slice(None)] = values
+def _overwrite(array: np.ndarray[Any, Any], values: Any) -> None:
+    if array.flags.writeable:
+        array[...] = values
 
 
 def _empty(filled: Any, before: Any) -> None:
@@ -240,22 +208,20 @@ def _empty(filled: Any, before: Any) -> None:
         filled.cache_clear()
 
 
-_CONTAINERS: tuple[tuple[Any, Any], ...] = (
-    (OrderedDict, OrderedDict.update),
-    (dict, dict.update),
-    (list, list.extend),
-    (deque, deque.extend),
-    (set, set.update),
-)
-_STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
-    *((kind, partial(_contents, kind), partial(_refill, kind, fill)) for kind, fill in _CONTAINERS),
-    ((np.ndarray, bytearray, array), _copied, _overwrite),
+_FILLS = {
+    OrderedDict: OrderedDict.update,
+    dict: dict.update,
+    list: list.extend,
+    deque: deque.extend,
+    set: set.update,
+}
+_STATES: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
+    *((kind, partial(_contents, kind), partial(_refill, kind, fill)) for kind, fill in _FILLS.items()),
+    (np.ndarray, _copied, _overwrite),
     (_lru_cache_wrapper, _lru_cache_wrapper.cache_info, _empty),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
     (random.Random, random.Random.getstate, random.Random.setstate),
     (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
     (np.random.BitGenerator, np.random.BitGenerator.__getstate__, np.random.BitGenerator.__setstate__),
-    (io.BytesIO, io.BytesIO.__getstate__, io.BytesIO.__setstate__),
-    (io.StringIO, io.StringIO.__getstate__, io.StringIO.__setstate__),
 )
-"""Classes of objects that hold something besides attributes, with the functions that read it and put it back."""
+"""Classes of objects that hold something besides attributes, with functions that read it and put it back."""

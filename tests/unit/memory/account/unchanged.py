@@ -7,7 +7,9 @@ import gc
 import hashlib
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from types import CodeType, FrameType, FunctionType, GeneratorType, GenericAlias, ModuleType
 from typing import Any
 
@@ -60,20 +62,26 @@ def _parts(each: Any) -> Iterator[Any]:
         yield from _globals(each.__globals__, set(_names(each.__code__)))
     elif isinstance(each, type):
         yield from vars(each).values()
+    elif isinstance(each, GeneratorType):
+        return
     elif isinstance(each, functools._lru_cache_wrapper):
         yield each.__wrapped__
     else:
         yield getattr(each, "__dict__", None)
         yield each.grad if isinstance(each, Tensor) and each.is_leaf else None
-        yield from sorted(gc.get_referents(each), key=id) if isinstance(each, set) else gc.get_referents(each)
+        parts = OrderedDict.items(each) if isinstance(each, OrderedDict) else [gc.get_referents(each)]
+        yield from chain.from_iterable(
+            sorted(part, key=id) if isinstance(each, set) else part for part in parts
+        )
 
 
 def _globals(namespace: dict[str, Any], names: set[str]) -> Iterator[Any]:
-    if str(namespace.get("__name__")).partition(".")[0] not in _NOT_FOLLOWED:
-        for value in map(namespace.get, sorted(names)):
-            yield value
-            if isinstance(value, ModuleType) and vars(value) is not namespace:
-                yield from map(vars(value).get, sorted(names))
+    if str(namespace.get("__name__")).partition(".")[0] in _NOT_FOLLOWED:
+        return
+    for value in map(namespace.get, sorted(names)):
+        yield value
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NOT_FOLLOWED:
+            yield from map(vars(value).get, sorted(names))
 
 
 def _names(code: CodeType) -> Iterator[str]:
