@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,43 +178,35 @@ def _fake(models: Iterable[nn.Module], optimizers: Iterable[Optimizer], fake: Ca
         optimizer.state = defaultdict(dict, state)
 
 
+_child: list[Callable[[], Account]] = []
+"""What a forked process computes."""
+
+
 def _in_child(run: Callable[[], Account]) -> Account:
     """Returns the account that a function makes in a fork of this process.
 
     A process that starts anew would need a pickle of what the step uses, which functions in functions do not have.
     """
-    if sys.platform != "linux" or torch.cuda.is_initialized():
+    if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ValueError(
             "memory.predict: isolated=True needs Linux and a process that has not used a GPU yet"
         )
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_send_account, args=(run, sender))
-    child.start()
-    sender.close()
-    try:
-        answer = receiver.recv()
-    except EOFError:
-        answer = None
-    child.join()
-    if isinstance(answer, Account):
-        return answer
-    raise ValueError(
-        answer or f"memory.predict: the process ended without an account (exit code {child.exitcode})"
-    )
+    with ProcessPoolExecutor(1, get_context("fork"), _child.append, (run,)) as pool:
+        return pool.submit(_account_of_child).result()
 
 
-def _send_account(run: Callable[[], Account], sender: Connection) -> None:
-    """Sends the account, without what only the tracking needed, or one line about an error."""
+def _account_of_child() -> Account:
+    """Returns the account without what only the tracking needed; errors have one line."""
     torch.set_num_threads(1)  # the threads of the other process do not exist in this one
     try:
-        account = run()
-        record, scopes = MemoryRecord(account._tracker.device), account._scopes
-        vars(record).update({name: vars(account._tracker)[name] for name in vars(record)})
-        vars(account).update(
-            _tracker=record, _scopes=SimpleNamespace(kinds=scopes.kinds, inputs=scopes.inputs)
-        )
-        sender.send(account)
-    except Exception as error:  # noqa: BLE001 - told by the other process
+        account = _child[0]()
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         kind, text = type(error).__name__, " ".join(str(error).split())
-        sender.send(text if text.startswith("memory.predict") else f"memory.predict: {kind}: {text}")
+        raise ValueError(
+            text if text.startswith("memory.predict") else f"memory.predict: {kind}: {text}"
+        ) from None
+    record, scopes = MemoryRecord(account._tracker.device), account._scopes
+    assert scopes is not None
+    vars(record).update({name: vars(account._tracker)[name] for name in vars(record)})
+    vars(account).update(_tracker=record, _scopes=SimpleNamespace(kinds=scopes.kinds, inputs=scopes.inputs))
+    return account

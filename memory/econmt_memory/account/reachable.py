@@ -49,41 +49,46 @@ def reachable(**roots: Any) -> Iterator[Reached]:
     nameless: list[tuple[str, Any]] = []
     while waiting or nameless:
         name, each = (waiting or nameless).pop()
-        if id(each) in seen or issubclass(type(each), _CLOSED):
+        kind = type(each)
+        if (
+            id(each) in seen
+            or issubclass(kind, _CLOSED)
+            or (issubclass(kind, np.ndarray) and not each.flags.writeable)
+        ):
             continue
         seen[id(each)] = each
-        places: list[Place] = [(each, {key: _read(each, key) for key in attributes(type(each))})]
-        if issubclass(type(each), type):
+        places: list[Place] = [(each, {key: _read(each, key) for key in attributes(kind)})]  # type: ignore[arg-type]
+        if issubclass(kind, type):
             places = [] if _is_of_library(each.__module__) else [(each, dict(vars(each)))]
-        elif type(each) is FunctionType:
+        elif kind is FunctionType:
             places += _globals(each)
         yield name, each, places
-        for inner, part in _parts(name, each, places):
-            (waiting if name and inner else nameless).append((name and inner, part))
+        is_installed = kind is FunctionType and re.search("(site|dist)-packages", each.__code__.co_filename)
+        parts = [("" if is_installed else key, part) for _, held in places for key, part in held.items()]
+        for key, part in (*parts, *_parts(each)):
+            inner = name
+            if isinstance(key, str):
+                inner = name and key and (key if kind is FunctionType else f"{name}.{key}")
+            (waiting if inner else nameless).append((inner, part))
 
 
-def _parts(name: str, each: Any, places: Iterable[Place]) -> Iterator[tuple[str, Any]]:
-    """Yields the objects that an object holds, with their names."""
+def _parts(each: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the objects that an object holds, other than by attributes and globals, with their keys."""
     kind = type(each)
-    is_installed = kind is FunctionType and re.search("(site|dist)-packages", each.__code__.co_filename)
-    for _, held in places:
-        for key, value in held.items():
-            yield name if not isinstance(key, str) else "" if is_installed else key, value
     if kind is FunctionType:
         yield from zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
-        yield from ((name, value) for value in (each.__defaults__, each.__kwdefaults__))
+        yield from enumerate((each.__defaults__, each.__kwdefaults__))
     elif issubclass(kind, type):
-        yield from ((name, base) for base in each.__bases__ if places)
+        yield from enumerate(() if _is_of_library(each.__module__) else each.__bases__)
     elif issubclass(kind, dict):
-        for key, value in dict.items(each):
-            yield name, key
-            yield f"{name}.{key}" if isinstance(key, str) else name, value
+        yield from dict.items(each)
+        yield from enumerate(dict.keys(each))
     elif issubclass(kind, weakref.ref):
-        yield name, each()
+        yield None, each()
     elif not issubclass(kind, Tensor) and kind.__name__ != "_abc_data":  # of abstract classes
         # A cache that forgets has its entries in a list, too, so that they are not put back into its dict.
         forgets = kind is _lru_cache_wrapper and each.cache_info().maxsize is not None
-        yield from ((name, part) for part in gc.get_referents(each) if not (forgets and type(part) is dict))
+        yield from enumerate(part for part in gc.get_referents(each) if not (forgets and type(part) is dict))
 
 
 def _is_of_library(module: Any) -> bool:
@@ -124,17 +129,14 @@ def refuse_used_up(objects: Iterable[Reached], *, isolated: bool) -> None:
     """
     for name, each, _ in objects:
         kind: Any = type(each)
-        is_shared = issubclass(kind, Connection) or (
+        is_read = issubclass(kind, Connection) or (
             issubclass(kind, io.IOBase) and not each.closed and each.readable()
         )
-        is_iterator = issubclass(kind, Iterator) and not issubclass(kind, io.IOBase)
-        if name and (
-            is_shared or (is_iterator and not isolated and not isinstance(kind.__next__, FunctionType))
-        ):
-            remedy = "" if is_shared else ", or predict in a process of its own, with isolated=True"
-            raise ValueError(
-                f"memory.predict: '{name}' ({kind.__name__}) would be used up; read from it before the step{remedy}"
-            )
+        if not isolated and issubclass(kind, Iterator) and not issubclass(kind, io.IOBase):
+            is_read = not isinstance(kind.__next__, FunctionType)
+        if name and is_read:
+            remedy = "read from it before the step" + ("" if isolated else ", or give isolated=True")
+            raise ValueError(f"memory.predict: '{name}' ({kind.__name__}) would be used up; {remedy}")
 
 
 @contextmanager
@@ -193,35 +195,24 @@ def _refill(kind: Any, fill: Callable[[Any, Any], object], container: Any, parts
         fill(container, zip(parts[::2], parts[1::2], strict=True) if issubclass(kind, dict) else parts)
 
 
-def _copied(array: np.ndarray[Any, Any]) -> Any:
-    return array.copy() if array.flags.writeable else None
-
-
-def _overwrite(array: np.ndarray[Any, Any], values: Any) -> None:
-    if array.flags.writeable:
-        array[...] = values
-
-
 def _empty(filled: Any, before: Any) -> None:
     """Empties the cache of a function if it has been filled since; its entries are made again."""
     if filled.cache_info().misses != before.misses:
         filled.cache_clear()
 
 
-_FILLS = {
-    OrderedDict: OrderedDict.update,
-    dict: dict.update,
-    list: list.extend,
-    deque: deque.extend,
-    set: set.update,
+_FILLS: dict[type, Any] = {
+    **{kind: kind.update for kind in (OrderedDict, dict, set)},
+    **{kind: kind.extend for kind in (list, deque)},
 }
+_BitGenerator: Any = np.random.BitGenerator
 _STATES: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
     *((kind, partial(_contents, kind), partial(_refill, kind, fill)) for kind, fill in _FILLS.items()),
-    (np.ndarray, _copied, _overwrite),
+    (np.ndarray, np.ndarray.copy, np.copyto),
     (_lru_cache_wrapper, _lru_cache_wrapper.cache_info, _empty),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
     (random.Random, random.Random.getstate, random.Random.setstate),
     (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
-    (np.random.BitGenerator, np.random.BitGenerator.__getstate__, np.random.BitGenerator.__setstate__),
+    (_BitGenerator, _BitGenerator.__getstate__, _BitGenerator.__setstate__),
 )
 """Classes of objects that hold something besides attributes, with functions that read it and put it back."""
