@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
-from econmt_memory.account.reachable import reachable, refuse_used_up, restored
+from econmt_memory.account.reachable import reachable, restored
 from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate import gpu_kernels
@@ -84,13 +84,10 @@ def predict(
         )
     generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
     objects = list(reachable(step=step, model=models, optimizer=optimizers, generators=generators))
-    refuse_used_up(objects, isolated=isolated)
     others = (each for _, each, _ in objects if issubclass(type(each), Optimizer))
     run = partial(_predicted, step, models, list(dict.fromkeys([*optimizers, *others])), device, nonzero)
-    if isolated:
-        return _in_child(run)
-    with restored(objects):
-        return run()
+    with restored(objects, isolated=isolated):
+        return _in_child(run) if isolated else run()
 
 
 def _predicted(
@@ -152,15 +149,12 @@ def _predicted(
     account.ledger.milliseconds.clear()
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
-    account.notes.append(f"Predicted for {device}; no step was run.")
-    if scopes.has_sparse:
-        account.notes.append(
-            "Gradients are sparse; what operators on sparse tensors allocate is not counted."
-        )
-    if is_hooked:
-        account.notes.append(
-            "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing."
-        )
+    notes = {
+        f"Predicted for {device}; no step was run.": True,
+        "Gradients are sparse; what operators on sparse tensors allocate is not counted.": scopes.has_sparse,
+        "Hooks of parameters did not run, so an optimizer that they run in the backward pass is missing.": is_hooked,
+    }
+    account.notes += [note for note, is_true in notes.items() if is_true]
     return account
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import random
-import re
 import sys
 import types
 import weakref
@@ -28,12 +27,12 @@ _CLOSED = (*_PLAIN, ModuleType, CodeType, types.FrameType, types.MappingProxyTyp
 """Classes of objects that are not looked into."""
 _ABSENT = object()
 
+# Classes are asked for by issubclass(type(...)) and attributes by descriptors, since objects may run code otherwise.
+
 Place = tuple[Any, dict[Any, Any]]
 """A class or namespace with its values by name, or an object with its attributes by descriptor."""
 Reached = tuple[str, Any, list[Place]]
 """The names of variables and attributes that lead to an object, the object, and where it holds others."""
-
-# Classes are asked for by issubclass(type(...)) and attributes by descriptors, since objects may run code otherwise.
 
 
 def reachable(**roots: Any) -> Iterator[Reached]:
@@ -50,11 +49,8 @@ def reachable(**roots: Any) -> Iterator[Reached]:
     while waiting or nameless:
         name, each = (waiting or nameless).pop()
         kind = type(each)
-        if (
-            id(each) in seen
-            or issubclass(kind, _CLOSED)
-            or (issubclass(kind, np.ndarray) and not each.flags.writeable)
-        ):
+        is_constant = issubclass(kind, np.ndarray) and not each.flags.writeable
+        if id(each) in seen or issubclass(kind, _CLOSED) or is_constant:
             continue
         seen[id(each)] = each
         places: list[Place] = [(each, {key: _read(each, key) for key in attributes(kind)})]  # type: ignore[arg-type]
@@ -63,7 +59,7 @@ def reachable(**roots: Any) -> Iterator[Reached]:
         elif kind is FunctionType:
             places += _globals(each)
         yield name, each, places
-        is_installed = kind is FunctionType and re.search("(site|dist)-packages", each.__code__.co_filename)
+        is_installed = kind is FunctionType and "-packages" in each.__code__.co_filename
         parts = [("" if is_installed else key, part) for _, held in places for key, part in held.items()]
         for key, part in (*parts, *_parts(each)):
             inner = name
@@ -122,32 +118,26 @@ def _globals(function: FunctionType) -> list[Place]:
     return [(namespace, {name: _read(namespace, name) for name in names}) for namespace in namespaces]
 
 
-def refuse_used_up(objects: Iterable[Reached], *, isolated: bool) -> None:
-    """Raises ValueError if a prediction would read from what cannot be put back.
+@contextmanager
+def restored(objects: Iterable[Reached], *, isolated: bool) -> Iterator[None]:
+    """Puts back what objects held.
 
-    A process of its own has copies of iterators, but shares connections and files.
+    Raises:
+        ValueError: One of them would be used up. A process of its own (``isolated``) has copies of iterators, but
+            shares connections and files.
     """
-    for name, each, _ in objects:
+    before: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
+    for name, each, places in objects:
         kind: Any = type(each)
-        is_read = issubclass(kind, Connection) or (
-            issubclass(kind, io.IOBase) and not each.closed and each.readable()
-        )
-        if not isolated and issubclass(kind, Iterator) and not issubclass(kind, io.IOBase):
-            is_read = not isinstance(kind.__next__, FunctionType)
-        if name and is_read:
+        is_file, is_iterator = issubclass(kind, io.IOBase), issubclass(kind, Iterator) and not isolated
+        is_read = not each.closed and each.readable() if is_file else issubclass(kind, Connection)
+        if name and (
+            is_read or (is_iterator and not is_file and not isinstance(kind.__next__, FunctionType))
+        ):
             remedy = "read from it before the step" + ("" if isolated else ", or give isolated=True")
             raise ValueError(f"memory.predict: '{name}' ({kind.__name__}) would be used up; {remedy}")
-
-
-@contextmanager
-def restored(objects: Iterable[Reached]) -> Iterator[None]:
-    """Puts back what objects held."""
-    before: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
-    for _, each, places in objects:
         before += [(_assign, owner, held) for owner, held in places if held]
-        before += [
-            (write, each, read(each)) for kind, read, write in _STATES if issubclass(type(each), kind)
-        ][:1]
+        before += [(write, each, read(each)) for base, read, write in _STATES if issubclass(kind, base)][:1]
     try:
         yield
     finally:
@@ -187,11 +177,12 @@ def _contents(kind: Any, container: Any) -> list[Any]:
     return list(kind.__iter__(container))
 
 
-def _refill(kind: Any, fill: Callable[[Any, Any], object], container: Any, parts: list[Any]) -> None:
+def _refill(kind: Any, container: Any, parts: list[Any]) -> None:
     """Gives a container its contents back by methods of ``kind``, which a subclass may forbid."""
     now = _contents(kind, container)
     if len(now) != len(parts) or any(map(is_not, now, parts)):
         kind.clear(container)
+        fill = kind.extend if hasattr(kind, "extend") else kind.update
         fill(container, zip(parts[::2], parts[1::2], strict=True) if issubclass(kind, dict) else parts)
 
 
@@ -201,13 +192,10 @@ def _empty(filled: Any, before: Any) -> None:
         filled.cache_clear()
 
 
-_FILLS: dict[type, Any] = {
-    **{kind: kind.update for kind in (OrderedDict, dict, set)},
-    **{kind: kind.extend for kind in (list, deque)},
-}
+_CONTAINERS = (OrderedDict, dict, list, deque, set)
 _BitGenerator: Any = np.random.BitGenerator
 _STATES: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
-    *((kind, partial(_contents, kind), partial(_refill, kind, fill)) for kind, fill in _FILLS.items()),
+    *((kind, partial(_contents, kind), partial(_refill, kind)) for kind in _CONTAINERS),
     (np.ndarray, np.ndarray.copy, np.copyto),
     (_lru_cache_wrapper, _lru_cache_wrapper.cache_info, _empty),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
