@@ -7,7 +7,6 @@ import io
 import random
 import sys
 import types
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import _GeneratorContextManager, contextmanager
@@ -79,8 +78,6 @@ def _parts(each: Any) -> Iterator[tuple[Any, Any]]:
     elif issubclass(kind, dict):
         yield from dict.items(each)
         yield from enumerate(dict.keys(each))
-    elif issubclass(kind, weakref.ref):
-        yield None, each()
     elif not issubclass(kind, Tensor) and kind.__name__ != "_abc_data":  # of abstract classes
         # A cache that forgets has its entries in a list, too, so that they are not put back into its dict.
         forgets = kind is _lru_cache_wrapper and each.cache_info().maxsize is not None

@@ -219,7 +219,7 @@ def in_every_place() -> Callable[[Tensor], None]:
     own = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()
     tables(1), ones(1)
 
-    def keep(loss: Tensor) -> None:
+    def keep(loss: Tensor, default: list[Any] = []) -> None:  # noqa: B006 - kept between steps, too
         global total, new
         nonlocal running
         running = 0.9 * running + 0.1 * loss
@@ -230,9 +230,10 @@ def in_every_place() -> Callable[[Tensor], None]:
             getattr(each, add)([loss.item()] if add == "subtract" else loss.item())
         containers[4].move_to_end("a")
         containers[4]["c"] = containers[5][keep] = loss
-        tables(1)["loss"] = tables(2)["ones"] + ones(2)
-        own[0].random(), own[1].random(), own[2].rand(), torch.rand(2, generator=own[3])
-        random.random(), np.random.rand(), torch.rand(2)
+        (lambda: tables(1).update(loss=tables(2)["ones"] + ones(2)))()
+        own[0].random(), own[1].random(), own[2].normal(), own[3].manual_seed(len(default))
+        random.random(), np.random.rand(), torch.manual_seed(len(default))
+        default.append(loss)
 
     return keep
 
