@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import _GeneratorContextManager, contextmanager
 from functools import _lru_cache_wrapper, cache, partial
+from itertools import chain
 from multiprocessing.connection import Connection
 from operator import is_not
 from types import CodeType, FunctionType, ModuleType
@@ -48,8 +49,7 @@ def reachable(**roots: Any) -> Iterator[Reached]:
     while waiting or nameless:
         name, each = (waiting or nameless).pop()
         kind = type(each)
-        is_constant = issubclass(kind, np.ndarray) and not each.flags.writeable
-        if id(each) in seen or issubclass(kind, _CLOSED) or is_constant:
+        if id(each) in seen:
             continue
         seen[id(each)] = each
         places: list[Place] = [(each, {key: _read(each, key) for key in attributes(kind)})]  # type: ignore[arg-type]
@@ -59,12 +59,14 @@ def reachable(**roots: Any) -> Iterator[Reached]:
             places += _globals(each)
         yield name, each, places
         is_installed = kind is FunctionType and "-packages" in each.__code__.co_filename
-        parts = [("" if is_installed else key, part) for _, held in places for key, part in held.items()]
-        for key, part in (*parts, *_parts(each)):
-            inner = name
-            if isinstance(key, str):
-                inner = name and key and (key if kind is FunctionType else f"{name}.{key}")
-            (waiting if inner else nameless).append((inner, part))
+        known = (("" if is_installed else key, part) for _, held in places for key, part in held.items())
+        for key, part in chain(known, _parts(each)):
+            # Tuples that the garbage collector does not track hold nothing that could change.
+            if not issubclass(type(part), _CLOSED) and (type(part) is not tuple or gc.is_tracked(part)):
+                inner = name
+                if isinstance(key, str):
+                    inner = name and key and (key if kind is FunctionType else f"{name}.{key}")
+                (waiting if inner else nameless).append((inner, part))
 
 
 def _parts(each: Any) -> Iterator[tuple[Any, Any]]:
@@ -127,13 +129,15 @@ def restored(objects: Iterable[Reached], *, isolated: bool) -> Iterator[None]:
     for name, each, places in objects:
         kind: Any = type(each)
         is_file, is_iterator = issubclass(kind, io.IOBase), issubclass(kind, Iterator) and not isolated
-        is_read = not each.closed and each.readable() if is_file else issubclass(kind, Connection)
+        is_read = not (each.closed or each.writable()) if is_file else issubclass(kind, Connection)
         if name and (
             is_read or (is_iterator and not is_file and not isinstance(kind.__next__, FunctionType))
         ):
             remedy = "read from it before the step" + ("" if isolated else ", or give isolated=True")
             raise ValueError(f"memory.predict: '{name}' ({kind.__name__}) would be used up; {remedy}")
         before += [(_assign, owner, held) for owner, held in places if held]
+        if issubclass(kind, np.ndarray) and not each.flags.writeable:
+            continue
         before += [(write, each, read(each)) for base, read, write in _STATES if issubclass(kind, base)][:1]
     try:
         yield

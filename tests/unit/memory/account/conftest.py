@@ -73,7 +73,7 @@ def parts_of(each: Any) -> Iterable[Any]:
         return vars(each).values()
     if isinstance(each, GeneratorType | torch.Generator):
         return []
-    if isinstance(each, functools._lru_cache_wrapper):
+    if isinstance(each, functools._lru_cache_wrapper) and each.cache_info().maxsize is not None:
         return [each.__wrapped__]
     attributes = getattr(each, "__dict__", None)  # before the object's parts, of which it becomes one
     parts = gc.get_referents(each)
