@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from multiprocessing import Pipe
@@ -159,6 +160,8 @@ class Frozen(dict[str, object]):
     def update(self, *_: object, **__: object) -> None:
         raise TypeError
 
+    clear = update
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -194,6 +197,7 @@ class Stateful(nn.Module):
         self.last = tuple(part.detach() for part in state)
         self.seen.append(outputs.detach())
         self.cache["outputs"] = outputs.detach()
+        dict.update(self.config, self.cache)
         if not hasattr(self, "mask"):
             self.register_buffer("mask", torch.ones(4), persistent=False)
         return self.norm(outputs * self.mask)
@@ -209,6 +213,11 @@ def ones(size: int) -> Tensor:
     return torch.ones(size)
 
 
+@contextmanager
+def managed() -> Iterator[None]:
+    yield
+
+
 total: object = 0.0
 
 
@@ -219,6 +228,7 @@ def in_every_place() -> Callable[[Tensor], None]:
     own = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()
     tables(1), ones(1)
 
+    @managed()
     def keep(loss: Tensor, default: list[Any] = []) -> None:  # noqa: B006 - kept between steps, too
         global total, new
         nonlocal running
