@@ -80,22 +80,18 @@ def predict(
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
     if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
         raise ValueError(
-            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
+            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python one"
         )
     generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
     objects = list(reachable(step=step, model=models, optimizer=optimizers, generators=generators))
-    others = (each for _, each, _ in objects if issubclass(type(each), Optimizer))
-    run = partial(_predicted, step, models, list(dict.fromkeys([*optimizers, *others])), device, nonzero)
+    used: list[Any] = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
+    run = partial(_predicted, step, models, used, device, nonzero)
     with restored(objects, isolated=isolated):
         return _in_child(run) if isolated else run()
 
 
 def _predicted(
-    step: Callable[[], object],
-    models: list[nn.Module],
-    optimizers: list[Optimizer],
-    device: str,
-    nonzero: float,
+    step: Callable[[], object], models: list[nn.Module], optimizers: list[Any], device: str, nonzero: float
 ) -> Account:
     """Predicts the account, and leaves fake tensors wherever the step puts some."""
     on_gpu = device == "cuda"
@@ -173,7 +169,7 @@ def _fake(models: Iterable[nn.Module], optimizers: Iterable[Optimizer], fake: Ca
 
 
 _child: list[Callable[[], Account]] = []
-"""What a forked process computes."""
+"""The function that a forked process calls."""
 
 
 def _in_child(run: Callable[[], Account]) -> Account:

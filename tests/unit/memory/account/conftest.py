@@ -7,7 +7,7 @@ import gc
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType, GeneratorType, GenericAlias, ModuleType
 from typing import Any
 
@@ -95,22 +95,18 @@ def state_of(each: Any) -> object:
         about = each.dtype, each.layout, each.requires_grad, each._version
         if type(each) not in (Tensor, nn.Parameter) or each.layout is not torch.strided or each.is_nested:
             return about
-        bits = (
-            b""
-            if each.device.type == "meta"
-            else each.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
-        return *about, each.shape, each.stride(), each.data_ptr(), bits
-    if isinstance(each, GeneratorType):
-        return each.gi_frame and each.gi_frame.f_lasti
-    if isinstance(each, np.random.RandomState | np.random.BitGenerator):
-        return str(each.__getstate__())  # type: ignore[union-attr]
-    if isinstance(each, torch.Generator):
-        return each.get_state().tolist()
-    return (
-        each.getstate()
-        if isinstance(each, random.Random)
-        else each.tobytes()
-        if isinstance(each, np.ndarray)
-        else None
-    )
+        if each.device.type != "meta":
+            about += (each.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(),)  # type: ignore[assignment]
+        return *about, each.shape, each.stride(), each.data_ptr()
+    readers = [reader for kind, reader in READERS.items() if isinstance(each, kind)]
+    return readers and readers[0](each)
+
+
+READERS: dict[type, Callable[[Any], object]] = {
+    np.ndarray: np.ndarray.tobytes,
+    random.Random: random.Random.getstate,
+    torch.Generator: lambda each: each.get_state().tolist(),
+    np.random.RandomState: lambda each: str(each.get_state()),
+    np.random.BitGenerator: lambda each: str(each.state),
+    GeneratorType: lambda each: each.gi_frame and each.gi_frame.f_lasti,
+}

@@ -163,25 +163,27 @@ class Frozen(dict[str, object]):
     clear = update
 
 
-@dataclass(frozen=True)
-class Slots:
-    """An object that refuses to be changed, without a dictionary, of a class with state."""
+class Counts:
+    """An iterator in Python, without a dictionary, of a class with state."""
 
-    __slots__ = ("last",)
+    __slots__ = ("count", "last")
     seen: ClassVar[Any] = None
 
-
-@dataclass
-class Counts:
-    """An iterator in Python."""
-
-    count: int = 0
+    def __init__(self) -> None:
+        self.count = 0
 
     def __next__(self) -> int:
         self.count += 1
         return self.count
 
     __iter__ = iter
+
+
+@dataclass(frozen=True)
+class Closed:
+    """An object that refuses to be changed."""
+
+    last: object = None
 
 
 class Stateful(nn.Module):
@@ -223,7 +225,7 @@ total: object = 0.0
 
 def in_every_place() -> Callable[[Tensor], None]:
     """Returns a function that keeps its argument in all places but modules."""
-    running, counts, array, slots = torch.ones(()), Counts(), np.zeros(3), Slots()
+    running, counts, array, closed = torch.ones(()), Counts(), np.zeros(3), Closed()
     containers: Any = [[], deque(maxlen=2), set(), Counter("ab"), OrderedDict(a=1, b=2), WeakKeyDictionary()]
     own = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()
     tables(1), ones(1)
@@ -233,8 +235,8 @@ def in_every_place() -> Callable[[Tensor], None]:
         global total, new
         nonlocal running
         running = 0.9 * running + 0.1 * loss
-        total = new = Slots.seen = Slots.new = models.last = keep.last = loss  # type: ignore[attr-defined, name-defined]
-        object.__setattr__(slots, "last", loss)
+        total = new = counts.last = Counts.seen = Counts.new = models.last = keep.last = loss  # type: ignore
+        object.__setattr__(closed, "last", loss)
         array[next(counts) % 3] += loss.item()
         for each, add in zip(containers, ("append", "append", "add", "subtract"), strict=False):
             getattr(each, add)([loss.item()] if add == "subtract" else loss.item())
@@ -454,6 +456,7 @@ def test_a_prediction_knows_parameters_that_the_program_holds_elsewhere() -> Non
         optimizer.step()
 
     predictions = [memory.predict(step, model, *given, device="cpu") for given in ([], [optimizer])]
+    assert predictions[0].by_module() == predictions[1].by_module()
     account = measured(step, model, optimizer)
     for predicted in predictions:
         assert predicted.by_category()["optimizer state"] == account.by_category()["optimizer state"]
