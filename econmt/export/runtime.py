@@ -15,10 +15,10 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.errors import InputError
 from econmt.export.lexicon import read_lexicon
 from econmt.export.model_folder import check_new, new_folder
+from econmt.export.web import add_page, write_page
 from econmt.model.inference.layout import dense
 from econmt.model.inference.weights import COVERAGES, Affine, DecoderParts, split_weights
 from econmt.model.layers import weights_of
@@ -41,8 +42,9 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 
 RUNTIME_FORMAT = "econmt-runtime-4"
-FILE_SUFFIX = ".pyz"
-"""End of the names of destinations that become one compressed file."""
+WEB_FORMAT = "econmt-web-1"
+FILE_SUFFIX, WEB_SUFFIX = ".pyz", ".html"
+"""Ends of the names of destinations that become one file, for Python and for the web."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
 _LARGEST_FILE = 1 << 30
@@ -58,15 +60,18 @@ def export_runtime(
     precision: str | None = None,
     lexicon: Path | None = None,
     top: int | None = None,
+    *,
+    web: bool = False,
 ) -> Path:
-    """Writes a folder that translates without PyTorch, or one compressed file.
+    """Writes a folder that translates without PyTorch, or one file.
 
     Args:
         folder: Model folder.
-        destination: Folder to create; if its name ends in ``.pyz``, zip file with the content of the folder.
+        destination: Folder to create; if its name ends in ``.pyz``, or for the web in ``.html``, file that does the same.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.
+        web: True for a page that translates in the browser, False for Python.
 
     Returns:
         The destination.
@@ -77,49 +82,64 @@ def export_runtime(
     folder, destination = Path(folder), Path(destination)
     loaded = load_model(folder)
     check_supported(loaded.recipe, folder)
-    one_file = destination.suffix == FILE_SUFFIX
+    files = vocabulary_files(folder)
+    if web and files[0].suffix != ".model":
+        raise InputError(f"{folder}: its vocabulary is a list of words; --web needs SentencePiece subwords")
+    join = {WEB_SUFFIX: write_page} if web else {FILE_SUFFIX: _write_zip}
+    one_file = join.get(destination.suffix)
     if one_file and destination.exists():
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
-    library = _library()
+    library = None if web else _library()
     parts = DecoderParts.of(loaded.model)
     tensors = _tensors(loaded.model, parts)
+    inputs = {name.removesuffix(".weight"): each.shape[1] for name, each in tensors.items() if ".weight" in name}
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
         table = read_lexicon(lexicon, fingerprint(folder), loaded.vocabularies)
         kind = torch.int16 if loaded.vocabularies.target.size <= SHORT_IDS else torch.int32
         tensors["lexicon"] = table[:, :top].to(kind)
-    files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files], parts.sizes)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    with (_new_file if one_file else new_folder)(folder, destination) as temporary:
-        write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
-        package = temporary / "econmt_runtime"
-        package.mkdir()
-        for module in sorted(_runtime().glob("*.py")):
-            if module.name != _LAUNCHER:
-                shutil.copyfile(module, package / module.name)
-        write_text(temporary / "__main__.py", _main_module(package))
-        # The library has no part of Python, so that the folder serves every version: its name has none either.
-        shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
+    with _new_file(folder, destination, one_file) if one_file else new_folder(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
+        write_tensors(arrays, tensors, {"format": FORMAT})
+        if library is None:
+            languages = loaded.recipe.pairs.source, loaded.recipe.pairs.target
+            bytes_ = sum(path.stat().st_size for path in temporary.iterdir())
+            config |= {"format": WEB_FORMAT, "inputs": inputs, "languages": languages, "bytes": bytes_}
+        else:
+            _add_modules(temporary, library)
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
-        rest = sorted(path for path in temporary.rglob("*") if path.is_file() and path != arrays)
-        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in rest}
+        listed = (path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
+        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in sorted(listed)}
         write_text(temporary / "model.json", json.dumps(_signed(config), indent=1) + "\n")
+        if web:
+            add_page(_runtime() / "web", temporary)
     return destination
 
 
+def _add_modules(folder: Path, library: Path) -> None:
+    """Adds the runtime, so that Python runs the folder."""
+    package = folder / "econmt_runtime"
+    package.mkdir()
+    for module in sorted(_runtime().glob("*.py")):
+        if module.name != _LAUNCHER:
+            shutil.copyfile(module, package / module.name)
+    write_text(folder / "__main__.py", _main_module(package))
+    # The library has no part of Python, so that the folder serves every version: its name has none either.
+    shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
+
+
 @contextmanager
-def _new_file(source: Path, output: Path) -> Iterator[Path]:
-    """Creates a zip file ``output``, which must be new, of a folder that the block fills; see :func:`new_folder`."""
+def _new_file(source: Path, output: Path, join: Callable[[IO[bytes], Path], object]) -> Iterator[Path]:
+    """Creates a file ``output``, which must be new, of a folder that the block fills; see :func:`new_folder`."""
     with writing(output), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runtime"
         with new_folder(source, folder) as temporary:
             yield temporary
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        size = sum(path.stat().st_size for path in files)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if size > _LARGEST_FILE:
             raise InputError(
                 f"{output}: {size:,} bytes, more than the {_LARGEST_FILE:,} of one file; export to a folder, "
@@ -127,15 +147,20 @@ def _new_file(source: Path, output: Path) -> Iterator[Path]:
             )
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(output) as stream:
-            stream.write(_INTERPRETER)
-            with zipfile.ZipFile(stream, "w") as archive:
-                for path in files:
-                    # Always of 1980, so that the same model gives the same bytes.
-                    member = zipfile.ZipInfo(path.relative_to(folder).as_posix())
-                    member.external_attr = 0o644 << 16
-                    archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
-            mode = Path(stream.name).stat().st_mode
-            Path(stream.name).chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may run it
+            join(stream, folder)
+
+
+def _write_zip(stream: IO[bytes], folder: Path) -> None:
+    """Writes a file that Python runs, of the files of a folder."""
+    stream.write(_INTERPRETER)
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            # Always of 1980, so that the same model gives the same bytes.
+            member = zipfile.ZipInfo(path.relative_to(folder).as_posix())
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+    mode = Path(stream.name).stat().st_mode
+    Path(stream.name).chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may run it
 
 
 def _main_module(package: Path) -> str:
