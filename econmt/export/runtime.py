@@ -67,7 +67,7 @@ def export_runtime(
 
     Args:
         folder: Model folder.
-        destination: Folder to create; if its name ends in ``.pyz``, or for the web in ``.html``, file that does the same.
+        destination: Folder to create; a file that does the same if its name ends in ``.pyz``, for the web ``.html``.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.

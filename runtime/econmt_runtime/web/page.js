@@ -44,7 +44,12 @@ function show() {
     const span = document.createElement("span");
     span.className = `sentence${result ? "" : " stale"}${sentence === state.shown ? " at" : ""}`;
     span.textContent = (result ?? old)?.text ?? "";
-    if (text && result) span.addEventListener("click", () => alternatives(sentence).catch(fail));
+    if (text && result) {
+      const ask = () => alternatives(sentence).catch(fail);
+      Object.assign(span, { tabIndex: 0, role: "button", title: "Show other translations" });
+      span.addEventListener("click", ask);
+      span.addEventListener("keydown", ({ key }) => key === "Enter" && ask());
+    }
     target.append(before, span, after);
   }
   part("copy").disabled = !state.sentences.some(({ result }) => result?.text);
@@ -99,7 +104,7 @@ async function translate() {
 
 async function alternatives(sentence) {
   state.shown = sentence;
-  show();
+  [...target.children].forEach((span, number) => span.classList.toggle("at", state.sentences[number] === sentence));
   const beam = Math.max(ALTERNATIVES, state.model.config.decoding.beam_size);
   const [found] = await state.model.translate([sentence.text], { beam, nbest: ALTERNATIVES });
   if (state.shown !== sentence) return;

@@ -938,7 +938,7 @@ class Translator {
     const { library, config, size } = this.model;
     const words = new Set([PAD, UNK, BOS, EOS]);
     const [table, at] = dtype === "I16" ? [new Uint16Array(library.bytes.buffer), address >> 1] : [library.whole, address >> 2];
-    for (const id of [BOS, ...ids]) {
+    for (const id of [BOS, ...ids, EOS]) {
       if (config.joint) words.add(id);
       for (let k = 0; k < Math.min(width, shortlist ?? width); k++) words.add(table[at + id * width + k]);
     }
