@@ -3,11 +3,12 @@
 ``model.json`` describes the model, its search, and the checksums of all files. ``arrays.safetensors`` holds the weights
 in the layout of the search's products, named after the parts of :class:`econmt_runtime.model.RuntimeModel`. The
 vocabulary, the runtime's modules and the C library are included, so that ``python FOLDER`` translates. A single file is
-a zip file of such a folder.
+a zip file of such a folder. For the web a page takes the place of the modules.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -15,7 +16,7 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +34,6 @@ from econmt.data.text.subwords import fingerprint, vocabulary_files
 from econmt.errors import InputError
 from econmt.export.lexicon import read_lexicon
 from econmt.export.model_folder import check_new, new_folder
-from econmt.export.web import add_page, write_page
 from econmt.model.inference.layout import dense
 from econmt.model.inference.weights import COVERAGES, Affine, DecoderParts, split_weights
 from econmt.model.layers import weights_of
@@ -42,8 +42,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 
 RUNTIME_FORMAT = "econmt-runtime-4"
-WEB_FORMAT = "econmt-web-1"
-FILE_SUFFIX, WEB_SUFFIX = ".pyz", ".html"
+FILE_SUFFIX, PAGE_SUFFIX = ".pyz", ".html"
 """Ends of the names of destinations that become one file, for Python and for the web."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
@@ -51,6 +50,7 @@ _LARGEST_FILE = 1 << 30
 """Largest number of bytes that one file holds, equal to econmt_runtime.files.LARGEST."""
 _INTERPRETER = b"#!/usr/bin/env python3\n"
 _LAUNCHER = "launcher.py"
+_SCRIPT = '<script type="module" src="page.js"></script>'
 _NO_MODULES = "MODULES: dict[str, str] = {}"
 
 
@@ -85,15 +85,14 @@ def export_runtime(
     files = vocabulary_files(folder)
     if web and files[0].suffix != ".model":
         raise InputError(f"{folder}: its vocabulary is a list of words; --web needs SentencePiece subwords")
-    join = {WEB_SUFFIX: write_page} if web else {FILE_SUFFIX: _write_zip}
-    one_file = join.get(destination.suffix)
+    one_file = destination.suffix == (PAGE_SUFFIX if web else FILE_SUFFIX)
     if one_file and destination.exists():
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
     library = None if web else _library()
     parts = DecoderParts.of(loaded.model)
     tensors = _tensors(loaded.model, parts)
-    inputs = {name.removesuffix(".weight"): each.shape[1] for name, each in tensors.items() if ".weight" in name}
+    matrices = {name: tensor for name, tensor in tensors.items() if name.endswith(".weight")}
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
@@ -102,26 +101,23 @@ def export_runtime(
         tensors["lexicon"] = table[:, :top].to(kind)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files], parts.sizes)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    with _new_file(folder, destination, one_file) if one_file else new_folder(folder, destination) as temporary:
+    config["inputs"] = {name.removesuffix(".weight"): matrix.shape[1] for name, matrix in matrices.items()}
+    with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
         write_tensors(arrays, tensors, {"format": FORMAT})
         if library is None:
-            languages = loaded.recipe.pairs.source, loaded.recipe.pairs.target
-            bytes_ = sum(path.stat().st_size for path in temporary.iterdir())
-            config |= {"format": WEB_FORMAT, "inputs": inputs, "languages": languages, "bytes": bytes_}
+            shutil.copytree(_runtime() / "web", temporary, dirs_exist_ok=True)
         else:
-            _add_modules(temporary, library)
+            _copy_runtime(temporary, library)
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
-        listed = (path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
-        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in sorted(listed)}
+        rest = sorted(path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
+        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in rest}
         write_text(temporary / "model.json", json.dumps(_signed(config), indent=1) + "\n")
-        if web:
-            add_page(_runtime() / "web", temporary)
     return destination
 
 
-def _add_modules(folder: Path, library: Path) -> None:
-    """Adds the runtime, so that Python runs the folder."""
+def _copy_runtime(folder: Path, library: Path) -> None:
+    """Adds the modules and the C library, so that Python runs the folder."""
     package = folder / "econmt_runtime"
     package.mkdir()
     for module in sorted(_runtime().glob("*.py")):
@@ -133,13 +129,14 @@ def _add_modules(folder: Path, library: Path) -> None:
 
 
 @contextmanager
-def _new_file(source: Path, output: Path, join: Callable[[IO[bytes], Path], object]) -> Iterator[Path]:
+def _new_file(source: Path, output: Path) -> Iterator[Path]:
     """Creates a file ``output``, which must be new, of a folder that the block fills; see :func:`new_folder`."""
     with writing(output), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runtime"
         with new_folder(source, folder) as temporary:
             yield temporary
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in files)
         if size > _LARGEST_FILE:
             raise InputError(
                 f"{output}: {size:,} bytes, more than the {_LARGEST_FILE:,} of one file; export to a folder, "
@@ -147,20 +144,33 @@ def _new_file(source: Path, output: Path, join: Callable[[IO[bytes], Path], obje
             )
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(output) as stream:
-            join(stream, folder)
+            (_write_page if output.suffix == PAGE_SUFFIX else _write_archive)(stream, folder, files)
 
 
-def _write_zip(stream: IO[bytes], folder: Path) -> None:
-    """Writes a file that Python runs, of the files of a folder."""
+def _write_archive(stream: IO[bytes], folder: Path, files: Sequence[Path]) -> None:
+    """Writes a zip file of a folder, which Python runs."""
     stream.write(_INTERPRETER)
     with zipfile.ZipFile(stream, "w") as archive:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for path in files:
             # Always of 1980, so that the same model gives the same bytes.
             member = zipfile.ZipInfo(path.relative_to(folder).as_posix())
             member.external_attr = 0o644 << 16
             archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
     mode = Path(stream.name).stat().st_mode
     Path(stream.name).chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may run it
+
+
+def _write_page(stream: IO[bytes], folder: Path, files: Sequence[Path]) -> None:
+    """Writes the page of a folder with all other files in it."""
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert _SCRIPT in page
+    held = [
+        f'<script type="text/plain" data-file="{path.name}">{base64.b64encode(path.read_bytes()).decode()}</script>'
+        for path in files
+    ]
+    script = f'<script type="module">{(folder / "page.js").read_text(encoding="utf-8")}</script>'
+    page = page.replace("connect-src 'self'; ", "").replace("'self'", "'unsafe-inline' blob:")
+    stream.write(page.replace(_SCRIPT, "\n".join([*held, script])).encode())
 
 
 def _main_module(package: Path) -> str:
@@ -278,6 +288,7 @@ def _config(
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,
+        "languages": [recipe.pairs.source, recipe.pairs.target],
         "vocabulary_files": list(files),
         "one_table": model.target_embedding.weight is model.source_embedding.weight,
         "tied_output": model.output.weight is model.target_embedding.weight,

@@ -7,7 +7,7 @@
 //
 // worker.js does the work, so that the page never waits.
 
-// Loads the model below an address. Options: progress(bytes, all) is called while it loads; files: blobs by name, instead of
+// Loads the model below an address. Options: progress(bytes, all) is called while it comes; files: blobs by name, instead of
 // the address. The result has translate, config and close.
 export function load(address, { progress, files } = {}) {
   const worker = new Worker(files ? URL.createObjectURL(files["worker.js"]) : new URL("worker.js", import.meta.url));

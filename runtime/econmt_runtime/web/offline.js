@@ -1,33 +1,31 @@
-// Keeps the page and its model in the browser, so that it translates without a network after the first visit.
+// Keeps the page and its model in the browser, so that it translates without a network after the first visit. The page names
+// the model's checksum in the address of this file: other files come with another one.
 
-const FILES = {};
-const NAME = `econmt ${Object.values(FILES).map((checksum) => checksum.slice(0, 8)).join(" ")}`;
-const addresses = Object.keys(FILES).map((name) => new URL(name, location.href).href);
+const PREFIX = `econmt ${new URL("./", location.href).href} `;
+const NAME = PREFIX + location.search.slice(1);
 const page = new URL("./", location.href).href;
 
 addEventListener("install", (event) => {
-  const fill = async () => (await caches.open(NAME)).addAll(addresses.map((each) => new Request(each, { cache: "no-cache" })));
-  event.waitUntil(fill().then(() => skipWaiting()));
+  const fill = async () => {
+    const fresh = (name) => new Request(name, { cache: "no-cache" });
+    const { files } = await (await fetch(fresh("model.json"))).json();
+    await (await caches.open(NAME)).addAll([...Object.keys(files), "model.json"].map(fresh));
+    await skipWaiting();
+  };
+  event.waitUntil(fill());
 });
 
-// Earlier versions of this page leave; pages of other folders keep what they have.
 addEventListener("activate", (event) => {
   const clean = async () => {
-    for (const name of await caches.keys()) {
-      if (name === NAME || !name.startsWith("econmt ")) continue;
-      const cache = await caches.open(name);
-      const [first] = await cache.keys();
-      if (!first || new URL("./", first.url).href === page) await caches.delete(name);
-    }
+    for (const name of await caches.keys()) if (name.startsWith(PREFIX) && name !== NAME) await caches.delete(name);
     await clients.claim();
   };
   event.waitUntil(clean());
 });
 
 addEventListener("fetch", (event) => {
-  const address = event.request.url.split(/[?#]/)[0];
-  const wanted = address === page ? `${page}index.html` : address;
-  if (event.request.method !== "GET" || !addresses.includes(wanted)) return;
-  const answer = async () => (await (await caches.open(NAME)).match(wanted)) ?? fetch(event.request);
-  event.respondWith(answer());
+  const { method, url } = event.request;
+  if (method !== "GET" || !url.startsWith(page)) return;
+  const kept = async () => (await caches.open(NAME)).match(url === page ? `${page}index.html` : url);
+  event.respondWith(kept().then((answer) => answer ?? fetch(event.request)));
 });

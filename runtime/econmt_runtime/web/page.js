@@ -135,6 +135,16 @@ function named([from, to]) {
   }
 }
 
+// Has the browser keep the files for use without a network; what is new on the server is there at the next visit.
+async function keep() {
+  try {
+    const { checksum } = await (await fetch("model.json?new", { cache: "no-store" })).json();
+    await navigator.serviceWorker?.register(`offline.js?${checksum}`);
+  } catch {
+    // no network, or a browser that keeps nothing of this page
+  }
+}
+
 async function begin() {
   source.addEventListener("input", later);
   part("clear").addEventListener("click", () => {
@@ -147,12 +157,12 @@ async function begin() {
   const files = ownFiles();
   const engine = files ? URL.createObjectURL(files["econmt.js"]) : "./econmt.js";
   const { load } = await import(engine);
-  state.model = await load("./", { files, progress: (bytes, all) => (bar.value = bytes / all) });
+  state.model = await load("./", { files, progress: (bytes, all) => all && (bar.value = bytes / all) });
   bar.hidden = true;
   status.textContent = "Ready. The text stays in this browser.";
   named(state.model.config.languages);
   later();
-  if (!files && location.protocol.startsWith("http")) await navigator.serviceWorker?.register("offline.js");
+  if (!files) await keep();
 }
 
 begin().catch((error) => {

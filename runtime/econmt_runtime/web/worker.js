@@ -4,7 +4,7 @@
 "use strict";
 
 const [PAD, UNK, BOS, EOS] = [0, 1, 2, 3];
-const FORMAT = "econmt-web-1";
+const FORMAT = "econmt-runtime-4";
 const AGAIN = "export the model again";
 
 class Failed extends Error {}
@@ -1083,13 +1083,11 @@ class Translator {
 // ---------------------------------------------------------------------------------------------------------------------
 // The worker
 
-// Reads one file of the model; `count` is called with the bytes that have come.
-async function readFile(base, files, name, count) {
+// Reads one file of the model; `count` is called with the bytes that have come, and first with none and the size.
+async function readFile(base, files, name, count = () => {}) {
   if (files) {
     if (!files[name]) throw new Failed(`${name} is missing; ${AGAIN}`);
-    const content = await files[name].arrayBuffer();
-    count(content.byteLength);
-    return content;
+    return files[name].arrayBuffer();
   }
   let answer;
   try {
@@ -1099,6 +1097,7 @@ async function readFile(base, files, name, count) {
   }
   if (!answer.ok) throw new Failed(`${name} cannot be loaded (${answer.status})`);
   if (!answer.body) return answer.arrayBuffer();
+  count(0, Number(answer.headers.get("content-length")));
   const chunks = [];
   let size = 0;
   const reader = answer.body.getReader();
@@ -1127,15 +1126,15 @@ async function verify(content, name, expected) {
 
 // Reads and checks everything; `files` are blobs by name or null.
 async function openModel(base, files, progress = () => {}) {
-  const config = JSON.parse(decoded(await readFile(base, files, "model.json", () => {})));
+  const config = JSON.parse(decoded(await readFile(base, files, "model.json")));
   if (config.format !== FORMAT) throw new Failed(`model.json is not of format ${FORMAT}; ${AGAIN} with this version`);
-  let bytes = 0;
+  let [bytes, all] = [0, 0];
   const read = async (name) => {
-    const content = await readFile(base, files, name, (more) => progress((bytes += more), config.bytes));
+    const content = await readFile(base, files, name, (more, size = 0) => progress((bytes += more), (all += size)));
     await verify(content, name, config.files[name]);
     return content;
   };
-  const engine = files ? readFile(null, files, "econmt.wasm", () => {}) : readFile(location.href, null, "econmt.wasm", () => {});
+  const engine = readFile(location.href, files, "econmt.wasm");
   const names = config.vocabulary_files;
   const [module, arrays, ...vocabularies] = await Promise.all([
     engine.then((content) => WebAssembly.instantiate(content)),
