@@ -32,9 +32,7 @@ def export(
         "compressed file: python FILE.",
     ),
     web: bool = option(
-        False,
-        help="Write a folder whose page translates in the browser, without a server. A name that ends in .html makes "
-        "one file, which opens by double click.",
+        False, help="Write a folder whose page translates in the browser. A name in .html makes one file."
     ),
     precision: Literal["float32", "int8"] | None = option(
         None,
@@ -42,8 +40,7 @@ def export(
         show_default="int8 if the model's are, else float32",
     ),
     lexicon: Path | None = option(
-        None,
-        help="With --runtime or --web: lexicon file from econmt lexicon that restricts the output vocabulary.",
+        None, help="With --runtime or --web: file of econmt lexicon that restricts the output vocabulary."
     ),
     lexicon_topk: int | None = option(
         None,

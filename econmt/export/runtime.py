@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -50,7 +50,6 @@ _LARGEST_FILE = 1 << 30
 """Largest number of bytes that one file holds, equal to econmt_runtime.files.LARGEST."""
 _INTERPRETER = b"#!/usr/bin/env python3\n"
 _LAUNCHER = "launcher.py"
-_SCRIPT = '<script type="module" src="page.js"></script>'
 _NO_MODULES = "MODULES: dict[str, str] = {}"
 
 
@@ -92,7 +91,7 @@ def export_runtime(
     library = None if web else _library()
     parts = DecoderParts.of(loaded.model)
     tensors = _tensors(loaded.model, parts)
-    matrices = {name: tensor for name, tensor in tensors.items() if name.endswith(".weight")}
+    inputs = {name: tensor.shape[1] for name, tensor in tensors.items() if name.endswith(".weight")}
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
@@ -101,7 +100,8 @@ def export_runtime(
         tensors["lexicon"] = table[:, :top].to(kind)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files], parts.sizes)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    config["inputs"] = {name.removesuffix(".weight"): matrix.shape[1] for name, matrix in matrices.items()}
+    if web:
+        config |= {"inputs": inputs, "languages": [loaded.recipe.pairs.source, loaded.recipe.pairs.target]}
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
         write_tensors(arrays, tensors, {"format": FORMAT})
@@ -110,20 +110,23 @@ def export_runtime(
         else:
             _copy_runtime(temporary, library)
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
-        rest = sorted(path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
-        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in rest}
+        rest = (path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
+        config["files"] = _checksums(temporary, rest)
         write_text(temporary / "model.json", json.dumps(_signed(config), indent=1) + "\n")
     return destination
 
 
 def _copy_runtime(folder: Path, library: Path) -> None:
-    """Adds the modules and the C library, so that Python runs the folder."""
+    """Adds the modules and the C library, and a launcher with the modules' checksums, which Python runs."""
     package = folder / "econmt_runtime"
     package.mkdir()
     for module in sorted(_runtime().glob("*.py")):
         if module.name != _LAUNCHER:
             shutil.copyfile(module, package / module.name)
-    write_text(folder / "__main__.py", _main_module(package))
+    launcher = (_runtime() / _LAUNCHER).read_text(encoding="utf-8")
+    assert _NO_MODULES in launcher
+    modules = f"MODULES: dict[str, str] = {json.dumps(_checksums(package, package.iterdir()), indent=4)}"
+    write_text(folder / "__main__.py", launcher.replace(_NO_MODULES, modules))
     # The library has no part of Python, so that the folder serves every version: its name has none either.
     shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
 
@@ -140,7 +143,7 @@ def _new_file(source: Path, output: Path) -> Iterator[Path]:
         if size > _LARGEST_FILE:
             raise InputError(
                 f"{output}: {size:,} bytes, more than the {_LARGEST_FILE:,} of one file; export to a folder, "
-                f"whose name does not end in {FILE_SUFFIX}"
+                f"whose name does not end in {output.suffix}"
             )
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(output) as stream:
@@ -163,26 +166,18 @@ def _write_archive(stream: IO[bytes], folder: Path, files: Sequence[Path]) -> No
 def _write_page(stream: IO[bytes], folder: Path, files: Sequence[Path]) -> None:
     """Writes the page of a folder with all other files in it."""
     page = (folder / "index.html").read_text(encoding="utf-8")
-    assert _SCRIPT in page
     held = [
         f'<script type="text/plain" data-file="{path.name}">{base64.b64encode(path.read_bytes()).decode()}</script>'
         for path in files
     ]
-    script = f'<script type="module">{(folder / "page.js").read_text(encoding="utf-8")}</script>'
+    held.append(f'<script type="module">{(folder / "page.js").read_text(encoding="utf-8")}</script>')
     page = page.replace("connect-src 'self'; ", "").replace("'self'", "'unsafe-inline' blob:")
-    stream.write(page.replace(_SCRIPT, "\n".join([*held, script])).encode())
+    stream.write(page.replace('<script type="module" src="page.js"></script>', "\n".join(held)).encode())
 
 
-def _main_module(package: Path) -> str:
-    """Returns the folder's ``__main__.py``: the launcher, with the checksums of the modules in ``package``."""
-    launcher = (_runtime() / _LAUNCHER).read_text(encoding="utf-8")
-    assert _NO_MODULES in launcher
-    checksums = {path.name: _checksum(path) for path in sorted(package.iterdir())}
-    return launcher.replace(_NO_MODULES, f"MODULES: dict[str, str] = {json.dumps(checksums, indent=4)}")
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _checksums(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in names.items()}
 
 
 def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +283,6 @@ def _config(
     return {
         "format": RUNTIME_FORMAT,
         "name": recipe.name,
-        "languages": [recipe.pairs.source, recipe.pairs.target],
         "vocabulary_files": list(files),
         "one_table": model.target_embedding.weight is model.source_embedding.weight,
         "tied_output": model.output.weight is model.target_embedding.weight,

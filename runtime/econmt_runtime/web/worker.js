@@ -547,7 +547,10 @@ class Model {
     if (rows[0] !== this.source.size || rows[1] !== this.target.size || rows[2] !== rows[1])
       throw new Failed(`the model does not fit its vocabulary; ${AGAIN}`);
     this.products = {};
-    for (const name of Object.keys(config.inputs)) if (!["source", "target", "output"].includes(name)) this.product(name);
+    for (const weight of Object.keys(config.inputs)) {
+      const name = weight.slice(0, -".weight".length);
+      if (!["source", "target", "output"].includes(name)) this.product(name);
+    }
     const layers = Array.from({ length: decoder.layers }, (_, number) => [`layers.${number}.read`, `layers.${number}.recur`]);
     const own = ["words", "own", ...(this.contexts ? ["query"] : []), "coverage"];
     const names = [...STEP.map((name) => (own.includes(name) ? name : "")), ...layers.flat()];
@@ -604,7 +607,7 @@ class Model {
   // Fills the structure of a product whose weight is an array. Those of floats are arranged in groups of 16 outputs.
   product(name) {
     const { library } = this;
-    const inputs = this.config.inputs[name];
+    const inputs = this.config.inputs[`${name}.weight`];
     const { address, shape, dtype } = this.arrays[`${name}.weight`];
     const bytes = dtype === "I8";
     const outputs = bytes ? this.arrays[`${name}.steps`].shape[0] : shape[0];
