@@ -72,6 +72,8 @@ function later() {
   state.shown = null;
   part("others-card").hidden = true;
   show();
+  const full = source.value.length >= source.maxLength; // browsers need seconds to lay out much more
+  wrong.textContent = full ? `The page takes ${source.maxLength.toLocaleString("en")} characters at a time. Translate longer text in parts.` : "";
   clearTimeout(state.timer);
   state.timer = setTimeout(() => translate().catch(fail), PAUSE);
 }
@@ -80,7 +82,6 @@ async function translate() {
   if (!state.model) return;
   state.asking?.abort();
   const asking = (state.asking = new AbortController());
-  wrong.textContent = "";
   const { sentences } = state;
   const waiting = sentences.filter(({ result }) => !result);
   const begin = performance.now();
