@@ -58,7 +58,8 @@ function show() {
 
 function fail(error) {
   if (error.name === "AbortError") return;
-  wrong.textContent = error.message;
+  status.textContent = "";
+  wrong.textContent = error.message.replace(/^line \d+: /, ""); // its number counts sentences of a part
 }
 
 function later() {
@@ -87,6 +88,7 @@ async function translate() {
   const begin = performance.now();
   const words = waiting.reduce((sum, { text }) => sum + text.split(/\s+/).length, 0);
   part("stop").hidden = waiting.length <= CHUNK;
+  if (words) status.textContent = "Translating …";
   try {
     for (let at = 0; at < waiting.length; at += CHUNK) {
       const some = waiting.slice(at, at + CHUNK);
@@ -153,7 +155,10 @@ async function begin() {
     later();
     source.focus();
   });
-  part("stop").addEventListener("click", () => state.asking?.abort());
+  part("stop").addEventListener("click", () => {
+    state.asking?.abort();
+    status.textContent = "Stopped.";
+  });
   part("copy").addEventListener("click", () => navigator.clipboard.writeText(target.textContent).catch(fail));
   const files = ownFiles();
   const engine = files ? URL.createObjectURL(files["econmt.js"]) : "./econmt.js";
@@ -168,6 +173,5 @@ async function begin() {
 
 begin().catch((error) => {
   bar.hidden = true;
-  status.textContent = "";
   fail(error);
 });
