@@ -5,11 +5,22 @@ const PREFIX = `econmt ${new URL("./", location.href).href} `;
 const NAME = PREFIX + location.search.slice(1);
 const page = new URL("./", location.href).href;
 
+// A file with this checksum: the one that the page has just loaded, or, if that is of another model, the server's.
+async function fetched(name, checksum) {
+  for (const cache of ["no-cache", "reload"]) {
+    const answer = await fetch(new Request(name, { cache }));
+    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", await answer.clone().arrayBuffer()));
+    if (Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("") === checksum) return answer;
+  }
+  throw new Error(`${name} is not of this model`);
+}
+
 addEventListener("install", (event) => {
   const fill = async () => {
-    const fresh = (name) => new Request(name, { cache: "no-cache" });
-    const { files } = await (await fetch(fresh("model.json"))).json();
-    await (await caches.open(NAME)).addAll([...Object.keys(files), "model.json"].map(fresh));
+    const answer = await fetch(new Request("model.json", { cache: "reload" }));
+    const cache = await caches.open(NAME);
+    await cache.put("model.json", answer.clone());
+    for (const [name, checksum] of Object.entries((await answer.json()).files)) await cache.put(name, await fetched(name, checksum));
     await skipWaiting();
   };
   event.waitUntil(fill());
