@@ -117,10 +117,10 @@ def random_model(
 
 
 def write_random_lexicon(path: Path, folder: Path) -> None:
-    """Writes a lexicon of nine random words for each source word of a model."""
+    """Writes a lexicon of nine random words for each source word of a model, and of none for padding."""
     size = load_vocabularies(folder).source.size
     torch.manual_seed(1)
-    table = torch.stack([torch.randperm(size)[:9] for _ in range(size)]).int()
+    table = torch.stack([torch.zeros(9), *(torch.randperm(size)[:9] for _ in range(size - 1))]).int()
     write_lexicon(path, table, fingerprint(folder))
 
 
@@ -392,32 +392,25 @@ def test_lines_are_numbered_on_from_block_to_block(capsys: pytest.CaptureFixture
 def test_long_lines_are_warned_of(whole: Path) -> None:
     said: list[str] = []
     translator = econmt_runtime.load(whole, beam_size=1, warn=said.append)
-    most, usual = translator.config["max_input_length"], translator.config["max_length"]
-    translator.config["max_input_length"] = usual + 5
-    translator.translate(["a " * usual, "a " * (usual + 1), "", "a " * (usual + 6)], 7)
-    assert [line.split(":")[0] for line in said] == ["line 8", "line 10"]
-    assert "trained on" in said[0]
-    assert "only the beginning is translated" in said[1]
-    assert most > usual
-    said.clear()
-    translator.translate(["a " * (usual + 1)] * 5)
-    assert [line.split(":")[0] for line in said[:3]] == ["line 1", "line 2", "line 3"]
-    assert said[3:] == [f"further lines of more than {usual} source tokens: 2"]
-
-
-def test_lengths_from_which_lines_are_warned_of(whole: Path) -> None:
-    said: list[str] = []
-    translator = econmt_runtime.load(whole, warn=said.append)
     translator.config |= {"max_length": 40, "max_input_length": 60}
     for words, blanks, warned in (
-        *((40, 0, ""), (41, 0, "41 source tokens"), (60, 0, "60 source"), (61, 0, "only")),
-        *((3, 2995, ""), (3, 2996, "only")),
+        *((40, 0, ""), (41, 0, "41 source tokens, more than the 40 that the model was trained on")),
+        *(
+            (60, 0, "60 source"),
+            (61, 0, "only the beginning is translated"),
+            (3, 2995, ""),
+            (3, 2996, "only"),
+        ),
     ):
         said.clear()
         ids = translator._encode([" ".join(["a"] * words) + " " * blanks], 1)
         assert len(ids[0]) == min(words, 60)
         assert len(said) == (warned != "")
         assert warned in "".join(said)
+    said.clear()
+    translator.translate(["a " * 40, "a " * 41, "", "a " * 61, *["a " * 41] * 4], 7)
+    assert [line.split(":")[0] for line in said[:4]] == ["line 8", "line 10", "line 11", "line 12"]
+    assert said[4:] == ["further lines of more than 40 source tokens: 2"]
 
 
 def test_what_is_no_list_of_lines_is_refused(whole: Path) -> None:

@@ -114,16 +114,13 @@ def test_keys_of_any_size(size: float) -> None:
         attention.query.mul_(size)
         assert attention.score is not None
         attention.score.mul_(5.0)
-        model.float()
-        single = IncrementalModel(model)
-        state = begin(single)
-        assert state.sources.factors == (size <= 1.0)
-        found, seen, _ = single.step(torch.tensor([5, 6, 7]), state)
-        model.double()
-        double = IncrementalModel(model)
-        state = begin(double)
-        assert state.sources.factors == (size <= 100.0)
-        exact, expected, _ = double.step(torch.tensor([5, 6, 7]), state)
+        steps = []
+        for made, most in ((model.float, 1.0), (model.double, 100.0)):
+            incremental = IncrementalModel(made())
+            state = begin(incremental)
+            assert state.sources.factors == (size <= most)
+            steps.append(incremental.step(torch.tensor([5, 6, 7]), state))
+    (found, seen, _), (exact, expected, _) = steps
     check(exact, model, [(0, [5]), (1, [6]), (2, [7])])
     torch.testing.assert_close(seen.double(), expected, rtol=2e-5 * size, atol=1e-6 * size)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5 * size, atol=1e-6 * size)
