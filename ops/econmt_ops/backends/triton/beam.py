@@ -206,11 +206,9 @@ def advance(
     keys = totals.new_empty(len(scores), chunks, width, dtype=torch.int64)
     maxima, sums = (totals.new_empty(len(scores), chunks, dtype=torch.float32) for _ in range(2))
     chunk = min(_CHUNK, triton.next_power_of_2(size))
+    found = scores, keys, maxima, sums
     beam_candidates[(len(scores), chunks)](
-        scores,
-        keys,
-        maxima,
-        sums,
+        *found,
         scores.stride(0),
         size,
         BARRED=masked[0],
@@ -221,10 +219,7 @@ def advance(
     )
     candidates = triton.next_power_of_2(places * chunks * width)
     beam_advance[(batch,)](
-        scores,
-        keys,
-        maxima,
-        sums,
+        *found,
         totals,
         taken,
         count,

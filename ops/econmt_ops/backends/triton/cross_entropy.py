@@ -22,12 +22,6 @@ _VALUES = 8192
 _WHOLE = 16384
 """Values of a row, at most, that a program holds in its registers, so that it reads them once."""
 
-_TILE = 4096
-"""Values that a program scales at once."""
-
-_MOST_PROGRAMS = 2048
-"""Programs, at most, that scale values."""
-
 
 @triton.jit
 def _exponential(value, shift, PRECISE: tl.constexpr):
@@ -180,22 +174,19 @@ def loss_rows(
 
 
 @triton.jit
-def scale_values(values, factor, count, step, TILE: tl.constexpr):
+def scale_values(values, factor, count, TILE: tl.constexpr):
     """Multiplies values by a scalar, in float32; leaves them as they are if it is 1."""
     by = tl.load(factor).to(tl.float32)
-    if by != 1.0:
-        own = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-        for begin in range(0, count, step):
-            place = begin + own
-            value = tl.load(values + place, mask=place < count).to(tl.float32) * by
-            tl.store(values + place, value.to(values.dtype.element_ty), mask=place < count)
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = (place < count) & (by != 1.0)
+    value = tl.load(values + place, mask=inside, other=0.0).to(tl.float32) * by
+    tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)
 
 
 def scale(values: Tensor, factor: Tensor) -> None:
     """Multiplies contiguous values in place by a scalar on the device; reads and writes nothing if it is 1."""
-    programs = min(_MOST_PROGRAMS, triton.cdiv(values.numel(), _TILE))
-    if programs:
-        scale_values[(programs,)](values, factor, values.numel(), programs * _TILE, TILE=_TILE)
+    if values.numel():
+        scale_values[(triton.cdiv(values.numel(), _VALUES),)](values, factor, values.numel(), TILE=_VALUES)
 
 
 def row_constants(logits: Tensor, vocabulary: int, warps: int = _WARPS) -> dict[str, Any]:
