@@ -29,7 +29,7 @@ MOST_LINES = {
     "memory": 5542,
     "runtime": 2182,
     "ops": 23348,
-    "scripts": 14988,
+    "scripts": 14839,
     "tests": 55682,
 }
 """Lines of Python below each folder; they may only fall."""
