@@ -19,6 +19,7 @@ from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
+from tests.conftest import PATIENCE
 from tests.unit.cli.conftest import Call, Ended
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
@@ -42,8 +43,9 @@ def read(ended: Ended) -> Any:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    """A recipe whose text is nowhere."""
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe whose text is nowhere; measuring it may take long."""
+    monkeypatch.setattr("econmt.estimate.profiling.TIME_LIMIT", PATIENCE)
     return write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
 
 
