@@ -166,7 +166,7 @@ class LanguageModel(nn.Module):
                 outputs, (last,) = self.cell.run(read, (weights[number],), how, state=first)
                 return outputs, last
 
-            options = StackOptions(dropout=self.between, dropout_seed=seeds.layers, variational=variational)
+            options = StackOptions(dropout=self.between, seed=seeds.layers, variational=variational)
             outputs, after = run_stack(run, embedded, len(weights), options)
             return outputs, tuple(after)
 

@@ -114,7 +114,7 @@ class CheckpointedDecoder(InputFeedingDecoder):
         stacked = [(torch.cat([layer.input, layer.hidden], 1).t(), layer.bias) for layer in upper]
         probability = self.dropout.probability if self.training else 0.0
         seed = draw_seed() if probability > 0.0 else None
-        options = StackOptions(dropout=probability, dropout_seed=seed, variational=self.dropout.variational)
+        options = StackOptions(dropout=probability, seed=seed, variational=self.dropout.variational)
         masks = options.keep_masks(len(self.layers), (batch, steps, self.config.size), inputs.device)
 
         def attend(h: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,6 @@ from econmt_ops import (
     LSTMWeights,
 )
 from econmt_ops.dispatch.traits import implementations_of
-from econmt_ops.layers.op import LayerOp
-from econmt_ops.products.stack import StackOptions
 from tests.ops import definitions
 from tests.ops.helpers import Make
 
@@ -62,8 +60,7 @@ class Case(NamedTuple):
 
     def takes(self, option: str) -> bool:
         """True if the op has a parameter of that name."""
-        is_keyword = isinstance(self.op, LayerOp) and option in StackOptions._fields[:6]
-        return is_keyword or option in inspect.signature(self.op).parameters
+        return option in inspect.signature(self.op).parameters
 
     def implementations(self, device: str) -> list[str]:
         """Names of the implementations that this machine can run, but for those that compile for seconds."""

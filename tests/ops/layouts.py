@@ -77,8 +77,7 @@ def ops() -> dict[str, Callable[..., Any]]:
 def tensor_parameters(function: Callable[..., Any]) -> set[str]:
     """The names of an op's parameters that hold tensors."""
     parameters = inspect.signature(function).parameters.values()
-    lengths = {"lengths"} if isinstance(function, LayerOp) else set()
-    return lengths | {each.name for each in parameters if str(each.annotation) not in {*_PLAIN, "Any"}}
+    return {each.name for each in parameters if str(each.annotation) not in _PLAIN}
 
 
 @functools.cache

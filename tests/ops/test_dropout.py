@@ -78,16 +78,14 @@ def test_a_seed_in_a_tensor_is_counted_alike_everywhere(device: str) -> None:
     assert int(derived) == derive_seed(9, 2)
     assert mask.equal(keep_mask(shape, 0.5, derived, place))
     assert not mask.cpu().equal(keep_mask(shape, 0.5, 9, torch.device("cpu"), 2))
-    masks = StackOptions(dropout=0.5, dropout_seed=torch.tensor(9, device=device)).keep_masks(
-        2, (3, 5, 7), place
-    )
+    masks = StackOptions(dropout=0.5, seed=torch.tensor(9, device=device)).keep_masks(2, (3, 5, 7), place)
     assert masks[1] is not None
     assert masks[1].equal(keep_mask(shape, 0.5, torch.tensor(9, device=device), place, 1))
 
 
 def test_masks_of_a_stack(device: str) -> None:
     place = torch.device(device)
-    options, shape = StackOptions(dropout=0.5, dropout_seed=9), (4, 5, 64)
+    options, shape = StackOptions(dropout=0.5, seed=9), (4, 5, 64)
     masks = options.keep_masks(3, shape, place)
     assert masks[0] is None
     assert masks[1] is not None

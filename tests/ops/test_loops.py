@@ -175,7 +175,7 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Atte
     )
     state = AttentionalLSTMState(make.state(BATCH, HIDDEN, LAYERS), make(BATCH, HIDDEN))
     tensors = make(BATCH, steps, WIDTH), make(BATCH, POSITIONS, size), make(BATCH, POSITIONS, 3)
-    options = DecoderOptions(None, StackOptions(dropout=dropout, dropout_seed=torch.tensor(0)))
+    options = DecoderOptions(None, StackOptions(dropout=dropout, seed=torch.tensor(0)))
     call = recorded_calls(
         lambda: recompute.attentional_lstm(*tensors, weights, state, options, stash=stash),
         {"econmt_ops::attentional_lstm"},
@@ -235,7 +235,7 @@ def test_every_stash_gives_the_same() -> None:
     state = AttentionalLSTMState(make.state(BATCH, HIDDEN, 2), make(BATCH, HIDDEN))
     found = []
     for stash in ("outputs", "attention", "cells", "gates"):
-        stack = StackOptions(residual=True, dropout=0.3, dropout_seed=torch.tensor(7))
+        stack = StackOptions(residual=True, dropout=0.3, seed=torch.tensor(7))
         options = DecoderOptions(torch.tensor([4, 2]), stack)
         call = inputs, keys, values, weights, state, options
         outputs, attention, _ = recompute.attentional_lstm(*call, stash=stash)

@@ -284,7 +284,7 @@ def test_a_plan_of_resets_has_no_dropout_of_all_inputs(monkeypatch: pytest.Monke
     monkeypatch.setattr(call_plans, "key_of", lambda *_: ("resets",))
     monkeypatch.setattr(call_plans, "PLANS", {("resets",): plan})
     for dropout, expected in ((0.0, plan), (0.999, plan), (1.0, None)):
-        options = StackOptions(dropout=dropout, dropout_seed=1 if dropout else None)
+        options = StackOptions(dropout=dropout, seed=1 if dropout else None)
         assert call_plans.resets_plan(torch.ones(2, 4, 3), [(weights,)], None, options, "auto") is expected
 
 

@@ -112,7 +112,7 @@ def _check(
     if weights.coverage is not None:
         _check_coverage(check, weights.coverage, weights, options.input_feeding)
     check.lengths(options.lengths, "S")
-    check_dropout("attentional_lstm", options.stack.dropout, options.stack.dropout_seed)
+    check_dropout("attentional_lstm", options.stack.dropout, options.stack.seed)
     return check
 
 

@@ -243,7 +243,7 @@ class AttentionalProblem:
         if lengths is not None and not call.clean:
             self.padding = padding_mask(lengths, keys.shape[1], keys.device)
         seed = join_seed(call.seed, call.device_seed, call.first_row)
-        options = StackOptions(dropout=call.dropout, dropout_seed=seed, variational=call.variational)
+        options = StackOptions(dropout=call.dropout, seed=seed, variational=call.variational)
         shape = self.batch, self.steps, self.hidden
         self.masks = options.keep_masks(len(self.layers), shape, inputs.device)
         self.scale = 1.0 / (1.0 - call.dropout)

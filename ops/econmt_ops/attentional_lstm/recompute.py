@@ -149,7 +149,7 @@ def _arguments(
         covered.kind,
         options.stack.residual,
         options.stack.dropout,
-        *split_seed(options.stack.dropout_seed),
+        *split_seed(options.stack.seed),
         options.stack.variational,
         options.scale,
         options.clean,

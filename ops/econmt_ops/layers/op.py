@@ -21,6 +21,7 @@ from econmt_ops.dispatch.traits import Traits, implementations
 from econmt_ops.layers import scanned, stepped
 from econmt_ops.lstm import run_layers
 from econmt_ops.lstm.reference import is_light
+from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions, run_cells
 
@@ -60,9 +61,14 @@ class LayerOp:
         layers: tuple[Any, ...],
         *,
         state: State | None = None,
+        lengths: Tensor | None = None,
+        reverse: bool = False,
+        residual: bool = False,
+        dropout: float = 0.0,
+        dropout_seed: Seed | None = None,
+        variational: bool = False,
         stash: str = "auto",
         implementation: str = "auto",
-        **options: Any,
     ) -> tuple[Tensor, State]:
         """Runs the stack.
 
@@ -70,10 +76,10 @@ class LayerOp:
             inputs: Inputs, (B, T, I), or their distinct rows as `UniqueRows`, which is expanded.
             layers: Weights of each layer, bottom first; upper layers read H values.
             state: Initial states of each layer, bottom first, (B, H) each; None for zeros.
+            lengths, reverse, residual, dropout, dropout_seed, variational: As of `econmt_ops.lstm`.
             stash: Level of what is kept for the backward pass, "auto" or one of `econmt_ops.core.chunks.STASHES`, for
                 implementations that have levels.
             implementation: "auto" or the name of an implementation.
-            options: lengths, reverse, residual, dropout, dropout_seed and variational, as of `econmt_ops.lstm`.
 
         Returns:
             The outputs of the top layer, (B, T, H), zero at and after a row's length, and the states after each row's
@@ -90,6 +96,7 @@ class LayerOp:
         layers = as_layers(name, layers, list({cell.weights: None for cell in self.cells}))
         cell = _check_layers(check, layers, self.cells)
         like, sizes = values_of(inputs), check.sizes
+        options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
         # torch.gru takes 1.3 to 2.5 times less at all sizes measured on the CPU. On a GPU, where it is cuDNN's, it
         # takes three to four times less than single steps that no graph launches. Of other cells it has none.
         light = cell is GRU and (
@@ -98,7 +105,7 @@ class LayerOp:
             else is_light(sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device)
         )
         how: Any = {"light": light, "stash": stash, "implementation": implementation}
-        return run_layers(check, expanded(inputs), layers, cell, state, StackOptions(**options), **how)
+        return run_layers(check, expanded(inputs), layers, cell, state, options, **how)
 
 
 def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:

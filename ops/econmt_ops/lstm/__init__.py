@@ -56,7 +56,7 @@ def run_layers(
     ``light``: True if the reference is known to be faster.
     """
     check.lengths(options.lengths, "T")
-    check_dropout(check.op, options.dropout, options.dropout_seed)
+    check_dropout(check.op, options.dropout, options.seed)
     like, available = values_of(inputs), implementations_of(check.op)
     dtype = compute_dtype(like)
     start = prepare_state(check, cell.states, state, len(layers), like, dtype)

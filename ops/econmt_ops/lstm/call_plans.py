@@ -175,7 +175,7 @@ def run_planned(
     if lengths is not None:
         Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
     if options.dropout != 0.0:
-        check_dropout("lstm", options.dropout, options.dropout_seed)
+        check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
         with torch.cuda.device(inputs.device):
             return run_planned(plan, inputs, layers, state, options, resets, one_type)

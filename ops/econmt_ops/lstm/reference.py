@@ -31,7 +31,7 @@ from econmt_ops.core.weights import (
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm
-from econmt_ops.products.dropout import apply_dropout
+from econmt_ops.products.dropout import Seed, apply_dropout
 from econmt_ops.products.low_rank import linear, linear_add
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
@@ -233,6 +233,7 @@ def projected_lstm(
     layers: tuple[ProjectedLSTMWeights, ...],
     *,
     state: LSTMState | None = None,
+    dropout_seed: Seed | None = None,
     implementation: str = "auto",  # noqa: ARG001  there is only one
     **options: Any,
 ) -> tuple[Tensor, LSTMState]:
@@ -243,4 +244,4 @@ def projected_lstm(
     if state is None:
         h, c = (inputs.new_zeros(inputs.shape[0], size) for size in layers[0].projection.shape)
         state = ((h, c),) * len(layers)
-    return lstm(inputs, layers, state, StackOptions(**options))
+    return lstm(inputs, layers, state, StackOptions(seed=dropout_seed, **options))

@@ -116,7 +116,7 @@ class StackedLayers:
                 lengths=options.lengths,
                 residual=options.residual,
                 dropout=options.dropout,
-                dropout_seed=options.dropout_seed,
+                dropout_seed=options.seed,
                 variational=options.variational,
                 implementation=self._chosen(),
             )

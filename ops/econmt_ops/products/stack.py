@@ -24,7 +24,7 @@ class StackOptions(NamedTuple):
 
     Attributes:
         lengths, reverse, residual, dropout, variational: See `econmt_ops.lstm`, for layers alone.
-        dropout_seed: Seed of the masks, or None without dropout.
+        seed: Seed of the masks, or None without dropout.
         from_zero: True if all initial states are zero, so that they need not be read.
         gate_gradient: See `econmt_ops.lstm`; None for other cells.
         both_ways: True if two LSTM layers are one in both directions, from zero states.
@@ -34,7 +34,7 @@ class StackOptions(NamedTuple):
     reverse: bool = False
     residual: bool = False
     dropout: float = 0.0
-    dropout_seed: Seed | None = None
+    seed: Seed | None = None
     variational: bool = False
     from_zero: bool = False
     gate_gradient: Tensor | None = None
@@ -50,17 +50,17 @@ class StackOptions(NamedTuple):
         """
         if self.dropout == 0.0:
             return [None] * layers
-        assert self.dropout_seed is not None
+        assert self.seed is not None
         batch, steps, hidden = shape
         masked = batch, 1 if self.variational else steps, hidden
         return [None] + [
-            keep_mask(masked, self.dropout, self.dropout_seed, device, layer) for layer in range(1, layers)
+            keep_mask(masked, self.dropout, self.seed, device, layer) for layer in range(1, layers)
         ]
 
     def drop(self, values: Tensor, number: int) -> Tensor:
         """Applies dropout to the input (B, T, H) of a layer; its mask is generated again in the backward pass."""
-        assert self.dropout_seed is not None
-        return drop_units(values, self.dropout, self.dropout_seed, self.variational, number)
+        assert self.seed is not None
+        return drop_units(values, self.dropout, self.seed, self.variational, number)
 
 
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:

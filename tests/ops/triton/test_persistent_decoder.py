@@ -89,7 +89,7 @@ def check_two_layers(
     tensors = arguments(Make(device), 5, 3, 13, 2)
     lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
     seed = torch.tensor(5, device=device)
-    stack = StackOptions(residual=True, dropout=0.4, dropout_seed=seed)
+    stack = StackOptions(residual=True, dropout=0.4, seed=seed)
     check(tensors, lengths, dtype, stack=stack, stash="outputs")
 
 
