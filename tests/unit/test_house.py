@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1941,
     "memory": 5542,
     "runtime": 2182,
-    "ops": 23348,
+    "ops": 23345,
     "scripts": 14839,
     "tests": 55682,
 }

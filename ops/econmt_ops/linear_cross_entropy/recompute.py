@@ -183,7 +183,9 @@ def _scaled(
         return None
     gradients = {"hidden": results.dhidden, "weight": results.dweight, "bias": results.dbias}
     factor = dloss / results.divisor
-    in_place = not _are_needed_again(list(gradients.values()))
+    # They are read again if autograd keeps its graph; torch.compile cannot change saved tensors.
+    retained = torch._C._autograd._get_current_graph_task_keep_graph()
+    in_place = not (retained or any(isinstance(part, FunctionalTensor) for part in gradients.values()))
     return {name: _times(part, factor, in_place) for name, part in gradients.items()}
 
 
@@ -197,16 +199,6 @@ def _times(gradient: Tensor, factor: Tensor, in_place: bool) -> Tensor:
     if gradient.dtype == torch.float16:
         factor = factor.unsqueeze(0)  # on a GPU, PyTorch casts a scalar to float16
     return gradient.mul_(factor) if in_place else (gradient * factor).to(gradient.dtype)
-
-
-def _are_needed_again(gradients: list[Tensor]) -> bool:
-    """Returns True if the saved gradients may be read again and so cannot be scaled in place.
-
-    This is the case if the autograd graph is retained for another backward pass, or if torch.compile traces the call,
-    where saved tensors cannot be changed.
-    """
-    retained = torch._C._autograd._get_current_graph_task_keep_graph()
-    return retained or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
 
 
 _operator = Operator(

@@ -15,11 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.triton.cross_entropy import (
-    put_gradient,
-    row_constants,
-    sums_of_row,
-)
+from econmt_ops.backends.triton.cross_entropy import put_gradient, row_constants, sums_of_row
 
 
 class Labels(NamedTuple):
