@@ -80,18 +80,23 @@ def predict(
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
     if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
         raise ValueError(
-            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python one"
+            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
     generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
     objects = list(reachable(step=step, model=models, optimizer=optimizers, generators=generators))
-    used: list[Any] = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
-    run = partial(_predicted, step, models, used, device, nonzero)
+    others = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
+    run = partial(_predicted, step, models, optimizers, others, device, nonzero)
     with restored(objects, isolated=isolated):
         return _in_child(run) if isolated else run()
 
 
 def _predicted(
-    step: Callable[[], object], models: list[nn.Module], optimizers: list[Any], device: str, nonzero: float
+    step: Callable[[], object],
+    models: list[nn.Module],
+    optimizers: list[Optimizer],
+    others: list[Any],
+    device: str,
+    nonzero: float,
 ) -> Account:
     """Predicts the account, and leaves fake tensors wherever the step puts some."""
     on_gpu = device == "cuda"
@@ -107,7 +112,7 @@ def _predicted(
             fake_scalers(),
             uncompiled,
         ):
-            _fake(models, optimizers, stand_ins.replaced)
+            _fake(models, [*optimizers, *others], stand_ins.replaced)
             mode.allow_non_fake_inputs = True
             replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
             replacements[aten.nonzero.default] = partial(elements_not_zero, nonzero)
