@@ -183,9 +183,7 @@ def _in_child(run: Callable[[], Account]) -> Account:
     A process that starts anew would need a pickle of what the step uses, which functions in functions do not have.
     """
     if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ValueError(
-            "memory.predict: isolated=True needs Linux and a process that has not used a GPU yet"
-        )
+        raise ValueError("memory.predict: isolated=True needs Linux and a process that has used no GPU")
     with ProcessPoolExecutor(1, get_context("fork"), _child.append, (run,)) as pool:
         return pool.submit(_account_of_child).result()
 
@@ -196,10 +194,9 @@ def _account_of_child() -> Account:
     try:
         account = _child[0]()
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        kind, text = type(error).__name__, " ".join(str(error).split())
-        raise ValueError(
-            text if text.startswith("memory.predict") else f"memory.predict: {kind}: {text}"
-        ) from None
+        text = " ".join(str(error).split())
+        kind = "" if text.startswith("memory.predict: ") else f"memory.predict: {type(error).__name__}: "
+        raise ValueError(kind + text) from None
     record, scopes = MemoryRecord(account._tracker.device), account._scopes
     assert scopes is not None
     vars(record).update({name: vars(account._tracker)[name] for name in vars(record)})
