@@ -21,8 +21,6 @@ from econmt.engine.parameters import ParameterAverage, in_float32
 from econmt.engine.precision import Precision
 from econmt.model.layers import draw_seed, drawing_from
 from econmt.parallel.processes import _limited
-from econmt_memory.account.prediction import _faked
-from econmt_memory.account.stand_ins import OnCPU
 from econmt_memory.estimate.fake import _without_launches
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu
 from econmt_memory.measure import scopes
@@ -73,7 +71,6 @@ def running_timers() -> int:
         (lambda: in_float32(HALF.parameters()), lambda: HALF.weight.dtype),
         (AVERAGE.in_place, lambda: MODULE.weight.tolist()),
         (lambda: memory.track(nn.Linear(1, 1)), hooks),
-        (lambda: _faked([nn.Linear(1, 1)], [], OnCPU(like_gpu=False)), hooks),
         (as_on_gpu, lambda: _foreach_utils._get_foreach_kernels_supported_devices()),
         (lambda: scopes.watching(print), lambda: [*scopes._watchers]),
         (_quiet, lambda: os.environ.get("KINETO_LOG_LEVEL")),
@@ -89,7 +86,6 @@ def running_timers() -> int:
         "float32",
         "average",
         "account",
-        "prediction",
         "as_on_a_GPU",
         "watching",
         "quiet",

@@ -80,18 +80,23 @@ def predict(
     optimizers: list[Optimizer] = several(optimizer, Optimizer)
     if any(isinstance(each, torch.jit.ScriptModule) for one in models for each in one.modules()):
         raise ValueError(
-            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python one"
+            "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
     generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
     objects = list(reachable(step=step, model=models, optimizer=optimizers, generators=generators))
-    used: list[Any] = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
-    run = partial(_predicted, step, models, used, device, nonzero)
+    others = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
+    run = partial(_predicted, step, models, optimizers, others, device, nonzero)
     with restored(objects, isolated=isolated):
         return _in_child(run) if isolated else run()
 
 
 def _predicted(
-    step: Callable[[], object], models: list[nn.Module], optimizers: list[Any], device: str, nonzero: float
+    step: Callable[[], object],
+    models: list[nn.Module],
+    optimizers: list[Optimizer],
+    others: list[Any],
+    device: str,
+    nonzero: float,
 ) -> Account:
     """Predicts the account, and leaves fake tensors wherever the step puts some."""
     on_gpu = device == "cuda"
@@ -107,7 +112,7 @@ def _predicted(
             fake_scalers(),
             uncompiled,
         ):
-            _fake(models, optimizers, stand_ins.replaced)
+            _fake(models, [*optimizers, *others], stand_ins.replaced)
             mode.allow_non_fake_inputs = True
             replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
             replacements[aten.nonzero.default] = partial(elements_not_zero, nonzero)
@@ -178,9 +183,7 @@ def _in_child(run: Callable[[], Account]) -> Account:
     A process that starts anew would need a pickle of what the step uses, which functions in functions do not have.
     """
     if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ValueError(
-            "memory.predict: isolated=True needs Linux and a process that has not used a GPU yet"
-        )
+        raise ValueError("memory.predict: isolated=True needs Linux and a process that has used no GPU")
     with ProcessPoolExecutor(1, get_context("fork"), _child.append, (run,)) as pool:
         return pool.submit(_account_of_child).result()
 
@@ -191,10 +194,9 @@ def _account_of_child() -> Account:
     try:
         account = _child[0]()
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        kind, text = type(error).__name__, " ".join(str(error).split())
-        raise ValueError(
-            text if text.startswith("memory.predict") else f"memory.predict: {kind}: {text}"
-        ) from None
+        text = " ".join(str(error).split())
+        kind = "" if text.startswith("memory.predict: ") else f"memory.predict: {type(error).__name__}: "
+        raise ValueError(kind + text) from None
     record, scopes = MemoryRecord(account._tracker.device), account._scopes
     assert scopes is not None
     vars(record).update({name: vars(account._tracker)[name] for name in vars(record)})

@@ -128,11 +128,10 @@ def restored(objects: Iterable[Reached], *, isolated: bool) -> Iterator[None]:
     before: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
     for name, each, places in objects:
         kind: Any = type(each)
-        is_file, is_iterator = issubclass(kind, io.IOBase), issubclass(kind, Iterator) and not isolated
-        is_read = not (each.closed or each.writable()) if is_file else issubclass(kind, Connection)
-        if name and (
-            is_read or (is_iterator and not is_file and not isinstance(kind.__next__, FunctionType))
-        ):
+        is_read = issubclass(kind, Iterator) and not isinstance(kind.__next__, FunctionType) and not isolated
+        if issubclass(kind, io.IOBase):
+            is_read = not (each.closed or each.writable())
+        if name and (is_read or issubclass(kind, Connection)):
             remedy = "read from it before the step" + ("" if isolated else ", or give isolated=True")
             raise ValueError(f"memory.predict: '{name}' ({kind.__name__}) would be used up; {remedy}")
         before += [(_assign, owner, held) for owner, held in places if held]

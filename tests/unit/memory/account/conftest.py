@@ -6,9 +6,10 @@ import functools
 import gc
 import random
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType, FunctionType, GeneratorType, GenericAlias, ModuleType
+from types import CodeType, FrameType, FunctionType, GeneratorType, GenericAlias, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,17 @@ def parts_of(each: Any) -> Iterable[Any]:
         found = [] if is_of(each.__globals__.get("__name__")) else [*map(each.__globals__.get, names)]
         spaces = [vars(one) for one in found if isinstance(one, ModuleType) and not is_of(one.__name__)]
         found += [space.get(name) for space in spaces for name in names]
-        return [each.__closure__, each.__defaults__, each.__kwdefaults__, each.__dict__, *found]
+        kept = [one for one in found if not isinstance(one, ModuleType | NoneType)]  # modules may be imported
+        return [each.__closure__, each.__defaults__, each.__kwdefaults__, each.__dict__, *kept]
     if isinstance(each, type):
         return vars(each).values()
-    if isinstance(each, GeneratorType | torch.Generator):
-        return []
+    if isinstance(each, GeneratorType | torch.Generator | threading.local):
+        return [vars(each)] if isinstance(each, threading.local) else []
     if isinstance(each, functools._lru_cache_wrapper) and each.cache_info().maxsize is not None:
         return [each.__wrapped__]
-    attributes = getattr(each, "__dict__", None)  # before the object's parts, of which it becomes one
+    attributes = (
+        each.__dict__ if type(each).__dictoffset__ else None
+    )  # before the object's parts, of which it becomes one
     parts = gc.get_referents(each)
     if isinstance(each, OrderedDict):
         parts = [part for item in OrderedDict.items(each) for part in item]
