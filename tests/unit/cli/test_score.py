@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from econmt.cli.evaluate import _comparison_text
+from econmt.evaluation import scoring
 from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
@@ -162,6 +163,22 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
             scored = call("score --score-type normalized --length-penalty-alpha 1 -m", word_model, text=pair)
             expected = before[row.number, row.text] + 2 * float(scored.lines[0])
             assert row.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_batches_are_as_large_as_the_option_says(
+    call: Call, lists: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = scoring.batches_by_length
+    monkeypatch.setattr(
+        scoring,
+        "batches_by_length",
+        lambda lengths, size, most: sizes.append(size) or real(lengths, size, most),
+    )
+    for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
+        call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
+        assert set(sizes) == {2}
+        sizes.clear()
 
 
 def test_markup_comes_back(call: Call, word_model: Path) -> None:
