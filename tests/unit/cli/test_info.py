@@ -11,13 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from econmt.checkpoint import folder
-from econmt.checkpoint.folder import ModelFolder
-from econmt.checkpoint.tensor_files import quantized, read_tensors, write_tensors
 from econmt.cli.info import describe, disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
@@ -47,16 +44,6 @@ def test_everything_is_told(call: Call, word_model: Path) -> None:
     assert found["finished"] is True
     assert found["bytes"]["total"] > found["bytes"]["parameters"] > 4 * found["parameters"]["total"]
     assert found["bytes"]["training_state"] > 0
-
-
-def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
-    ended = call("info", word_model).succeeded()
-    best = json.loads(call("info", word_model, "--json").out)["best"]
-    assert f"training ended at update 8, best checkpoint {best}" in ended.out
-    assert "1 x LSTM 8" in ended.out
-    assert "12 source, 12 target entries" in ended.out
-    (starred,) = (line for line in ended.lines if line.endswith("*"))
-    assert starred.split()[0] == str(best)
 
 
 def test_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
@@ -228,7 +215,7 @@ def test_the_whole_description(call: Call, copy: Path) -> None:
         checkpoint["metrics"] = dict(
             zip(names, (1234.0 * number, 99.5 + number, 1.25, 12.5, None), strict=True)
         )
-    contents |= {"bytes": sizes, "versions": versions, "best": 6}
+    contents |= {"bytes": sizes, "versions": versions, "best": 6, "quantized": "bfloat16"}
     assert_golden("info", "\n".join(describe(contents)))
 
 
@@ -239,15 +226,6 @@ def test_a_lexicon_is_learnt_from_pairs_that_the_model_takes(call: Call, copy: P
     (tmp_path / "text.trg").write_text("B A\nA\n \nA B A\nA\nA B A B\n")
     ended = call("lexicon -m", copy, "-o", tmp_path / "lexicon", "--corpus", tmp_path / "text").succeeded()
     assert "from 2 pairs" in ended.err
-
-
-def test_a_mean_of_8_bit_matrices_is_in_float32(call: Call, copy: Path, tmp_path: Path) -> None:
-    for path in ModelFolder(copy).numbered_parameters().values():
-        tensors, metadata = read_tensors(path)
-        write_tensors(path, quantized(tensors, torch.int8, path), {**metadata, "quantized": "int8"})
-    call("average", "-m", copy, "-o", tmp_path / "made").succeeded()
-    told = json.loads(call("info", tmp_path / "made", "--json").out)
-    assert (told["quantized"], told["averaged"]) == (None, [4, 6, 8])
 
 
 def test_the_best_are_those_of_early_stopping(

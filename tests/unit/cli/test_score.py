@@ -170,15 +170,12 @@ def test_batches_are_as_large_as_the_option_says(
 ) -> None:
     sizes: list[int] = []
     real = scoring.batches_by_length
-    monkeypatch.setattr(
-        scoring,
-        "batches_by_length",
-        lambda lengths, size, most: sizes.append(size) or real(lengths, size, most),
-    )
+    patched = lambda lengths, size, most: sizes.append(size) or real(lengths, size, most)  # noqa: E731
+    monkeypatch.setattr(scoring, "batches_by_length", patched)
     for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
         call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
-        assert set(sizes) == {2}
-        sizes.clear()
+    assert len(sizes) > 1
+    assert set(sizes) == {2}
 
 
 def test_markup_comes_back(call: Call, word_model: Path) -> None:
@@ -202,6 +199,8 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     whole = call("translate", "-m", word_model, "--chunk-size", 2, text=text)
     assert whole.err.count("warning") == 1
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
+    later = call("translate", "-m", word_model, "--chunk-size", 1, text="d\n\na b! C\n")
+    assert "standard input:3: 1 line has several sentences" in later.err
 
 
 def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, copy: Path) -> None:
@@ -305,10 +304,7 @@ def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: 
     for table in tables:
         assert table["systems"][1]["better"] is True
         assert table["systems"][1]["p_value"] < 0.05
-    text = call("evaluate", *arguments).out
-    assert text.count("baseline") == 3
-    assert text.count("better, significant at 0.05") == 3
-    assert "bs:200|seed:12345" in text
+        assert "bs:200|seed:12345" in table["signature"]
 
 
 def test_what_is_significant() -> None:
@@ -322,12 +318,3 @@ def test_what_is_significant() -> None:
         "  d   29.0  (29.0 +- 1.0)  p = 0.0500  worse",
         "  e   30.0  (30.0 +- 1.0)  p = 1.0000  equal",
     ]
-
-
-def test_the_worse_and_the_equal_are_called_so(call: Call, files: dict[str, Path], tmp_path: Path) -> None:
-    same = tmp_path / "same"
-    same.write_text(files["better"].read_text())
-    systems = ("-i", files["better"], "-i", files["base"], "-i", same)
-    text = call("evaluate --samples 100 -r", files["ref"], *systems).out
-    assert text.count("worse, significant at 0.05") == 3
-    assert text.count("  equal") == 3

@@ -74,6 +74,9 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
         in told
     )
     assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
+    assert "an epoch takes about 0:01:53, " in outlook(
+        load_recipe("multi30k", ["training.update_interval=2"]), 453, 0.5
+    )
     assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
     assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
 
@@ -299,16 +302,6 @@ def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool
     state.metrics = [row for row in rows if row["update"] <= update]
     assert bool(average.checkpoint(state)) == begins
     assert state.average_from == (update if begins else None)
-
-
-def test_a_run_without_averaging_drops_the_mean_of_one_with_it() -> None:
-    optimizer, state = make_step(make_task()).optimizer, TrainingState(update=6, average_from=4)
-    optimizer.prepare()
-    for values in optimizer.state.values():
-        values["average"] = torch.ones(1)
-    assert RunAverage(Averaging(), optimizer, 2).restore(state) == []
-    assert state.average_from is None
-    assert not any("average" in values for values in optimizer.state.values())
 
 
 def drawn(metrics: list[dict[str, float]], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
